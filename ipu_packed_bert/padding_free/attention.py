@@ -2,11 +2,11 @@
 
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="padding_free")
 
-Import this module, or any public name of `ipu_packed_bert.padding_free`, before: the name is registered then.  The
-boundaries of the examples are among the model's inputs, as for flash attention: cu_seq_lens_q and cu_seq_lens_k, int32
-[examples + 1].  No mask is made.  Time and memory grow with the squared length of each example, not of the row.
+To register the name, import this module or any public name of `ipu_packed_bert.padding_free` before.  The boundaries of
+the examples are inputs of the model, as for flash attention: cu_seq_lens_q and cu_seq_lens_k, int32 [examples + 1].
+There is no mask.  Time and memory grow with the squared length of each example, not of the row.
 
-A batch without boundaries, padded or with a cache, is computed as with "sdpa".
+A batch without boundaries, padded or with a cache, has the result of "sdpa".
 
 Letters: N heads, K heads of keys and values, A width of a head, T tokens of the row, L of one example, n examples.
 """
@@ -24,14 +24,14 @@ from ipu_packed_bert.model.blocks import AttentionBlocks, attend_in_blocks, bloc
 
 NAME = "padding_free"
 
-# Arguments that reach an attention function and do not change what it computes, besides those that are named below.
+# Arguments of an attention function that do not change its result, in addition to its named arguments.
 _WITHOUT_EFFECT = set(
     "cache_position deterministic logits_to_keep max_length_k max_length_q num_items_in_batch output_attentions "
     "output_hidden_states output_router_logits position_embeddings position_ids return_dict seq_idx use_cache".split()
 )
 
 
-_MOST_KERNEL_WIDTH = 256  # of a head, which torch's variable-length kernel takes
+_MOST_KERNEL_WIDTH = 256  # of a head in torch's variable-length kernel
 
 
 class _Settings(NamedTuple):
@@ -194,7 +194,7 @@ def _is_same(kept: Any, argument: Any) -> bool:
 
 
 def _version(value: Any) -> int:
-    """Return a number that rises when a tensor changes in place; -1 for a tensor that does not count."""
+    """Return a number that rises when a tensor changes in place; -1 for a tensor that does not count changes."""
     if not torch.is_tensor(value):
         return 0
     return -1 if value.is_inference() else value._version
@@ -205,12 +205,12 @@ if hasattr(torch, "compiler") and hasattr(torch.compiler, "disable"):
 
 
 def _starts(boundaries: torch.Tensor) -> torch.Tensor:
-    """Return boundaries as [examples + 1], also those that `_padding_free_mask` returns."""
+    """Return boundaries as [examples + 1], also if they come from `_padding_free_mask`."""
     return boundaries if boundaries.dim() == 1 else boundaries[0, 0, 0]
 
 
 def _lengths(boundaries: torch.Tensor, chunk: Optional[int]) -> List[int]:
-    """Return the tokens of each example, or of each of its chunks, whose tokens do not see another chunk."""
+    """Return the tokens of each example, or of each chunk; tokens do not attend to other chunks."""
     if chunk is None:
         numbers = _starts(boundaries).tolist()
         return [end - begin for begin, end in zip(numbers, numbers[1:])]
@@ -226,7 +226,7 @@ def _blocks(boundaries: torch.Tensor, chunk: Optional[int]) -> AttentionBlocks:
 
 
 def _starts_of_chunks(boundaries: torch.Tensor, tokens: int, chunk: int) -> torch.Tensor:
-    """Return the boundaries of all chunks, and empty chunks after them, so that no device is asked for their number."""
+    """Return the boundaries of all chunks, and of empty chunks after them, so that the number needs no sync."""
     starts = _starts(boundaries)
     tokens_of_row = torch.arange(tokens, device=starts.device)
     examples = torch.searchsorted(starts, tokens_of_row, right=True) - 1
@@ -237,7 +237,7 @@ def _starts_of_chunks(boundaries: torch.Tensor, tokens: int, chunk: int) -> torc
 
 
 def _kernel(query: torch.Tensor, value: torch.Tensor, settings: _Settings) -> Optional[Any]:
-    """Return torch's variable-length kernel if it computes what this layer needs.  It has no dropout."""
+    """Return torch's variable-length kernel if it supports this layer.  It has no dropout."""
     if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
         return None
     width = max(query.shape[-1], value.shape[-1])
@@ -262,7 +262,7 @@ def _attend_row(
     """Attend within each example of a row: query [1, N, T, A], key and value [1, K, T, A] -> [1, T, N, A].
 
     boundaries: int32 [examples + 1] from 0 to T, or as `_padding_free_mask` returns them.  longest: tokens of the
-    longest example, if known.  chunk: an example is cut into chunks of so many tokens.
+    longest example, if known.  chunk: tokens of the chunks into which examples are cut.
     """
     rows = [heads[0].transpose(0, 1) for heads in (query, key, value)]
     kernel = _kernel(query, value, settings)
@@ -294,11 +294,14 @@ def _by_kernel(
     query, key, value = rows
     # The kernel has one width, a multiple of 8: zeros after queries, keys and values do not change the result.
     width = -(-max(query.shape[-1], value.shape[-1]) // 8) * 8
-    padded = [
-        heads if heads.shape[-1] == width else F.pad(heads, (0, width - heads.shape[-1]))
-        for heads in rows
-    ]
+    padded = []
+    for heads in rows:
+        missing = width - heads.shape[-1]
+        padded.append(F.pad(heads, (0, missing)) if missing else heads)
     reach = -1 if settings.window is None else settings.window - 1
+    options = {}
+    if query.shape[1] != key.shape[1]:
+        options["enable_gqa"] = True
     context: torch.Tensor = kernel(
         *padded,
         starts,
@@ -307,12 +310,12 @@ def _by_kernel(
         longest,
         scale=_scale_of(query, settings),
         window_size=(reach, 0 if settings.causal else reach),
-        **({"enable_gqa": True} if query.shape[1] != key.shape[1] else {}),
+        **options,
     )
     return context[..., : value.shape[-1]]
 
 
-# ---- what Transformers calls
+# ---- the function for Transformers
 
 
 def _padding_free_attention(
@@ -331,18 +334,20 @@ def _padding_free_attention(
     cu_seq_lens_k: Optional[torch.Tensor] = None,
     **others: Any,
 ) -> Tuple[torch.Tensor, None]:
-    """Attend as Transformers asks: query [B, N, T, A], key and value [B, K, T, A] -> context [B, T, N, A], no weights.
+    """Compute attention for Transformers: query [B, N, T, A], key and value [B, K, T, A] -> context [B, T, N, A].
 
-    Raise ValueError for an unknown argument, and for boundaries of another row.
+    Raise ValueError for an unknown argument, and for boundaries of another row.  It returns no attention weights.
     """
     name = type(module).__name__
+    use_another = 'use another implementation, such as "sdpa"'
     unknown = sorted(set(others) - _WITHOUT_EFFECT)
     unknown = [argument for argument in unknown if others[argument] is not None]
     if unknown:
+        arguments = ", ".join(unknown)
         raise ValueError(
-            f'{name} passes {", ".join(unknown)}, which attn_implementation="{NAME}" does not support; '
-            'use another implementation, such as "sdpa"'
+            f'{name} passes {arguments}, which attn_implementation="{NAME}" does not support; {use_another}'
         )
+
     carried = _is_carried(attention_mask)
     # Some models pass is_causal=False with a causal mask.  Boundaries in place of the mask are causal too.
     if is_causal is None:
@@ -350,27 +355,23 @@ def _padding_free_attention(
     causal = carried or bool(is_causal)
     window, chunk = _reach_of(module, sliding_window)
     # Masks of Transformers reach config.sliding_window to both sides, and its layers pass one more.
-    if (
-        window is not None
-        and not causal
-        and window == setting_of(getattr(module, "config", None), "sliding_window")
-    ):
+    has_both_sides = window is not None and not causal
+    if has_both_sides and window == setting_of(getattr(module, "config", None), "sliding_window"):
         raise ValueError(
-            f'{name} has a window on both sides, which attn_implementation="{NAME}" does not support; use another '
-            'implementation, such as "sdpa"'
+            f'{name} has a window on both sides, which attn_implementation="{NAME}" does not support; {use_another}'
         )
     settings = _Settings(scaling, dropout, causal, window, softcap, s_aux)
     if carried and cu_seq_lens_q is None:
-        if (
-            chunk is not None
-        ):  # some versions of Transformers count chunks from the begin of the row
+        # Some versions of Transformers count chunks from the begin of the row.
+        if chunk is not None:
             raise ValueError(
                 f"{name} attends in chunks; pass cu_seq_lens_q to the model, as PaddingFreeCollator does"
             )
         cu_seq_lens_q = attention_mask
 
     tokens = query.shape[2]
-    mask = attention_mask if cu_seq_lens_q is None else None  # else layers of two kinds have two
+    # With boundaries, layers of two kinds have two masks, and neither matters.
+    mask = attention_mask if cu_seq_lens_q is None else None
     positions = _positions_in(others, tokens)
     problem, longest = _once(_check_row, positions, mask, cu_seq_lens_q, cu_seq_lens_k, tokens)
     if problem:
@@ -381,7 +382,7 @@ def _padding_free_attention(
     if cu_seq_lens_q is None:
         return _without_boundaries(query, key, value, attention_mask, settings, chunk), None
 
-    # Older versions of Transformers make a mask for a row of one example too, which agrees with the boundaries.
+    # Older versions of Transformers also build a mask for a row of one example, which agrees with the boundaries.
     if attention_mask is not None and not carried and cu_seq_lens_q.numel() > 2:
         raise ValueError(
             f"{name} gets boundaries of examples and an attention_mask of shape {tuple(attention_mask.shape)}; pass "
@@ -398,7 +399,7 @@ def _padding_free_attention(
 
 
 def _positions_in(arguments: Dict[str, Any], tokens: int) -> Optional[torch.Tensor]:
-    """Return the position_ids, [B, T], if they are those of these queries."""
+    """Return the position_ids, [B, T], if they belong to these queries."""
     positions = arguments.get("position_ids")
     if not torch.is_tensor(positions) or positions.dim() != 2:
         return None
@@ -412,7 +413,7 @@ def _check_row(
     boundaries_of_keys: Optional[torch.Tensor],
     tokens: int,
 ) -> Tuple[str, int]:
-    """Return a contradiction among the inputs, or "", and the tokens of the longest example; wait for a device once.
+    """Return a contradiction among the inputs, or "", and the tokens of the longest example, with a single sync.
 
     positions: [B, T].
     """
@@ -420,18 +421,17 @@ def _check_row(
         if positions is None or not bool(_joined(positions, mask).any()):
             return "", tokens
         return (
-            "position_ids begin again, but the attention_mask or the cache lets examples see each other",
+            "position_ids restart, but the attention_mask or the cache joins the examples",
             tokens,
         )
 
     starts = _starts(boundaries)
-    if len(starts) < 2 or (
-        boundaries_of_keys is not None and boundaries_of_keys.shape != boundaries.shape
-    ):
-        return (
-            "cu_seq_lens_q and cu_seq_lens_k must be the same boundaries of one or more examples",
-            tokens,
+    differs = boundaries_of_keys is not None and boundaries_of_keys.shape != boundaries.shape
+    if len(starts) < 2 or differs:
+        problem = (
+            "cu_seq_lens_q and cu_seq_lens_k must be the same boundaries of one or more examples"
         )
+        return problem, tokens
     lengths = starts.diff()
     is_wrong = (starts[0] != 0) | (starts[-1] != tokens) | (lengths < 0).any()
     problems = {f"cu_seq_lens_q must rise from 0 to {tokens}, the tokens of the row": is_wrong}
@@ -453,9 +453,9 @@ def _check_row(
 
 
 def _joined(positions: torch.Tensor, mask: Optional[torch.Tensor]) -> torch.Tensor:
-    """Mark tokens whose position does not follow the one before, but which see the token before: bool [B, T - 1].
+    """Mark tokens that attend to the previous token, although their position does not follow it: bool [B, T - 1].
 
-    A token of padding does not see itself.
+    A token of padding does not attend to itself.
     """
     restarts = positions[:, 1:] <= positions[:, :-1]
     if mask is None:
@@ -471,21 +471,25 @@ def _joined(positions: torch.Tensor, mask: Optional[torch.Tensor]) -> torch.Tens
 def _reach_of(
     module: torch.nn.Module, window: Optional[int]
 ) -> Tuple[Optional[int], Optional[int]]:
-    """Return window and chunk of a layer: the window that it passes, else those of its kind in the configuration."""
+    """Return the window and the chunk of a layer, from its argument or from the configuration of its kind."""
     kind = _layer_kind(module) or ""
     if "sliding" in kind and window is None:
         window = setting_of(module.config, "sliding_window")
-    chunk = setting_of(module.config, "attention_chunk_size") if "chunk" in kind else None
+    chunk = None
+    if "chunk" in kind:
+        chunk = setting_of(module.config, "attention_chunk_size")
     return window, chunk
 
 
 def layer_configs(config: Any) -> List[Any]:
-    """Return the configuration of each layer, if they differ; the whole one then raises an error for what varies."""
-    return list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config]
+    """Return the configuration of each layer if they differ; the model's then refuses to return such settings."""
+    if getattr(config, "is_heterogeneous", False):
+        return list(config.per_layer_config)
+    return [config]
 
 
 def setting_of(config: Any, name: str) -> Any:
-    """Return a setting, the least if the layers differ; None if the configuration has none."""
+    """Return a setting, the smallest if the layers differ; None if the configuration does not have it."""
     values = [getattr(layer, name, None) for layer in layer_configs(config)]
     return min((value for value in values if value is not None), default=None)
 
@@ -507,27 +511,27 @@ def _without_boundaries(
     settings: _Settings,
     chunk: Optional[int],
 ) -> torch.Tensor:
-    """Attend in a plain batch: each row is one example, or has the mask that Transformers makes for "sdpa"."""
+    """Attend in a plain batch: each row is one example, or has the mask of Transformers for "sdpa"."""
     tokens = query.shape[2]
     keys = key.shape[2]
     if mask is None and tokens == keys:
         step = chunk or tokens
         contexts = []
         for begin in range(0, tokens, step):
-            here = slice(begin, begin + step)
+            piece = slice(begin, begin + step)
             contexts.append(
-                _attend_block(query[:, :, here], key[:, :, here], value[:, :, here], settings)
+                _attend_block(query[:, :, piece], key[:, :, piece], value[:, :, piece], settings)
             )
         return torch.cat(contexts, dim=2).transpose(1, 2).contiguous()
 
     if mask is not None:
         mask = mask[..., :keys]
     else:
-        if settings.causal and tokens > 1:  # a cache with room that is not in use yet
+        if settings.causal and tokens > 1:  # the rest of the cache is not in use yet
             key = key[:, :, :tokens]
             value = value[:, :, :tokens]
         else:
-            settings = settings._replace(causal=False)  # one new token sees all that are kept
+            settings = settings._replace(causal=False)  # a new token attends to all cached ones
         mask = _whole_mask(query, key, settings)
     return _attend(query, key, value, mask, settings).transpose(1, 2).contiguous()
 
@@ -536,26 +540,22 @@ def _without_boundaries(
 
 
 def _padding_free_mask(*args: Any, **keywords: Any) -> Optional[torch.Tensor]:
-    """Return, in place of the mask of a row of several examples, their boundaries twice, int32 [1, 1, 2, examples + 1].
+    """Return boundaries in place of the mask of a row of several examples: twice, int32 [1, 1, 2, examples + 1].
 
-    Other code cannot take them for a mask: they fit no scores.  Without padding and cache there is no mask: the
-    attention itself applies windows.  Any other batch gets the mask of "sdpa".
+    Other code cannot mistake them for a mask, because no scores have this shape.  Without padding and cache there is no
+    mask: the attention applies windows itself.  Any other batch gets the mask of "sdpa".
     """
     function = keywords.get("mask_function")
     tokens = _length_of(keywords, "q")
     offset = keywords.get("q_offset", 0)
     is_whole = tokens == _length_of(keywords, "kv") and isinstance(offset, int) and not offset
-    if (
-        tokens is not None
-        and is_whole
-        and function is not None
-        and keywords.get("attention_mask") is None
-    ):
+    has_no_mask = function is not None and keywords.get("attention_mask") is None
+    if tokens is not None and is_whole and has_no_mask:
         if keywords.get("allow_is_causal_skip") or keywords.get("allow_is_bidirectional_skip"):
             return None
-        boundaries = (
-            _boundaries_of(function, tokens, keywords) if keywords.get("batch_size") == 1 else None
-        )
+        boundaries = None
+        if keywords.get("batch_size") == 1:
+            boundaries = _boundaries_of(function, tokens, keywords)
         if boundaries is not None:
             return boundaries.expand(1, 1, 2, -1)
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -564,9 +564,9 @@ def _padding_free_mask(*args: Any, **keywords: Any) -> Optional[torch.Tensor]:
 
 
 def _boundaries_of(function: Any, tokens: int, keywords: Dict[str, Any]) -> Optional[torch.Tensor]:
-    """Find the tokens that do not see the one before; None if all do, or if some see the one after them.
+    """Find the tokens that do not attend to the previous one; None if all do, or if some attend to the next one.
 
-    function: whether a query sees a key, by their places.
+    function: returns True if a query attends to a key, by their places.
     """
     positions = keywords.get("cache_position")
     device = keywords.get("device") if positions is None else positions.device
@@ -574,9 +574,7 @@ def _boundaries_of(function: Any, tokens: int, keywords: Dict[str, Any]) -> Opti
     zero = torch.zeros_like(places)
     sees_previous = function(zero, zero, places, places - 1)
     sees_next = function(zero, zero, places - 1, places)
-    sees_previous, sees_next = torch.stack(
-        [sees_previous, sees_next]
-    ).cpu()  # the only wait for the device
+    sees_previous, sees_next = torch.stack([sees_previous, sees_next]).cpu()  # the only sync
     if sees_previous.all() or sees_next.any():
         return None
     starts = torch.nonzero(~sees_previous)[:, 0] + 1
@@ -595,19 +593,16 @@ def _length_of(keywords: Dict[str, Any], which: str) -> Optional[int]:
 
 def _is_carried(mask: Any) -> bool:
     """Return True for boundaries as `_padding_free_mask` returns them in place of a mask."""
-    return (
-        torch.is_tensor(mask)
-        and mask.dim() == 4
-        and mask.dtype == torch.int32
-        and mask.shape[2] == 2
-    )
+    if not torch.is_tensor(mask) or mask.dim() != 4:
+        return False
+    return mask.dtype == torch.int32 and mask.shape[2] == 2
 
 
 def _register() -> bool:
-    """Register the name with Transformers; return False if this version has no place for it."""
+    """Register the name with Transformers; return False if this version does not support it."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-    except ImportError:  # before 4.53 each model made its own dense mask for any attention
+    except ImportError:  # before 4.53 each model built a dense mask for any attention
         return False
     if not hasattr(PreTrainedModel, "set_attn_implementation"):
         return False

@@ -1,4 +1,4 @@
-"""The attention that keeps the examples of a padding-free row apart in a given model: tested, not looked up."""
+"""The attention that keeps the examples of a padding-free row apart in a model, found by tests of that model."""
 
 from __future__ import annotations
 
@@ -33,25 +33,24 @@ def use_padding_free(
 ) -> Choice:
     """Switch a loaded model, in place, to an attention that keeps examples apart.
 
-    Tried in this order: flash attention if the model was loaded with it; ours; the library's own way with the attention
-    that the model has, which finds boundaries in position_ids.  Ours and the library's are tried without seq_idx and
-    with it, which layers other than attention may use.  The model's key cache is switched off, because with it the
-    library looks for no boundaries.
+    The order of the tests: flash attention if the model was loaded with it; ours; the attention of the model, for which
+    the library finds boundaries in position_ids.  The last two are tested without and with seq_idx, which layers other
+    than attention may use.  The model's key cache is switched off, because with it the library finds no boundaries.
 
     The library's masks of all tokens by all tokens are accepted only if `attention` names eager or sdpa, now or before;
     a warning states their memory.
 
     Args:
         model: A loaded Hugging Face model.
-        longest: Tokens of the longest example in training, as for `check_no_leak`, which every choice passes.
+        longest: Tokens of the longest example in training, as for `check_no_leak`, which tests every choice.
         row: Tokens of a training row, as for `check_no_leak`.
-        attention: Only this implementation.
+        attention: Test only this implementation.
 
     Returns:
-        The chosen attention, and the inputs that tell the examples apart.
+        The chosen attention, and the inputs that separate the examples.
 
     Raises:
-        ValueError: No choice is right; the model then stays as it was.
+        ValueError: No choice is correct; the model is then unchanged.
     """
     return find_choice(model, longest=longest, row=row, attention=attention)[0]
 
@@ -63,7 +62,7 @@ def find_choice(
     row: Optional[int] = None,
     attention: Optional[str] = None,
 ) -> Tuple[Choice, Probed]:
-    """Switch a model as `use_padding_free` does; also return what was probed."""
+    """Switch a model in the same way as `use_padding_free`; also return the probed rows."""
     refuse_unfit(model)
     base = base_of(model)
     loaded = attention_of(model)
@@ -86,10 +85,9 @@ def find_choice(
                     _check_dense(model, choice, row or longest or 4096, is_accepted)
                 is_chosen = True
                 return choice, probed
-            except (AssertionError, ValueError) as error:  # an assertion: of the model's own code
-                refusals[str(choice)] = (
-                    str(error) or f"{type(base).__name__} does not take {choice.boundaries}"
-                )
+            except (AssertionError, ValueError) as error:  # the model's code may have assertions
+                reason = str(error) or f"{type(base).__name__} does not accept {choice.boundaries}"
+                refusals[str(choice)] = reason
                 first = first or getattr(error, "first", None)
     finally:
         if not is_chosen:
@@ -98,21 +96,19 @@ def find_choice(
             if attention_of(model) != loaded:
                 base.set_attn_implementation(loaded)
 
-    texts: Dict[
-        str, str
-    ] = {}  # by the reason: the first, and those of another kind: a missing package, a setting
+    texts: Dict[str, str] = {}  # by the reason, which several choices may share
     for name, reason in refusals.items():
         texts.setdefault(reason, f"with {name}: {reason}")
     reasons = "; ".join(list(texts.values())[:3])
     raise Leak(
-        f"{type(base).__name__} is not right in padding-free batches {reasons}; {WAY_OUT}", first
+        f"{type(base).__name__} is not correct in padding-free batches {reasons}; {WAY_OUT}", first
     )
 
 
 def _refuse_masks(model: Any) -> None:
-    """Let the model refuse an attention_mask [rows, tokens] with boundaries, from now on.
+    """Let the model refuse an attention_mask [rows, tokens] with boundaries in all later calls.
 
-    Some code hands its layers the mask and not the boundaries, as GPT-2 did in Transformers 4.57.
+    Some models pass the mask to their layers and not the boundaries, such as GPT-2 in Transformers 4.57.
     """
     base = base_of(model)
     if _refuse_mask not in base._forward_pre_hooks.values():
@@ -131,8 +127,8 @@ def _refuse_mask(model: Any, inputs: Any, named: Dict[str, Any]) -> None:
         has_several = has_several or bool((restarts & both_seen).any())
     if has_several:
         raise ValueError(
-            f"{type(model).__name__} gets a row of several examples and an attention_mask of shape "
-            f"{tuple(mask.shape)}, and its layers would see only the mask; pass no attention_mask"
+            f"{type(model).__name__} gets a row of several examples with an attention_mask of shape "
+            f"{tuple(mask.shape)}, and its layers would use only the mask; pass no attention_mask"
         )
 
 
@@ -163,7 +159,7 @@ def _check_dense(model: Any, choice: Choice, tokens: int, is_accepted: bool) -> 
 
 
 def _candidates(loaded: str, attention: Optional[str]) -> List[Choice]:
-    """List the choices in the order in which they are tried."""
+    """List the choices in the order of their tests."""
     candidates = []
     if "flash" in loaded:
         candidates.append(Choice(loaded, "cu_seq_lens"))
@@ -178,7 +174,7 @@ def _candidates(loaded: str, attention: Optional[str]) -> List[Choice]:
 
 
 def switch(model: Any, kind: str) -> None:
-    """Give a model another attention; raise ValueError if its code takes none from Transformers."""
+    """Set the attention of a model; raise ValueError if its code does not use that of Transformers."""
     base = base_of(model)
     if attention_of(base) == kind:
         return

@@ -22,12 +22,12 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     """Return the arguments with which `model` keeps the examples of a batch of `pack_data.batching` apart.
 
     A padded batch: input_ids, attention_mask, labels, position_ids [rows, longest].
-    A padding-free batch: input_ids, labels, position_ids [1, tokens], and what tells the examples apart:
+    A padding-free batch: input_ids, labels, position_ids [1, tokens], and the input that separates the examples:
 
     - for our attention and for flash attention their boundaries: cu_seq_lens_q, cu_seq_lens_k int32 [examples + 1],
       max_length_q, max_length_k;
-    - nothing more if `use_padding_free` chose this: Transformers finds the boundaries in position_ids, but only
-      without a key cache, and it does not warn.  The choice switches the cache off;
+    - none if `use_padding_free` chose so: Transformers finds the boundaries in position_ids, but only without a key
+      cache, and it does not warn.  The choice switches the cache off;
     - seq_idx int32 [1, tokens], the number of the example, if `use_padding_free` detected layers that need it.
 
     Args:
@@ -38,7 +38,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
         Keyword arguments of the model, and its labels.
 
     Raises:
-        ValueError: The model has another attention that `use_padding_free` has not chosen.
+        ValueError: The model has an attention that `use_padding_free` has not chosen.
     """
     tensors = {name: torch.as_tensor(values) for name, values in batch.items()}
     tensors["position_ids"] = tensors["position_ids"] + first_position(model)
@@ -59,7 +59,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
 
 
 def first_position(model: Any) -> int:
-    """Return the position of an example's first token: padding_idx + 1 in RoBERTa's family, else 0."""
+    """Return the position of the first token of an example: padding_idx + 1 in RoBERTa's family, else 0."""
     for module in base_of(model).modules():
         padding = getattr(getattr(module, "position_embeddings", None), "padding_idx", None)
         if padding is not None:
@@ -69,9 +69,8 @@ def first_position(model: Any) -> int:
 
 def attends_both_ways(model: Any) -> bool:
     """Return True if tokens see later tokens, as in BERT, by the `is_causal` of the attention layers."""
-    causal = [
-        module.is_causal for module in base_of(model).modules() if hasattr(module, "is_causal")
-    ]
+    modules = base_of(model).modules()
+    causal = [module.is_causal for module in modules if hasattr(module, "is_causal")]
     return bool(causal) and not any(causal)
 
 
@@ -83,13 +82,14 @@ class PaddingFreeCollator:
     Args:
         model: The model that gets the inputs.
         pad_id: Token of the padding.
-        slots: Pad the row to so many tokens, so that all batches have one shape.  Accelerate needs that if it
+        slots: Pad the row to this number of tokens, so that all batches have one shape.  Accelerate needs that if it
             dispatches batches.  The inputs then have no boundaries: the model finds them in position_ids, so call it
-            with use_cache=False.  Models that attend to both sides cannot do that.
-        multiple_of: Begin each example, and end the row, at a multiple of it, as context parallelism or FP8 need.
+            with use_cache=False.  Models that attend to both sides do not support it.
+        multiple_of: Begin each example, and end the row, at a multiple of this number of tokens, as context parallelism
+            or FP8 require.
 
     Raises:
-        ValueError: `slots` is given and the model attends to both sides.
+        ValueError: `slots` is a number and the model attends to both sides.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class PaddingFreeCollator:
         if slots is not None and attends_both_ways(model):
             raise ValueError(
                 f"{type(base_of(model)).__name__} attends to both sides, and such models find no boundaries in "
-                "position_ids; leave slots out"
+                "position_ids; omit slots"
             )
         self._collate = partial(
             padding_free_batch,
@@ -114,19 +114,16 @@ class PaddingFreeCollator:
         inputs = inputs_for(self._model, self._collate(examples))
         if self._slots is None:
             return inputs
-        return {
-            name: value
-            for name, value in inputs.items()
-            if torch.is_tensor(value) and value.dim() > 1
-        }
+        # Boundaries have one dimension or none.
+        return {name: value for name, value in inputs.items() if torch.as_tensor(value).dim() > 1}
 
 
 class PaddingCollator:
-    """Examples -> one row each, padded to the longest: the batches that padding-free ones are compared with.
+    """Examples -> a batch with one row for each, padded to the longest, to compare padding-free batches with.
 
     Args:
         pad_id: Token of the padding.
-        multiple_of: Pad rows to a multiple of it.
+        multiple_of: Pad rows to a multiple of this number of tokens.
     """
 
     def __init__(self, *, pad_id: int = 0, multiple_of: int = 1) -> None:

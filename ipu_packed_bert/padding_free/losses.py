@@ -1,9 +1,9 @@
-"""The loss of a model: by the output layer in blocks of tokens, else from whole logits.
+"""The loss of a model: with the output layer in blocks of tokens, or from whole logits.
 
 In blocks, the logits of a row never exist as a whole: the gradients are computed with the loss, block by block, so no
 logits are kept for the backward pass or computed twice.  Tokens that are not predicted have no logits at all.
 
-In causal models a token predicts the next one; in models that attend to both sides, such as BERT, itself.
+In causal models a token predicts the next token; in models that attend to both sides, such as BERT, it predicts itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ipu_packed_bert.padding_free.collators import Inputs, attends_both_ways
 from ipu_packed_bert.padding_free.models import base_of, text_config
 
 IGNORED = -100  # the label of a token that is not predicted
-# Logits whose loss is computed at once: as many as stay in the cache of a CPU, and enough to occupy a GPU.
+# Number of logits of which the loss is computed at once: they stay in the cache of a CPU, and occupy a GPU.
 NUMBERS_AT_ONCE = {"cpu": 2**18, "others": 2**25}
 BLOCK = 2**23  # logits of one product with the output layer, 32 MiB in float32
 
@@ -46,7 +46,7 @@ class OutputLayer(NamedTuple):
 
     layer: torch.nn.Linear
     change: _Change
-    asked: bool  # `forward` takes its loss from the model's `loss_function`
+    asked: bool  # `forward` calls the model's `loss_function`
 
     def _loss_sum(
         self, hidden: torch.Tensor, dtype: torch.dtype, labels: torch.Tensor
@@ -68,19 +68,19 @@ class OutputLayer(NamedTuple):
         return total
 
     def _loss_of(self, model: Any, inputs: Dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
-        """Compute `_loss_sum` of one forward pass without labels; labels: those that each token predicts."""
+        """Compute `_loss_sum` of one forward pass without labels; `labels` are those that each token predicts."""
         with self._taken_out() as calls:
             model(**{**inputs, "use_cache": False})
         return self._loss_sum(*calls.pop(), labels)
 
     @contextlib.contextmanager
     def _taken_out(self) -> Iterator[List[Tuple[torch.Tensor, torch.dtype]]]:
-        """Let the layer return no logits in the block; list its inputs and the dtype that its logits would have."""
+        """Let the layer return no logits in the block; list its inputs and the dtype of its logits."""
         calls: List[Tuple[torch.Tensor, torch.dtype]] = []
 
         def forward(hidden: torch.Tensor) -> torch.Tensor:
             token = hidden.detach().flatten(0, -2)[:1]
-            logit = F.linear(token, self.layer.weight.detach()[:1])  # autocast decides its dtype
+            logit = F.linear(token, self.layer.weight.detach()[:1])  # in the dtype of autocast
             calls.append((hidden, logit.dtype))
             return hidden.new_empty(*hidden.shape[:-1], 0)
 
@@ -182,13 +182,13 @@ class _LinearCrossEntropySum(torch.autograd.Function):
 def _zeros_for(
     ctx: Any, accurate: torch.dtype, *inputs: Optional[torch.Tensor]
 ) -> List[Optional[torch.Tensor]]:
-    """Return zeros for the gradient of each input that needs one; those that are sums are accurate."""
+    """Return zeros for the gradient of each input that needs one, in `accurate` if the gradient is a sum."""
     zeros: List[Optional[torch.Tensor]] = []
     for place, value in enumerate(inputs):
-        if value is None or not ctx.needs_input_grad[place]:
-            zeros.append(None)
-        else:
-            zeros.append(torch.zeros_like(value, dtype=accurate if place else None))
+        gradient = None
+        if value is not None and ctx.needs_input_grad[place]:
+            gradient = torch.zeros_like(value, dtype=accurate if place else None)
+        zeros.append(gradient)
     return zeros
 
 
@@ -212,7 +212,7 @@ def _add_loss(
 
 
 def _pieces(logits: torch.Tensor) -> List[slice]:
-    """Cut logits [tokens, vocabulary] into pieces of some tokens."""
+    """Cut logits [tokens, vocabulary] into pieces of consecutive tokens."""
     numbers = NUMBERS_AT_ONCE["cpu" if logits.device.type == "cpu" else "others"]
     step = max(1, numbers // max(1, logits.shape[1]))
     return [slice(begin, begin + step) for begin in range(0, len(logits), step)]
@@ -222,7 +222,7 @@ def _pieces(logits: torch.Tensor) -> List[slice]:
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """The loss of some tokens at a time, so that only the gradient of the logits is another array of their size."""
+    """The loss of whole logits, piece by piece, so that only their gradient is another array of their size."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -241,7 +241,9 @@ class _CrossEntropySum(torch.autograd.Function):
         logits, labels = ctx.saved_tensors
         gradient = torch.empty_like(logits)
         weights = torch.where(labels == IGNORED, 0.0, factor).unsqueeze(1)
-        words = labels.clamp(min=0).unsqueeze(1)  # any word for an ignored token, whose weight is 0
+        words = labels.clamp(min=0).unsqueeze(
+            1
+        )  # an ignored token has weight 0, so its word does not matter
         for here in _pieces(logits):
             part = torch.softmax(logits[here], dim=1, dtype=factor.dtype)
             part.scatter_add_(1, words[here], part.new_full((len(part), 1), -1.0))
@@ -253,10 +255,15 @@ class _CrossEntropySum(torch.autograd.Function):
 def cross_entropy_sum(
     logits: torch.Tensor, labels: torch.Tensor, *, causal: bool = True
 ) -> torch.Tensor:
-    """Sum the cross-entropies of the predicted tokens: a scalar, in float32 or float64.
+    """Sum the cross-entropies of the predicted tokens.
 
-    logits: [rows, tokens, vocabulary], of the next token, or with causal=False of each token itself; labels: [rows,
-    tokens], -100 for a token that is not predicted.
+    Args:
+        logits: [rows, tokens, vocabulary].
+        labels: [rows, tokens], -100 for a token that is not predicted.
+        causal: The logits of a token are those of the next token; False: of the token itself.
+
+    Returns:
+        A scalar in float32 or float64.
     """
     words = _next_labels(labels) if causal else labels
     total: torch.Tensor = _CrossEntropySum.apply(logits.flatten(0, 1), words.flatten())
@@ -265,14 +272,17 @@ def cross_entropy_sum(
 
 # ---- the output layer
 
-_PLACE = "_padding_free_output_layer"  # an attribute of the model, as that of models.py
+_PLACE = "_padding_free_output_layer"  # an attribute of the model, like that of models.py
 
 
 def output_layer(model: Any, *, inside: bool = False) -> Optional[OutputLayer]:
-    """Return the output layer of a model whose loss can be computed in blocks; None for another model.
+    """Return the output layer of a model if its loss can be computed in blocks, else None.
 
-    inside: the loss is computed in `forward`, where DistributedDataParallel sees that the layer is used.
-    Tested once per model: it is called with a few tokens, and its changes of known logits are compared.
+    The model is tested once: it is called with a few tokens, and its changes of known logits are compared.
+
+    Args:
+        model: The model.
+        inside: The loss is computed in `forward`, so that DistributedDataParallel detects the use of the layer.
     """
     if _is_wrapped(model, inside):
         return None
@@ -291,11 +301,10 @@ def output_layer(model: Any, *, inside: bool = False) -> Optional[OutputLayer]:
 
 
 def _is_wrapped(model: Any, inside: bool) -> bool:
-    """Return True if the layer cannot be taken out: a compiled model, or DistributedDataParallel that looks for it."""
+    """Return True if the layer cannot be taken out of the model, because of a compiler or DistributedDataParallel."""
     while model is not None:
-        if hasattr(model, "_orig_mod") or (
-            not inside and getattr(model, "find_unused_parameters", False)
-        ):
+        searches_unused = not inside and getattr(model, "find_unused_parameters", False)
+        if hasattr(model, "_orig_mod") or searches_unused:
             return True
         model = getattr(model, "module", None)
     return False
@@ -318,22 +327,18 @@ def _is_plain(layer: Any) -> bool:
 
 
 def _tried(base: Any, layer: torch.nn.Linear) -> Optional[OutputLayer]:
-    """Call a model with known logits; return its output layer if it changes them as its configuration says."""
+    """Call a model with known logits; return its output layer if they change according to the configuration."""
     config = text_config(base)
-    factor = getattr(config, "logit_scale", None) or 1 / (
-        getattr(config, "logits_scaling", None) or 1
-    )
+    divisor = getattr(config, "logits_scaling", None) or 1
+    factor = getattr(config, "logit_scale", None) or 1 / divisor
     change = _Change(float(factor), getattr(config, "final_logit_softcapping", None))
     device = layer.weight.device
     words = layer.out_features
-    # Such large logits show a cap too.
-    known = (
-        torch.linspace(-90, 90, 3 * words, device=device)
-        .reshape(1, 3, words)
-        .to(layer.weight.dtype)
-    )
+    # These logits are large enough to show a cap too.
+    known = torch.linspace(-90, 90, 3 * words, device=device).reshape(1, 3, words)
+    known = known.to(layer.weight.dtype)
     inputs: List[torch.Tensor] = []  # of the layer
-    outputs: List[torch.Tensor] = []  # of the model, and those that its loss function gets
+    outputs: List[torch.Tensor] = []  # logits that the loss function gets
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
         inputs.append(hidden)
@@ -390,24 +395,33 @@ def _without_labels(inputs: Inputs) -> Inputs:
 
 
 def loss_sum(model: Any, inputs: Inputs) -> torch.Tensor:
-    """Sum the cross-entropies of the predicted tokens of one micro-batch: a scalar, in float32 or float64.
+    """Sum the cross-entropies of the predicted tokens of one micro-batch.
 
-    In blocks of tokens if the output layer allows it, so that there are never logits of all tokens.
+    The sum is computed in blocks of tokens if the output layer allows it, without the logits of all tokens.
+
+    Args:
+        model: The model.
+        inputs: Its inputs, with labels.
+
+    Returns:
+        A scalar in float32 or float64.
     """
     layer = output_layer(model)
     is_causal = not attends_both_ways(model)
     labels = inputs["labels"]
     if layer is None:
         return cross_entropy_sum(logits_of(model, inputs), labels, causal=is_causal)
-    return layer._loss_of(
-        model, _without_labels(inputs), _next_labels(labels) if is_causal else labels
-    )
+    if is_causal:
+        labels = _next_labels(labels)
+    return layer._loss_of(model, _without_labels(inputs), labels)
 
 
 def supervised(model: Any, labels: torch.Tensor) -> torch.Tensor:
-    """Count the predicted tokens: a scalar on the device of the labels, which is not waited for.
+    """Count the predicted tokens: a scalar on the device of the labels, without a sync.
 
-    labels: [rows, tokens].  In a causal model the first token of a row is never predicted: none stands before it.
+    Args:
+        model: The model; if it is causal, the first token of a row is never predicted.
+        labels: [rows, tokens].
     """
     first = 0 if attends_both_ways(model) else 1
     return (labels[:, first:] != IGNORED).sum()

@@ -1,4 +1,4 @@
-"""The parts of a model: inside its wrappers, its configuration, its attention, and how boundaries reach it."""
+"""The parts of a model: the model inside its wrappers, its configuration, its attention, the input of boundaries."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ WAY_OUT = "use a padding way for it, such as RandomSampling+Padding"
 
 
 class Choice(NamedTuple):
-    """The means that keep the examples of a row apart in a model."""
+    """The attention and the inputs that keep the examples of a row apart in a model."""
 
-    attention: str  # the implementation that it is set to
-    boundaries: str  # the input that tells the examples apart: "cu_seq_lens" or "position_ids"
+    attention: str  # the implementation
+    boundaries: str  # the input that separates the examples: "cu_seq_lens" or "position_ids"
     seq_idx: bool = False  # also pass the number of the example, for layers other than attention
 
     def __str__(self) -> str:
@@ -24,7 +24,7 @@ class Choice(NamedTuple):
 
 
 class FirstDifference(NamedTuple):
-    """The first token of a row whose logits differ from those alone."""
+    """The first token of a row with other logits than alone."""
 
     example: int  # its number in the row
     token: int  # in its example
@@ -39,7 +39,7 @@ class FirstDifference(NamedTuple):
 
 
 class Leak(ValueError):
-    """A model that is not right in padding-free batches.  first: where its logits begin to differ."""
+    """A model that is not correct in padding-free batches; `first` is the first token with other logits."""
 
     def __init__(self, text: str, first: Optional[FirstDifference] = None) -> None:
         super().__init__(text)
@@ -47,7 +47,7 @@ class Leak(ValueError):
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the model that computes the same on this process alone: without DataParallel and torch.compile."""
+    """Return the model without DataParallel and torch.compile, which computes the same in one process."""
     while True:
         if hasattr(model, "_orig_mod"):
             model = model._orig_mod
@@ -58,7 +58,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def base_of(model: Any) -> Any:
-    """Return the Hugging Face model inside, which has the configuration: also without FSDP and PEFT."""
+    """Return the Hugging Face model with the configuration, without all wrappers, FSDP and PEFT."""
     while True:
         model = unwrapped(model)
         if hasattr(model, "get_base_model"):
@@ -70,12 +70,12 @@ def base_of(model: Any) -> Any:
 
 
 def in_first_fsdp(model: Any) -> bool:
-    """Return True if the model or a part of it is in FSDP1, which does not run on a CPU and is not tested here."""
+    """Return True if the model or a part is in FSDP1, which does not run on a CPU and is not tested here."""
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
 
 
 def refuse_unfit(model: Any) -> None:
-    """Raise ValueError for a model that cannot be probed, or whose layers count tokens from the begin of the row."""
+    """Raise ValueError for a model that cannot be probed, or that counts tokens from the begin of the row."""
     if in_first_fsdp(model):
         raise ValueError(
             "the model is in FullyShardedDataParallel (FSDP1), which cannot be probed; call use_padding_free(model) "
@@ -85,12 +85,12 @@ def refuse_unfit(model: Any) -> None:
     if settings:
         raise ValueError(
             f"{type(base_of(model)).__name__} attends by the place of a token in the row ({', '.join(settings)}), so "
-            f"that an example depends on those before it; {WAY_OUT}"
+            f"an example depends on earlier ones; {WAY_OUT}"
         )
 
 
 def text_config(model: Any) -> Any:
-    """Return the configuration of the language model: the model's own, or its part for text."""
+    """Return the configuration of the language model, which may be a part of the model's."""
     config = base_of(model).config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
@@ -101,9 +101,11 @@ def attention_of(model: Any) -> str:
 
 
 def choice_of(model: Any, *, tried: bool = False) -> Choice:
-    """Return the choice of `use_padding_free`; else the one that goes with the model's attention.
+    """Return the choice of `use_padding_free`, or else the choice for the model's attention.
 
-    tried: raise ValueError if it has not been tested that this attention keeps examples apart.
+    Args:
+        model: The model.
+        tried: Raise ValueError unless this attention is known to keep examples apart.
     """
     kind = attention_of(model)
     chosen = base_of(model).__dict__.get(_PLACE)
@@ -113,7 +115,7 @@ def choice_of(model: Any, *, tried: bool = False) -> Choice:
         return Choice(kind, "cu_seq_lens")
     if tried:
         raise ValueError(
-            f'{type(base_of(model)).__name__}: not tested that attn_implementation="{kind}" keeps the examples of a '
+            f'{type(base_of(model)).__name__}: attn_implementation="{kind}" is not tested to keep the examples of a '
             "row apart; call use_padding_free(model) first"
         )
     return Choice(kind, "position_ids")
@@ -132,19 +134,19 @@ _PLACE = "_padding_free_choice"  # an attribute of the model: neither its config
 
 
 class Reach(NamedTuple):
-    """A window, a chunk, or another length that attention depends on."""
+    """A window, a chunk, or another length that changes attention."""
 
     tokens: int
     setting: str  # its name in the configuration
 
 
 def _row_settings(config: Any) -> List[str]:
-    """List the settings, `name = value`, by which a model treats a token by its place in the row.
+    """List the settings, `name = value`, with which the place of a token in the row changes its result.
 
     Llama 4 scales the queries of its layers without rotary positions; DeepSeek-V4 joins groups of tokens of the row.
     """
     names = []
-    rotary = getattr(config, "no_rope_layers", None)  # 1 where a layer has rotary positions
+    rotary = getattr(config, "no_rope_layers", None)  # for each layer, 1: rotary positions
     if getattr(config, "attn_temperature_tuning", None) and not (rotary and all(rotary)):
         names.append("floor_scale")
     names += [
@@ -159,10 +161,11 @@ _COUNTS = ("max_window_layers", "num_", "use_")  # numbers of layers and the lik
 
 
 def far_settings(config: Any) -> List[Reach]:
-    """List the settings that may change examples of more than so many tokens, from near to far.
+    """List the settings that may change examples of more than a number of tokens, from near to far.
 
-    Windows and chunks by any name, and the length from which rotary positions of the kinds "dynamic" and "longrope" are
-    stretched: for the whole row, if one of its examples is longer.  A setting too many only costs a longer test.
+    They are windows and chunks of any name, and the length above which rotary positions of the kinds "dynamic" and
+    "longrope" are stretched, for the whole row if one of its examples is longer.  An unrelated setting in the list only
+    makes the test longer.
     """
     reaches = []
     for layer in layer_configs(config):
@@ -185,7 +188,7 @@ def _trained_positions(config: Any) -> Any:
     return original or getattr(config, "max_position_embeddings", None)
 
 
-# Parts of the names of settings that may be a length from which a model treats an example or a row differently.
+# Parts of the names of settings that may be a length above which the result of an example or a row changes.
 _MATTERING = (
     *_REACHING,
     "scale",

@@ -1,7 +1,7 @@
-"""Check, before training, that a model keeps the examples of a padding-free row apart.
+"""Check before training that a model keeps the examples of a padding-free row apart.
 
 The reference is a plain call of the model with one example alone, using the attention of Transformers.  Differences are
-compared with the model's own rounding, measured between plain calls that differ only in the order of their sums.
+compared with the rounding of the model, measured between plain calls that differ only in the order of their sums.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from pack_data.cli.memory import PeakMemory
 _Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, tokens, vocabulary]
 
 # Differences are relative to the largest expected value.  The limit of a model is the larger of two numbers:
-# - the resolution of its dtype: a few steps; 170 steps of float32, whose sums are long.  float64 gets the limit of
+# - the resolution of its dtype: a few steps; 170 steps of float32, because of long sums.  float64 has the limit of
 #   float32, because eager code computes its softmax in float32;
-# - _ROUNDING_FACTOR times the rounding that the model itself shows.
-# Above _LARGEST_LIMIT a dtype is too coarse to tell a fault from rounding.
+# - _ROUNDING_FACTOR times the measured rounding of the model.
+# Above _LARGEST_LIMIT a dtype is too coarse to distinguish a fault from rounding.
 _RESOLUTION = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 _ROUNDING_FACTOR = 4.0
 _LARGEST_LIMIT = 0.15
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 
-_EXAMPLE_TOKENS = 11  # length of the examples that measure the rounding, at most
+_EXAMPLE_TOKENS = 11  # most tokens of the examples that measure the rounding
 _DEFAULT_ROW_TOKENS = 1024  # used if neither the caller nor the model states a length
 _LONGEST_DENSE_ROW = 2048  # tokens; a longer row would need too much memory for a T x T mask
 # Exceptions that a model may raise for inputs that it does not support.
@@ -95,27 +95,27 @@ def check_no_leak(
     loss: Optional[Loss] = None,
     mean: str = "token",
 ) -> Probed:
-    """Check that each example of a row gets the logits, the loss and the gradients that it gets alone.
+    """Check that each example of a row gets the same logits, loss and gradients as alone.
 
-    The probe builds rows as long as those of the training.  Their examples have one token, `longest` tokens, and
-    lengths just below and above every number of the configuration (windows, chunks, ...).  Logits, losses and gradients
-    are compared in training and evaluation mode.  A model in half precision is probed in float32, where rounding hides
-    less, and its logits also in half precision.  A difference that may be rounding is examined again in float64.
+    The probe builds rows of the training's length.  Their examples have one token, `longest` tokens, and lengths just
+    below and above every number of the configuration (windows, chunks, ...).  Logits, losses and gradients are compared
+    in training and evaluation mode.  A model in half precision is probed in float32, in which rounding hides less, and
+    its logits also in half precision.  A difference that may be rounding is examined again in float64.
     Weights, gradients, random state and mode of the model are unchanged afterwards.
 
     Args:
-        model: As it will be trained; also in DistributedDataParallel, FSDP2, PEFT or compiled (the probe runs eagerly).
-        longest: Tokens of the longest example in training; decides which windows and chunks matter.  Default: the
-            most that the model takes.
+        model: The model to train; also in DistributedDataParallel, FSDP2, PEFT or compiled (the probe runs eagerly).
+        longest: Tokens of the longest example in training, which determines the windows and chunks that matter.
+            Default: the most tokens that the model supports.
         row: Tokens of a training row.  Default: `longest`.
         forward: Maps model and inputs to logits [1, tokens, vocabulary], if the training does not call the model as
             `take_step` does.
         collator: Maps examples (mappings with input_ids and labels) to inputs.  Default: `PaddingFreeCollator`.
-        loss: Maps model and inputs to the mean loss that is trained.
-        mean: What `loss` averages over, "token" or "example".
+        loss: Maps model and inputs to the trained mean loss.
+        mean: "token" or "example": `loss` is the mean over tokens or over examples.
 
     Returns:
-        The rows, dtypes and time of the probe; `str()` gives one line.
+        The rows, dtypes and time of the probe; `str()` returns one line.
 
     Raises:
         ValueError: The model does not keep examples apart.  The message names the first layer that differs, and the
@@ -130,15 +130,18 @@ def check_no_leak(
 
 
 def keeps_apart_with_mask(model: Any) -> bool:
-    """Return True if an all-ones attention_mask beside the boundaries changes no logits, or raises an error."""
+    """Return True if adding an all-ones attention_mask to the boundaries changes no logits or raises an error."""
     with _undisturbed(model), torch.no_grad():
         model.eval()
         probe = _Probe(model, None, TrainingCalls(None, logits_of))
-        ids = [probe.example(min(probe.length, 3)).numpy() for _ in range(2)]
-        inputs = probe.collated([{"input_ids": each, "labels": each} for each in ids])
-        inputs = to_device(
-            {name: value for name, value in inputs.items() if name != "labels"}, probe.device
-        )
+        tokens = min(probe.length, 3)
+        examples = []
+        for _ in range(2):
+            ids = probe.example(tokens).numpy()
+            examples.append({"input_ids": ids, "labels": ids})
+        inputs = dict(probe.collated(examples))
+        inputs.pop("labels", None)
+        inputs = to_device(inputs, probe.device)
         ones = torch.ones_like(inputs["input_ids"])
         try:
             masked_logits = logits_of(probe.model, {**inputs, "attention_mask": ones})
@@ -149,11 +152,11 @@ def keeps_apart_with_mask(model: Any) -> bool:
 
 
 def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Probed:
-    """Check that the examples of one batch get the logits and the gradients that they get alone.
+    """Check that the examples of one batch get the same logits and gradients as alone.
 
     Args:
-        model: As for `check_no_leak`.  A sharded model is not audited: its ranks have different numbers of examples and
-            would wait for each other.
+        model: As for `check_no_leak`.  A sharded model is not audited, because its ranks have different numbers of
+            examples and would wait for one another.
         inputs: One row with labels and with position_ids that restart in each example.
         forward: As for `check_no_leak`.
 
@@ -164,11 +167,11 @@ def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Pr
         ValueError: The examples are not kept apart, or the batch is not one row with position_ids.
     """
     refuse_unfit(model)
-    if any(
-        hasattr(parameter, "placements") or not parameter.numel()
-        for parameter in model.parameters()
-    ):
-        return Probed(left_out="the first batch is not audited, as the weights are sharded")
+    for parameter in model.parameters():
+        if hasattr(parameter, "placements") or not parameter.numel():
+            return Probed(
+                left_out="the first batch is not audited, because the weights are sharded"
+            )
     model_inputs = {name: value for name, value in inputs.items() if name != "num_items_in_batch"}
     examples = _split_row(model_inputs)
     with _undisturbed(model), contextlib.ExitStack() as stack:
@@ -181,10 +184,10 @@ def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Pr
 
 
 def _split_row(inputs: Inputs) -> List[Example]:
-    """Split a row into its examples, which begin where position_ids restart."""
+    """Split a row into its examples, at the restarts of position_ids."""
     if inputs["input_ids"].shape[0] != 1 or inputs.get("position_ids") is None:
         raise ValueError(
-            "the batch is not one row with position_ids, so that its examples are not known"
+            "the batch is not one row with position_ids, which separate its examples; pass the inputs of inputs_for"
         )
     positions = inputs["position_ids"][0].cpu()
     restarts = torch.nonzero(positions[1:] != positions[:-1] + 1)[:, 0] + 1
@@ -192,7 +195,9 @@ def _split_row(inputs: Inputs) -> List[Example]:
     lengths = torch.diff(bounds).tolist()
     ids = inputs["input_ids"][0].cpu().split(lengths)
     labels = inputs["labels"][0].cpu().split(lengths)
-    return [{"input_ids": a.numpy(), "labels": b.numpy()} for a, b in zip(ids, labels)]
+    return [
+        {"input_ids": tokens.numpy(), "labels": words.numpy()} for tokens, words in zip(ids, labels)
+    ]
 
 
 @contextlib.contextmanager
@@ -201,18 +206,13 @@ def _undisturbed(model: Any) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     loaded = attention_of(model)
-    devices = {
-        parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"
-    }
-    set_stance = getattr(torch.compiler, "set_stance", None) if hasattr(torch, "compiler") else None
+    gpus = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
+    set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            torch.random.fork_rng(devices=[device.index or 0 for device in devices])
-        )
+        stack.enter_context(torch.random.fork_rng(devices=sorted(gpus)))
         if set_stance is not None:
-            stack.enter_context(
-                set_stance("force_eager")
-            )  # compiling for each probed shape would take minutes
+            # Compiling for each probed shape would take minutes.
+            stack.enter_context(set_stance("force_eager"))
         try:
             yield
         finally:
@@ -229,7 +229,7 @@ def _undisturbed(model: Any) -> Iterator[None]:
 def _in_dtype(model: Any, dtype: torch.dtype) -> Iterator[None]:
     """Replace weights and buffers by copies of another dtype, and switch autocast off, in the block."""
     stores = _stores_of_other_dtypes(model, dtype)
-    # Accelerate replaces `forward` by one under autocast, and keeps the original.
+    # Accelerate replaces `forward` by a call under autocast, and keeps the original.
     wrapped = []
     for part in {unwrapped(model), base_of(model)}:
         if {"_original_forward", "forward"} <= part.__dict__.keys():
@@ -258,7 +258,7 @@ def _in_dtype(model: Any, dtype: torch.dtype) -> Iterator[None]:
 
 
 def _stores_of_other_dtypes(model: Any, dtype: torch.dtype) -> List[Tuple[Any, str, torch.Tensor]]:
-    """List the floating-point weights and buffers of other dtypes, with the dictionaries and names that hold them."""
+    """List the floating-point weights and buffers of other dtypes, with their dictionaries and names."""
     stores = []
     for module in model.modules():
         for store in (module._parameters, module._buffers):
@@ -270,7 +270,7 @@ def _stores_of_other_dtypes(model: Any, dtype: torch.dtype) -> List[Tuple[Any, s
 
 
 class _TracedCall(NamedTuple):
-    """A call of the model, and the place of one example in its row."""
+    """A call of the model and the place of one example in its row."""
 
     call: Callable[[], Any]
     begin: int  # first token of the example
@@ -279,7 +279,7 @@ class _TracedCall(NamedTuple):
 
 
 class _Probe:
-    """A test of one model, in the dtype that the model has now."""
+    """A test of one model in its current dtype."""
 
     def __init__(self, model: Any, longest: Optional[int], training: TrainingCalls) -> None:
         self.model = unwrapped(model)
@@ -296,16 +296,17 @@ class _Probe:
         if positions == -1:  # XLNet: no limit
             positions = None
         far = far_settings(config)
-        unlimited = any("rope" in reach.setting for reach in far)  # stretched positions have no end
+        # Stretched positions have no limit.
+        unlimited = any("rope" in reach.setting for reach in far)
         if longest is None and not unlimited:
             longest = positions
         self.longest = longest
-        self.positions = (
-            None if unlimited or positions is None else positions - first_position(model)
-        )
+        self.positions = None
+        if positions is not None and not unlimited:
+            self.positions = positions - first_position(model)
         self.far = [reach for reach in far if longest is None or reach.tokens < longest]
 
-        # Rounding is measured below all windows.
+        # Rounding is measured with examples that are shorter than all windows.
         nearest = min((reach.tokens for reach in far if reach.tokens > 1), default=None)
         limits = [limit for limit in (longest, positions, nearest) if isinstance(limit, int)]
         self.length = min([_EXAMPLE_TOKENS, *limits])
@@ -313,7 +314,7 @@ class _Probe:
         parameters = list(self.model.parameters())
         self.device = parameters[0].device
         self.draw = np.random.default_rng(0)
-        # The library's attention to compare with; instead of ours and of sdpa, sdpa and eager where the model has them.
+        # The reference: the library's attention; for ours and for sdpa it is sdpa or eager code, if the model has them.
         replaced = self.choice.attention in (NAME, "sdpa")
         self.references = ["sdpa", "eager"] if replaced else [self.choice.attention]
         types = {parameter.dtype for parameter in parameters} | self._computed_types()
@@ -324,7 +325,7 @@ class _Probe:
         )
 
     def for_current_dtype(self) -> _Probe:
-        """Return this probe anew, after the dtype of the weights has changed."""
+        """Return a new probe of the same model, after the dtype of the weights has changed."""
         self.prepare()
         return _Probe(self.model, self.longest, self.training)
 
@@ -337,10 +338,11 @@ class _Probe:
         return ids
 
     def example(self, length: int) -> torch.Tensor:
+        """Draw the token ids of the next example, int64 [length]."""
         return torch.from_numpy(self.tokens(length, self.draw))
 
     def _computed_types(self) -> Set[torch.dtype]:
-        """Return the dtypes in which the layers compute, under an autocast around the call or inside `forward` too."""
+        """Return the dtypes in which the layers compute, also under an autocast around the call or inside `forward`."""
         types: Set[torch.dtype] = set()
 
         def note(module: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -354,14 +356,15 @@ class _Probe:
             with torch.no_grad():
                 words = self._try(
                     lambda: self.model(ids).logits.shape[-1],
-                    "model(input_ids) of one example fails already",
+                    "model(input_ids) fails even for one example",
                 )
         finally:
             for handle in handles:
                 handle.remove()
         if words < self.vocabulary:
             raise ValueError(
-                f"{self.name} gives each token {words} logits, and {self.vocabulary:,} words need as many"
+                f"{self.name} returns {words} logits per token for {self.vocabulary:,} words; use a model with a logit "
+                "for each word"
             )
         return types
 
@@ -378,7 +381,7 @@ class _Probe:
             self.base.set_attn_implementation(attention)
 
     def prepare(self) -> None:
-        """Set the attention that rows are computed with."""
+        """Set the attention of rows."""
         self._set_attention(self.choice.attention)
 
     def plain(self, *examples: torch.Tensor, attention: Optional[str] = None) -> torch.Tensor:
@@ -388,10 +391,10 @@ class _Probe:
             self._set_attention(attention or self.references[0])
             return accurate(self.model(torch.stack(examples).to(self.device)).logits)
 
-        return self._try(call, "model(input_ids) of one example fails already")
+        return self._try(call, "model(input_ids) fails even for one example")
 
     def collated(self, examples: Sequence[Example]) -> Inputs:
-        """Return the inputs of a row, by the training's collator or by ours."""
+        """Return the inputs of a row, from the training's collator or from ours."""
         self.prepare()
         if self.training.collator is not None:
             return self.training.collator(examples)
@@ -403,7 +406,7 @@ class _Probe:
         inputs = self.collated(labelled)
         places = places_of(labelled, inputs)
         inputs = {name: value for name, value in inputs.items() if name != "labels"}
-        what = f"does not take {self.choice.boundaries} of a padding-free batch, {WAY_OUT}"
+        what = f"does not accept {self.choice.boundaries} of a padding-free batch, {WAY_OUT}"
         logits = self._try(
             lambda: self.training.forward(self.model, to_device(inputs, self.device)), what
         )
@@ -413,14 +416,14 @@ class _Probe:
     # ---- rounding
 
     def measure(self) -> None:
-        """Set `limit`, the largest relative difference of logits that rounding explains in this dtype."""
+        """Set `limit`, the largest relative difference of logits that can be rounding in this dtype."""
         self.model.eval()
         first = self.example(self.length)
         last = self.example(self.length)
         with torch.no_grad():
             alone = torch.cat(self._alone(first, last))
             batches = [self.plain(first, last), self.plain(last, first).flip(0)]
-        # In half precision, rounding may send single tokens to other experts.
+        # In half precision, rounding may route single tokens to other experts.
         typical = self.dtype in _HALF_TYPES
         between_batches = max(_difference(batch, alone, typical) for batch in batches)
         rounding = max(between_batches, self.implementations)
@@ -429,8 +432,8 @@ class _Probe:
     def _alone(self, *examples: torch.Tensor) -> List[torch.Tensor]:
         """Compute the logits of each example alone, and choose the reference attention.
 
-        eager code is the library's own definition.  sdpa needs less memory and is used if it agrees with eager: in some
-        models it silently drops soft caps and sinks.
+        eager code is the library's definition.  sdpa needs less memory and is used if its result is that of eager code:
+        in some models it silently drops soft caps and sinks.
         """
         logits_by: Dict[str, List[torch.Tensor]] = {}
         refusal: Optional[ValueError] = None
@@ -458,7 +461,7 @@ class _Probe:
                 self.implementations = difference
         return logits_by[self.references[0]]
 
-    # ---- rows as they are trained
+    # ---- rows of a training
 
     def check(self, row: Optional[int]) -> Probed:
         """Probe rows of `row` tokens.  Raise ValueError for the first fault that is not rounding."""
@@ -477,48 +480,47 @@ class _Probe:
             seconds = half.seconds + probed.seconds
             probed = probed._replace(types=types, rows=half.rows + probed.rows, seconds=seconds)
         if tokens < row_tokens:
-            left_out = f"not longer, as the mask is of all tokens by all tokens; {probed.left_out}"
+            left_out = (
+                f"not longer, because of the mask of all tokens by all tokens; {probed.left_out}"
+            )
             probed = probed._replace(left_out=left_out)
         return probed._replace(peak=(peak.added() or 0) if peak else 0)
 
     def _check_in_full_precision(self, tokens: int, longest: int) -> Probed:
-        """Compare rows with their examples alone; those of a model in half precision are computed in float32."""
+        """Compare rows with their examples alone, in float32 if the model is in half precision."""
         if self.dtype not in _HALF_TYPES:
             return self._check_rows(tokens, longest)
         with _in_dtype(self.model, torch.float32):
-            probe = (
-                self.for_current_dtype()
-            )  # still in half precision if `forward` has an autocast of its own
+            # It stays in half precision if there is an autocast inside `forward`.
+            probe = self.for_current_dtype()
             probe.measure()
             return probe._check_rows(tokens, longest)
 
     def _check_rows(self, tokens: int, longest: int) -> Probed:
+        """Compare rows with their examples alone, in the current dtype."""
         what = f"fails in a row of {tokens:,} tokens, {WAY_OUT}"
         faults, probed = self._try(lambda: RowProbe(self).run(tokens, longest), what)
         return self._verdict(faults, probed)
 
     def check_batch(self, examples: List[Example]) -> Probed:
-        """Compare the examples of an existing batch, with its own tokens and labels, with each of them alone."""
-        faults, probed = self._try(
-            lambda: RowProbe(self).audit(examples), f"fails in the batch, {WAY_OUT}"
-        )
+        """Compare the examples of an existing batch, with its tokens and labels, with each of them alone."""
+        what = f"fails in the batch, {WAY_OUT}"
+        faults, probed = self._try(lambda: RowProbe(self).audit(examples), what)
         return self._verdict(faults, probed)
 
     def _check_own_logits(self, tokens: int, longest: int) -> Probed:
-        """Compare the logits of one row in half precision, which may have kernels of its own.
+        """Compare the logits of one row in half precision, which may use other kernels.
 
-        A wrong mask or position changes most tokens, rounding only some: the typical difference counts.
+        A wrong mask or position changes most tokens, rounding only some of them, so the typical difference decides.
         """
-        begun = time.perf_counter()
-        lengths = row_lengths(tokens, longest, text_config(self.model), np.random.default_rng(0))[0]
+        start = time.perf_counter()
+        rows = row_lengths(tokens, longest, text_config(self.model), np.random.default_rng(0))
+        lengths = rows[0]
         examples = [self.example(length) for length in lengths]
         self.model.eval()
         with torch.no_grad():
-            row_logits = self._row_logits(examples)
-            errors = [
-                _difference(*pair, typical=True)
-                for pair in zip(row_logits, map(self.plain, examples))
-            ]
+            pairs = zip(self._row_logits(examples), map(self.plain, examples))
+            errors = [_difference(*pair, typical=True) for pair in pairs]
         worst = int(np.argmax(errors))
         if not errors[worst] <= 2 * self.limit:
             what = (
@@ -526,10 +528,10 @@ class _Probe:
                 f"{lengths[worst]:,} tokens scores otherwise than alone in {self.dtype}"
             )
             raise self._leak(Fault(what, errors[worst], worst, tuple(lengths)))
-        return Probed(rows=((tokens, len(lengths)),), seconds=time.perf_counter() - begun)
+        return Probed(rows=((tokens, len(lengths)),), seconds=time.perf_counter() - start)
 
     def _verdict(self, faults: List[Fault], probed: Probed) -> Probed:
-        """Return what was probed.  Raise ValueError for the first fault, unless it is rounding."""
+        """Return the probed rows.  Raise ValueError for the first fault, unless it is rounding."""
         probed = probed._replace(types=(str(self.dtype),))
         if not faults:
             return probed
@@ -538,39 +540,39 @@ class _Probe:
             fault = self._in_float64(faults[0])
         if fault is None:
             return probed._replace(
-                left_out=f"rounding in {self.dtype} was looked at in torch.float64"
+                left_out=f"rounding in {self.dtype} was examined in torch.float64"
             )
         raise self._leak(fault)
 
     def _in_float64(self, fault: Fault) -> Optional[Fault]:
-        """Return the fault as it is in float64, where rounding is smaller; None if it is gone."""
+        """Repeat a fault in float64, where rounding is smaller; return None if there is no fault."""
         with _in_dtype(self.model, torch.float64):
             try:
                 probe = self.for_current_dtype()
                 probe.measure()
                 repeated = RowProbe(probe).repeat(fault)
             except _MODEL_ERRORS:
-                return fault  # this device or this code has no float64
+                return fault  # this device or this code does not support float64
         return repeated[0] if repeated else None
 
     def _leak(self, fault: Fault) -> Leak:
         """Describe a fault: the first layer that differs, and the settings that may be the cause."""
-        where = ""
+        layer = ""
         advice = ""
         if fault.lengths:
             number = max(fault.number, 0)
             examples = [self.example(length) for length in fault.lengths]
             with contextlib.suppress(ValueError):
-                where = self._first_layer(examples, number)
-            # A stretched position changes the whole row, so the longest example counts.
+                layer = self._first_layer(examples, number)
+            # Stretched positions change the whole row, so the longest example decides.
             passed = [reach for reach in self.far if reach.tokens < max(fault.lengths)]
             if passed:
                 settings = ", ".join(f"{reach.setting} is {reach.tokens}" for reach in passed)
-                where += f" ({settings})"
+                layer += f" ({settings})"
                 advice = f", pass longest=N if your examples have at most {passed[0].tokens} tokens"
         size = "not a number" if fault.error == math.inf else f"{fault.error:.1e} of the largest"
         text = (
-            f"{self.name}: {fault.what} ({size}){where}; let use_padding_free(model) choose its attention, "
+            f"{self.name}: {fault.what} ({size}){layer}; let use_padding_free(model) choose its attention, "
             f"check collator and loss{advice}, or {WAY_OUT}"
         )
         return Leak(text, fault.first)
@@ -578,9 +580,9 @@ class _Probe:
     # ---- the layer at fault
 
     def _first_layer(self, examples: List[torch.Tensor], number: int) -> str:
-        """Name the module that makes an example of a row differ from the example alone, as ", first in NAME".
+        """Name the module at which an example of a row begins to differ from the example alone: ", first in NAME".
 
-        It is the first module to finish whose output differs and whose input does not.
+        It is the first finished module with a different output and the same input.
         """
         lengths = [len(ids) for ids in examples]
         length = lengths[number]
@@ -598,7 +600,7 @@ class _Probe:
             actual = row_values[name][which]
             expected = alone_values[name][which]
             if actual is None or expected is None or actual.shape != expected.shape:
-                return which == 0  # an unknown input may differ
+                return which == 0  # an unknown input counts as different
             return _difference(actual.flatten(2), expected.flatten(2)) > self.limit
 
         different = [name for name in row_values if name in alone_values and differs(name, 1)]

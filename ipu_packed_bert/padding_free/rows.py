@@ -1,8 +1,8 @@
-"""Rows as they are trained, compared with each of their examples alone: logits, losses, gradients, auxiliary losses.
+"""Rows of a training, compared with each of their examples alone: logits, losses, gradients, auxiliary losses.
 
-A row has as many tokens as a batch joins.  Its examples have one token, as many as the longest, and lengths on both
-sides of every number that may matter.  Whatever starts late is in one of these rows: late in the row, late in an
-example, after many examples.
+A row has the length of a training batch.  Its examples have one token, the length of the longest example, and lengths
+on both sides of every number that may matter.  So a fault that begins late is in one of these rows: late in the row,
+late in an example, or after many examples.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ _MOST_EXAMPLES = 500  # of a row of short examples
 _KERNEL_BLOCKS = (16, 32, 64, 128, 256)  # tokens that attention kernels process at once
 _MOST_ROWS_OF_EDGES = 4  # rows, the first two included
 _SHORT_ROW = 4096  # tokens; a row up to here is probed a second time, with other boundaries
-_LAST_LENGTHS = (
-    1,
-    2,
-)  # each row ends with examples of these lengths, so that a boundary is late in it
-_UPDATES_ALLOWED = 3.0  # updates of the largest row that the rows may take, in time
-_SECONDS_ALLOWED = 5.0  # that the rows may take in any case
+_LAST_LENGTHS = (1, 2)  # of the last examples of each row, so that a boundary is late in the row
+# The time of all rows is limited to the larger of these two.
+_UPDATES_ALLOWED = 3.0  # updates of the largest row
+_SECONDS_ALLOWED = 5.0
 _AUXILIARY_LIMIT = 1e-4  # relative error of an auxiliary loss; the counts in it are whole numbers
 _GRADIENT_FACTOR = 5.0  # limit of gradients over the limit of logits
 
@@ -46,24 +44,23 @@ class TrainingCalls(NamedTuple):
 
     collator: Optional[Collator]  # None: ours
     forward: Callable[[Any, Inputs], torch.Tensor]  # logits [rows, tokens, vocabulary]
-    loss: Optional[Loss] = None  # the mean that is trained; None: that of the labels
-    mean: str = "token"  # what `loss` averages over: "token" or "example"
+    loss: Optional[Loss] = None  # the trained mean; None: the mean over the labels
+    mean: str = "token"  # `loss` is a mean over each "token" or each "example"
 
 
 class Probed(NamedTuple):
-    """The rows that were probed, and their cost."""
+    """The probed rows and their cost."""
 
     rows: Tuple[Tuple[int, int], ...] = ()  # tokens and examples of each
     types: Tuple[str, ...] = ()
     seconds: float = 0.0
     update: float = 0.0  # seconds of one forward and backward pass of the largest row
-    peak: int = 0  # bytes that the process or the GPU took above its memory before
+    peak: int = 0  # bytes of additional memory of the process or the GPU
     left_out: str = ""
 
     def __str__(self) -> str:
-        shapes = ", ".join(
-            f"{tokens:,} tokens in {examples:,} examples" for tokens, examples in self.rows
-        )
+        rows = [f"{tokens:,} tokens in {examples:,} examples" for tokens, examples in self.rows]
+        shapes = ", ".join(rows)
         types = " and ".join(self.types)
         text = f"probed rows of {shapes or 'two short examples'}, {types}: {self.seconds:.1f} s"
         if self.update:
@@ -90,9 +87,8 @@ class Fault(NamedTuple):
     what: str
     error: float
     number: int = -1  # of the example
-    lengths: Tuple[
-        int, ...
-    ] = ()  # of all examples of the row; empty if the row cannot be drawn again
+    # Of all examples of the row; empty if the row cannot be drawn again.
+    lengths: Tuple[int, ...] = ()
     step: Optional[_LayerStep] = None
     first: Optional[FirstDifference] = None
 
@@ -108,7 +104,11 @@ def row_lengths(
 ) -> List[List[int]]:
     """Choose the lengths of the examples of each row to probe, the most important row first.
 
-    row: tokens of a row at most.  longest: tokens of an example at most.  config: its numbers may be lengths.
+    Args:
+        row: Most tokens of a row.
+        longest: Most tokens of an example.
+        config: The model's configuration, whose numbers may be lengths.
+        draw: Random generator.
     """
     longest = min(longest, row)
     near = set(_KERNEL_BLOCKS)
@@ -141,7 +141,7 @@ def row_lengths(
                 remaining.remove(length)
         rows.append(_ended(taken, longest))
 
-    # Other boundaries: the first row cannot show what begins at one of its own.
+    # Other boundaries: the first row cannot show a fault that begins at one of its boundaries.
     if row <= _SHORT_ROW:
         few = draw.permutation(longest)[:3] + 1
         second = _filled([min(2, row)], row, longest, few.tolist(), draw)
@@ -160,8 +160,8 @@ def _filled(
     filled = list(lengths)
     last = [min(length, longest) for length in _LAST_LENGTHS]
     free = row - sum(filled) - sum(last)
-    anything = (int(draw.integers(1, longest + 1)) for _ in itertools.count())
-    for length in itertools.chain(edges, anything):
+    random_lengths = (int(draw.integers(1, longest + 1)) for _ in itertools.count())
+    for length in itertools.chain(edges, random_lengths):
         if free <= 0:
             break
         if free > 1 and len(filled) % 3 == 0:
@@ -175,6 +175,7 @@ def _filled(
 
 
 def _ended(lengths: List[int], longest: int) -> List[int]:
+    """Add the last examples of a row."""
     return [*lengths, *(min(length, longest) for length in _LAST_LENGTHS)]
 
 
@@ -182,7 +183,7 @@ def _ended(lengths: List[int], longest: int) -> List[int]:
 
 
 class _TrainedRow(NamedTuple):
-    """Examples, the inputs that the collator makes of them, and where their tokens are in these inputs."""
+    """Examples, their inputs from the collator, and the places of their tokens in these inputs."""
 
     examples: List[Example]
     inputs: Inputs
@@ -202,12 +203,22 @@ def _locate(lengths: Sequence[int], index: int) -> Tuple[int, int]:
 
 
 def _row_name(lengths: Sequence[int]) -> str:
-    tokens, examples = sum(lengths), len(lengths)
-    return f"in a row of {tokens:,} tokens and {examples:,} examples"
+    return f"in a row of {sum(lengths):,} tokens and {len(lengths):,} examples"
 
 
 def places_of(examples: Sequence[Example], inputs: Inputs) -> List[torch.Tensor]:
-    """Find the tokens of each example in a batch; raise ValueError if an example is not there, in this order."""
+    """Find the tokens of each example in a batch.
+
+    Args:
+        examples: The examples, in the order of the batch.
+        inputs: The batch.
+
+    Returns:
+        For each example the places of its tokens in the flattened input_ids, int64 [its tokens].
+
+    Raises:
+        ValueError: An example is not in the batch, or in another order.
+    """
     flat = torch.as_tensor(inputs["input_ids"]).flatten().cpu()
     places = []
     begin = 0
@@ -219,7 +230,8 @@ def places_of(examples: Sequence[Example], inputs: Inputs) -> List[torch.Tensor]
             begin += 1
         if begin > last:
             raise ValueError(
-                f"example {number} of {tokens} tokens is not in the collator's batch, in this order"
+                f"example {number} of {tokens} tokens is not in the collator's batch in this order; let the collator "
+                "keep all tokens and the order of the examples"
             )
         places.append(torch.arange(begin, begin + tokens))
         begin += tokens
@@ -227,7 +239,7 @@ def places_of(examples: Sequence[Example], inputs: Inputs) -> List[torch.Tensor]
 
 
 def _targets(example: Example) -> torch.Tensor:
-    """Return the label that each token predicts, int64 [tokens]; the last token predicts nothing."""
+    """Return the label that each token predicts, int64 [tokens]; the last token predicts none."""
     labels = np.asarray(example.get("labels", example["input_ids"]))
     return F.pad(torch.as_tensor(labels)[1:].long(), (0, 1), value=IGNORED)
 
@@ -276,15 +288,15 @@ def _weight_error(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tenso
     """
     largest = max(map(_largest, [*actual, *expected]), default=0.0)
     worst = 0.0
-    for of_row, alone in zip(actual, expected):
-        scale = max(_largest(alone), 0.05 * largest, 1e-30)
-        error = _largest(of_row - alone) / scale
+    for row_gradient, alone_gradient in zip(actual, expected):
+        scale = max(_largest(alone_gradient), 0.05 * largest, 1e-30)
+        error = _largest(row_gradient - alone_gradient) / scale
         worst = max(worst, math.inf if math.isnan(error) else error)
     return worst
 
 
 def _gradients_of(loss: torch.Tensor, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-    """Compute the gradient at each input; zeros at one that is not used."""
+    """Compute the gradient at each input, zeros at inputs that are not used."""
     gradients = list(torch.autograd.grad(loss, inputs, allow_unused=True))
     for number, gradient in enumerate(gradients):
         if gradient is None:
@@ -307,9 +319,10 @@ class _Result(NamedTuple):
 
 
 class RowProbe:
-    """Rows of one model, in its current dtype.
+    """The comparison of rows of one model, in its current dtype.
 
-    probe: knows the model, calls it plainly and by rows, and has the limit of a difference of logits (`probe.py`).
+    Args:
+        probe: The model with its plain calls, its calls by rows, and the limit of a difference of logits (`probe.py`).
     """
 
     def __init__(self, probe: Any) -> None:
@@ -318,49 +331,49 @@ class RowProbe:
         self.training = probe.training
         self.limit = float(probe.limit)
         self.causal = not attends_both_ways(self.model)
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.parameters = [
-            parameter for parameter in trained if type(parameter.data) is torch.Tensor
-        ]  # no shards
+        self.parameters = []  # trained ones that are not sharded
+        for parameter in self.model.parameters():
+            if parameter.requires_grad and type(parameter.data) is torch.Tensor:
+                self.parameters.append(parameter)
         self.update = 0.0  # seconds of a forward and backward pass of the largest row
         self.has_auxiliary_loss = False
 
     # ---- steps
 
     def run(self, row: int, longest: int) -> Tuple[List[Fault], Probed]:
-        """Probe rows of at most `row` tokens; return the faults of the first wrong one, and what was probed."""
-        begun = time.perf_counter()
+        """Probe rows of at most `row` tokens; return the faults of the first wrong row, and the probed rows."""
+        start = time.perf_counter()
         shapes: List[Tuple[int, int]] = []
         left_out = ""
         for step in self._steps(row, longest):
             if step.method == "_auxiliary" and not self.has_auxiliary_loss:
                 continue
             tokens = sum(step.lengths)
-            spent = time.perf_counter() - begun
+            spent = time.perf_counter() - start
             needed = 2 * self.update * tokens / row
             allowed = max(_SECONDS_ALLOWED, _UPDATES_ALLOWED * self.update)
             if len(shapes) > 1 and spent + needed > allowed:
-                left_out = (
-                    left_out
-                    or f"left out, as they take too long: a row of {tokens:,} tokens and those after"
-                )
+                if not left_out:
+                    left_out = (
+                        f"left out to save time: a row of {tokens:,} tokens and all later rows"
+                    )
                 continue
             faults = self._faults_of(step)
             if faults:
                 return faults, Probed()
-            shape = tokens, len(step.lengths)
+            shape = (tokens, len(step.lengths))
             if shape not in shapes:
                 shapes.append(shape)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         return [], Probed(tuple(shapes), seconds=seconds, update=self.update, left_out=left_out)
 
     def audit(self, examples: List[Example]) -> Tuple[List[Fault], Probed]:
-        """Probe the examples of an existing batch; return its faults, and what was probed."""
-        begun = time.perf_counter()
+        """Probe the examples of an existing batch; return its faults, and the probed row."""
+        start = time.perf_counter()
         lengths = [len(example["input_ids"]) for example in examples]
         faults = self._faults_of(_LayerStep("_compare", lengths, 0, examples))
-        shape = sum(lengths), len(lengths)
-        seconds = time.perf_counter() - begun
+        shape = (sum(lengths), len(lengths))
+        seconds = time.perf_counter() - start
         return faults, Probed((shape,), seconds=seconds, update=self.update)
 
     def repeat(self, fault: Fault) -> List[Fault]:
@@ -376,13 +389,14 @@ class RowProbe:
             methods.append("_loss")
         steps = list(itertools.product(rows, methods))
 
-        # Equal lengths, which a plain batch has too.
-        of_one_token = [1] * min(_MOST_EXAMPLES, row)
+        # Equal lengths, for which a plain batch has no padding.
+        single_tokens = [1] * min(_MOST_EXAMPLES, row)
         longer = [min(16, longest)] * max(1, row // 16)
-        steps += [(of_one_token, "_auxiliary"), (longer, "_auxiliary")]
+        steps += [(single_tokens, "_auxiliary"), (longer, "_auxiliary")]
         return [_LayerStep(method, lengths, seed) for seed, (lengths, method) in enumerate(steps)]
 
     def _faults_of(self, step: _LayerStep) -> List[Fault]:
+        """Return the faults of one step, each with the step that repeats it."""
         if step.examples is not None:
             faults = self._compare(step.examples)
         else:
@@ -402,13 +416,13 @@ class RowProbe:
     ) -> List[Example]:
         """Draw examples of random tokens; a third of them have a prompt, which is not predicted.
 
-        share: examples of one length and kind are the same object.
+        share: use the same object for all examples of one length and kind.
         """
         shared: Dict[Tuple[int, bool], Example] = {}
         examples = []
         for number, length in enumerate(lengths):
             has_prompt = number % 3 == 1 and length > 3
-            kind = length, has_prompt
+            kind = (length, has_prompt)
             if kind not in shared or not share:
                 shared[kind] = self._example(length, has_prompt, draw)
             examples.append(shared[kind])
@@ -422,7 +436,7 @@ class RowProbe:
     ) -> Example:
         ids = self.probe.tokens(length, draw)
         labels = ids.copy()
-        # A masked model's own collators keep the label of a first token, others leave it out as causal ones do.
+        # Some collators of masked models keep the label of a first token; causal ones and others leave it out.
         first_predicted = length // 2 if has_prompt else int(not self.causal)
         labels[:first_predicted] = IGNORED
         return {"input_ids": ids, "labels": labels}
@@ -455,9 +469,9 @@ class RowProbe:
     def _train(self, row: _TrainedRow, evaluated: torch.Tensor) -> _Result:
         """Compute a row in training mode; in evaluation mode if training is random even without dropout."""
         with _without_dropout(self.model):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             trained = self._result(row)
-            self.update = max(self.update, time.perf_counter() - begun)
+            self.update = max(self.update, time.perf_counter() - start)
             scale = _scale(evaluated)
             if not _largest(trained.logits - evaluated) > self.limit * scale:
                 return trained
@@ -518,12 +532,11 @@ class RowProbe:
         begins = np.cumsum(row.lengths) - row.lengths
         for length, numbers in by_length.items():
             alone = self._alone([row.examples[number] for number in numbers])
-            tokens = torch.as_tensor(
-                begins[numbers, None] + np.arange(length)
-            )  # [examples, tokens]
-            here = tokens.to(evaluated.device)
-            logits = evaluated[here]
-            gradients = trained.gradients[here]
+            # [examples, tokens]
+            tokens = torch.as_tensor(begins[numbers, None] + np.arange(length))
+            on_device = tokens.to(evaluated.device)
+            logits = evaluated[on_device]
+            gradients = trained.gradients[on_device]
             logit_errors[tokens] = _token_errors(logits, alone.logits, logit_scale)
             gradient_errors[tokens] = _token_errors(gradients, alone.gradients, gradient_scale)
             for total, gradient in zip(weights, alone.weights):
@@ -546,20 +559,20 @@ class RowProbe:
     def _above_limit(
         self,
         faults: Sequence[Fault],
-        of_gradients: Sequence[Fault],
+        gradient_faults: Sequence[Fault],
     ) -> List[Fault]:
-        """Return the faults above their limits; an error that is not a number is above."""
+        """Return the faults above their limits, and those whose error is not a number."""
         gradient_limit = self.limit * _GRADIENT_FACTOR
         above = [fault for fault in faults if not fault.error <= self.limit]
-        return above + [fault for fault in of_gradients if not fault.error <= gradient_limit]
+        return above + [fault for fault in gradient_faults if not fault.error <= gradient_limit]
 
     def _worst_example(self, row: _TrainedRow, errors: torch.Tensor, what: str) -> Fault:
-        """Describe the example with the largest error; errors: of the tokens of all examples."""
+        """Describe the example with the largest error; `errors` are those of the tokens of all examples."""
         worst = int(errors.argmax())
         number, token = _locate(row.lengths, worst)
         length = row.lengths[number]
-        of_example = errors[worst - token :][:length]
-        first = int((of_example > self.limit).float().argmax())
+        example_errors = errors[worst - token :][:length]
+        first = int((example_errors > self.limit).float().argmax())
         text = f"example {number} of {length:,} tokens {what} from its token {first} on"
         return Fault(text, float(errors[worst]), number)
 
@@ -579,7 +592,7 @@ class RowProbe:
     # ---- the trained loss
 
     def _loss(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
-        """Compare the loss of a row with the mean of those of its examples, each in a batch of its own."""
+        """Compare the loss of a row with the mean of the losses of its examples, each in a separate batch."""
         examples = self._examples(lengths, draw, share=True)
         counts = [_predictions(example) for example in examples]
         if not sum(counts):
@@ -599,10 +612,10 @@ class RowProbe:
                 continue
             if id(example) not in alone:
                 alone[id(example)] = self._loss_of([example])
-            own_loss, own_gradient = alone[id(example)]
+            example_loss, example_gradient = alone[id(example)]
             share = weight / sum(weights)
-            expected += share * own_loss
-            gradients.append(share * own_gradient)
+            expected += share * example_loss
+            gradients.append(share * example_gradient)
 
         errors = _token_errors(gradient, torch.cat(gradients), _scale(gradient))
         number, _ = _locate(lengths, int(errors.argmax()))
@@ -620,16 +633,18 @@ class RowProbe:
         """Compute the trained loss, and its gradient at the tokens of the examples, [tokens, width]."""
         inputs = self._inputs(examples)
         places = places_of(examples, inputs)
-        with _without_dropout(self.model), torch.enable_grad(), _embeddings_of(
-            self.probe.base
-        ) as embeddings:
-            loss = (self.training.loss or self._label_loss)(self.model, inputs)
-            # A loss may call the model on other tokens too, as `loss_sum` does when it tries the output layer.
+        compute = self.training.loss or self._label_loss
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_without_dropout(self.model))
+            stack.enter_context(torch.enable_grad())
+            embeddings = stack.enter_context(_embeddings_of(self.probe.base))
+            loss = compute(self.model, inputs)
+            # A loss may call the model on other tokens too, as `loss_sum` does when it tests the output layer.
             tokens = inputs["input_ids"].numel()
-            of_row = [
-                embedding for embedding in embeddings if embedding.shape[:-1].numel() == tokens
+            row_embeddings = [
+                values for values in embeddings if values.shape[:-1].numel() == tokens
             ]
-            gradients = _gradients_of(loss, of_row)
+            gradients = _gradients_of(loss, row_embeddings)
         return float(loss.detach()), _of_examples(sum(gradients[1:], gradients[0]), places)
 
     def _label_loss(self, model: Any, inputs: Inputs) -> torch.Tensor:
@@ -652,14 +667,14 @@ class RowProbe:
         values = [float(loss) for loss in losses if torch.is_tensor(loss) and loss.numel() == 1]
         if len(values) != 2 or not any(values):
             return []
-        of_row, of_batch = values
-        error = _relative(of_row, of_batch)
+        row_loss, batch_loss = values
+        error = _relative(row_loss, batch_loss)
         if error <= _AUXILIARY_LIMIT:
             return []
-        count = len(lengths)
-        length = lengths[0]
-        size = f"in a row of {count:,} examples of {length:,} tokens"
-        text = f"{size}, the auxiliary loss is {of_row:.6g}, in a plain batch {of_batch:.6g}"
+        text = (
+            f"in a row of {len(lengths):,} examples of {lengths[0]:,} tokens, the auxiliary loss is {row_loss:.6g}, "
+            f"in a plain batch {batch_loss:.6g}"
+        )
         return [Fault(text, error)]
 
 
@@ -668,7 +683,7 @@ class RowProbe:
 
 @contextlib.contextmanager
 def _kept(module: Any, keep: Callable[[Any], Any]) -> Iterator[List[Any]]:
-    """Collect `keep(output)` of each output of a module in the block; a tensor takes the place of the output."""
+    """Collect `keep(output)` of each output of a module in the block; a tensor replaces the output."""
     kept: List[Any] = []
 
     def hook(module: Any, inputs: Any, output: Any) -> Any:

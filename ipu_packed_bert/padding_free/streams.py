@@ -25,23 +25,24 @@ _Examples = List[Mapping[str, Any]]
 class PackedStream(IterableDataset):
     """Packs of the examples of a stream, each a list of examples or the result of `collate`.
 
-    Each process packs its own share of the source (`Share`): its shards or files, or every n-th example.  So no example
-    is packed twice, and no process needs to know of another.  Each has a buffer of its own; the numbers of packs may
+    Each process packs a separate share of the source (`Share`): shards or files, or every n-th example.  So no example
+    is packed twice, and processes do not communicate.  Each has a separate buffer, and their numbers of packs may
     differ (see `least_of_ranks`).
 
-    Give a DataLoader batch_size=None: a pack is a batch already.  `state_dict` and `load_state_dict` continue after any
-    pack, with the same number of ranks and workers; torchdata's StatefulDataLoader calls them in each worker.
+    Pass batch_size=None to a DataLoader, because a pack is already a batch.  `state_dict` and `load_state_dict`
+    continue after any pack, with the same number of ranks and workers; torchdata's StatefulDataLoader calls them in
+    each worker.
 
     Args:
         source: Mappings with input_ids.
-        max_sequence_length: Tokens of a pack at most.
+        max_sequence_length: Most tokens of a pack.
         collate: Applied to the list of examples of a pack.
         longer: A rule of `pack_data.lengths.overlong` for examples of more than max_sequence_length tokens; the
             attribute `longer` counts them.
-        rank: This process's number.  Default: that of torch.distributed if it is initialised, else 0; 0 and 1 for a
-            source that is this rank's share already.
-        ranks: Number of processes; pass both or neither.
-        **options: Of `PackStream`, such as max_sequences_per_pack and buffer_sequences.
+        rank: The number of this process, from 0.  Default: that of torch.distributed if it is initialised, else 0.
+        ranks: The number of processes; pass both or neither.  Pass rank=0 and ranks=1 for a source that is already the
+            share of this rank.
+        **options: Options of `PackStream`, such as max_sequences_per_pack and buffer_sequences.
 
     Raises:
         ValueError: An option is unknown or contradicts another.
@@ -64,12 +65,12 @@ class PackedStream(IterableDataset):
         self._share_state: Optional[Dict[str, Any]] = None
         if (rank is None) != (ranks is None):
             raise ValueError(
-                f"rank = {rank}, ranks = {ranks}; pass both, or neither to use those of torch.distributed"
+                f"rank is {rank} and ranks is {ranks}; pass both, or neither to use the numbers of torch.distributed"
             )
         for name in ("share", "rank", "ranks"):
             if name in options:
                 raise ValueError(
-                    f"{name}: each process packs its own share of the examples; leave it out"
+                    f"{name}: not an option, because each process packs a separate share of the examples; omit it"
                 )
         if ranks is not None:
             whole_number("rank", rank, least=0, most=whole_number("ranks", ranks, least=1) - 1)
@@ -85,11 +86,12 @@ class PackedStream(IterableDataset):
         self._begin()
 
     def _begin(self) -> None:
+        """Start a new stream."""
         self.longer = Longer(self._rule, self._S)
         self._stream = PackStream(self._S, **self._options)
         if self._stream.flush_after is not None and self._share.has_state:
             raise ValueError(
-                "flush_after: reads ahead of the source's state; leave it out, or pass a plain iterable"
+                "flush_after: reads ahead of the source's state; omit it, or pass a plain iterable"
             )
 
     def _place_of_process(self) -> Tuple[int, int, int]:
@@ -111,7 +113,7 @@ class PackedStream(IterableDataset):
         place = (number, processes)
         if self._loaded and self._place not in (None, place):
             raise ValueError(
-                f"state of the stream: saved by process {self._place} (number from 0, processes), this is process "
+                f"state of the stream: saved by process {self._place} (number from 0, processes), but this is process "
                 f"{place}; continue with the same number of ranks and workers"
             )
         if not self._loaded:
@@ -142,27 +144,30 @@ class PackedStream(IterableDataset):
             yield pack.examples if self._collate is None else self._collate(pack.examples)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return the place of this process's next pack, as values for JSON; it includes the examples that wait."""
+        """Return the place of this process's next pack, and the waiting examples, as values for JSON."""
         stream = self._stream.state_dict()
         stream["waiting"] = [[*rest, _plain(example)] for *rest, example in stream["waiting"]]
         stream["ready"] = [
             [list(map(_plain, examples)), lengths] for examples, lengths in stream["ready"]
         ]
+        source = self._share_state
+        if source is None:
+            source = self._share.state_dict()
         return {
             "process": None if self._place is None else list(self._place),
-            "source": self._share.state_dict() if self._share_state is None else self._share_state,
+            "source": source,
             "longer": {name: getattr(self.longer, name) for name in _COUNTS},
             "stream": stream,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue, in the next iteration, from a result of `state_dict`.
+        """Continue from a result of `state_dict` in the next iteration.
 
         Args:
-            state: Of a stream with the same options.
+            state: The state of a stream with the same options.
 
         Raises:
-            ValueError: The state is of another stream.
+            ValueError: The state is that of another stream.
         """
         fields = Fields.of(dict(state), "state of the stream", "pass one that state_dict returned")
         place = fields.optional("process", Fields.integers, length=2)
@@ -190,7 +195,7 @@ def _is_distributed() -> bool:
 
 
 def least_of_ranks(number: int) -> int:
-    """Return the smallest of the numbers of all ranks of torch.distributed; the number itself if they are not running.
+    """Return the smallest number of all ranks of torch.distributed, or `number` in a single process.
 
     Ranks may have different numbers of packs.  To stop all of them when one has no pack left::
 
@@ -201,7 +206,7 @@ def least_of_ranks(number: int) -> int:
             batch = next(batches, None)
 
     Args:
-        number: Of this rank.
+        number: The number of this rank.
 
     Returns:
         The smallest number, the same on every rank.

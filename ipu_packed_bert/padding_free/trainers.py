@@ -4,8 +4,8 @@
     pack_into(trainer)
     trainer.train()
 
-The trainer keeps its data set, its data collator, its loss and its accumulation.  What changes is which examples share
-a batch, and that a batch is one row without padding.
+The trainer keeps its data set, its data collator, its loss and its accumulation.  Other examples share a batch, and a
+batch is one row without padding.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from pack_data.batching.share import splits_over_workers
 
 _logger = logging.getLogger(__name__)
 
-# Ways whose epochs all have the same number of steps.  A trainer counts the steps of the first epoch and stops every
-# other epoch there.
+# Ways with the same number of steps in every epoch.  A trainer counts the steps of the first epoch and ends all other
+# epochs after this number.
 WAYS_OF_EQUAL_EPOCHS = ("OptimalPacking+PosID", "SortedPacking+PosID", "MiniBatchPacking+PosID")
-KEEPS_EXAMPLES = "MiniBatchPacking+PosID"  # as many examples in a batch as a padded one has
-# Fields that collators add for one example besides its tokens; a row of several examples gets its own.
+KEEPS_EXAMPLES = "MiniBatchPacking+PosID"  # a batch has the same number of examples as a padded one
+# Fields that collators add to the tokens of one example; a row of several examples has other values.
 _ROW_FIELDS = set(
     "attention_mask position_ids cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k seq_idx".split()
 )
@@ -61,30 +61,30 @@ def pack_into(
     check: bool = True,
     audit: bool = True,
 ) -> _Planned:
-    """Let a Hugging Face Trainer, or TRL's SFTTrainer, train on packs; call it before `trainer.train()`.
+    """Let a Hugging Face Trainer or TRL's SFTTrainer train on packs; call it before `trainer.train()`.
 
-    A batch has per_device_train_batch_size examples, joined to one row, so an update has as many examples as before.
-    With another way, or with an iterable data set, it has per_device_train_batch_size rows of max_sequence_length
-    tokens, and more examples.  Every rank gets as many batches, every example comes once an epoch, and a run that is
-    resumed inside an epoch continues with the next batch.
+    A batch has per_device_train_batch_size examples, joined to one row, so the number of examples of an update does not
+    change.  With another way, or with an iterable data set, it has per_device_train_batch_size rows of
+    max_sequence_length tokens, and more examples.  All ranks have the same number of batches, each example is used once
+    an epoch, and a run that is resumed inside an epoch continues with the next batch.
 
-    Labels are those of the trainer's own data collator, so masks of prompts and of other turns stay what they are.  The
-    loss is the mean over the predicted tokens of a whole update, over accumulation and ranks.  Evaluation stays as it
-    was; besides the mean over batches, eval_loss, it reports the mean over tokens, eval_loss_by_token.  The results of
+    Labels come from the trainer's data collator, so the masks of prompts and of other turns do not change.  The loss is
+    the mean over the predicted tokens of a whole update, over accumulation and ranks.  Evaluation does not change; in
+    addition to the mean over batches, eval_loss, it reports the mean over tokens, eval_loss_by_token.  The results of
     the check and the audit, and their cost, are printed.
 
     Args:
-        trainer: A Trainer or SFTTrainer with a train_dataset of examples that have input_ids.
-        max_sequence_length: Tokens of a row.  Default: the trainer's `max_length`, else the longest example.
+        trainer: A Trainer or SFTTrainer with a train_dataset of examples with input_ids.
+        max_sequence_length: Tokens of a row.  Default: the trainer's `max_length`, or those of the longest example.
         way: MiniBatchPacking+PosID, OptimalPacking+PosID or SortedPacking+PosID.
         longer: A rule of `pack_data.lengths.overlong` for examples of more than max_sequence_length tokens.
         check: Probe the model and switch it to an attention that keeps examples apart (`use_padding_free`); without
-            the check, the model must have been switched already.
-        audit: Compute the first batch of the training once more, with each of its examples alone, and compare.
+            the check, the model must already be switched.
+        audit: Compare the first batch of the training with each of its examples alone.
 
     Returns:
-        The sampler of this rank, or the stream of an iterable data set; `longer` of either counts the examples that
-        were cut or left out.  The stream starts again at its end, so max_steps ends the training.
+        The sampler of this rank, or the stream of an iterable data set; the attribute `longer` of either counts the
+        examples that were cut or dropped.  The stream restarts at its end, so max_steps ends the training.
 
     Raises:
         ValueError: The trainer, its data set or its model cannot be packed.
@@ -127,7 +127,7 @@ def _print_once(trainer: Any, text: str) -> None:
 
 
 def _check_trainer(trainer: Any, way: str) -> None:
-    """Raise ValueError for a trainer whose batches cannot be replaced."""
+    """Raise ValueError for a trainer if its batches cannot be replaced."""
     args = trainer.args
     dataset = trainer.train_dataset
     columns = getattr(dataset, "column_names", None) or ["input_ids"]
@@ -142,8 +142,8 @@ def _check_trainer(trainer: Any, way: str) -> None:
         ),
         (
             "SequenceClassification" in model_name or "MultipleChoice" in model_name,
-            f"{model_name} gives one answer per row, but a row has several examples; use a model with logits for each "
-            "token",
+            f"{model_name} returns one answer per row, but a row has several examples; use a model with logits for "
+            "each token",
         ),
         (dataset is None, "the trainer has no train_dataset; pass one to the trainer"),
         (
@@ -160,8 +160,8 @@ def _check_trainer(trainer: Any, way: str) -> None:
         ),
         (
             get_way(way).name not in WAYS_OF_EQUAL_EPOCHS,
-            f"{way} pads its rows, cuts examples, or has epochs with different numbers of steps, whose last batches a "
-            f"trainer would skip; choose from {', '.join(WAYS_OF_EQUAL_EPOCHS)}",
+            f"{way} pads its rows, cuts examples, or has different numbers of steps per epoch, and a trainer would "
+            f"skip the last batches; choose from {', '.join(WAYS_OF_EQUAL_EPOCHS)}",
         ),
         (
             "get_train_dataloader" in vars(trainer),
@@ -196,25 +196,23 @@ def _ranks_share_examples(trainer: Any) -> bool:
 
 
 def _lengths_of(dataset: Any) -> np.ndarray:
-    """Return the tokens of each example, int64 [examples]; a table of `datasets` is not decoded for that."""
-    if (
-        hasattr(dataset, "with_format")
-        and (getattr(dataset, "format", None) or {}).get("type") != "custom"
-    ):
+    """Return the tokens of each example, int64 [examples], without decoding a table of `datasets`."""
+    dataset_format = getattr(dataset, "format", None) or {}
+    if hasattr(dataset, "with_format") and dataset_format.get("type") != "custom":
         import pyarrow.compute
 
         tables = dataset.select_columns(["input_ids"]).with_format("arrow").iter(batch_size=10_000)
-        counts = [
-            np.asarray(pyarrow.compute.list_value_length(table["input_ids"])) for table in tables
-        ]
-        return np.concatenate([np.zeros(0, np.int64), *counts]).astype(np.int64)
+        counts = [np.zeros(0, np.int64)]
+        for table in tables:
+            counts.append(np.asarray(pyarrow.compute.list_value_length(table["input_ids"])))
+        return np.concatenate(counts).astype(np.int64)
     return np.array([len(dataset[number]["input_ids"]) for number in range(len(dataset))], np.int64)
 
 
 def _row_tokens(
     trainer: Any, max_sequence_length: Optional[int], way: str, lengths: Optional[np.ndarray]
 ) -> int:
-    """Return the tokens of a row: as given, or the trainer's `max_length`, or the longest example."""
+    """Return the tokens of a row: of the argument, of the trainer's `max_length`, or of the longest example."""
     if max_sequence_length is not None:
         return max_sequence_length
     max_length: Optional[int] = getattr(trainer.args, "max_length", None)
@@ -223,12 +221,12 @@ def _row_tokens(
     if way == KEEPS_EXAMPLES and lengths is not None:
         return int(lengths.max(initial=1))
     raise ValueError(
-        "max_sequence_length is not given and the trainer has no max_length; pass max_sequence_length=N"
+        "max_sequence_length is None and the trainer has no max_length; pass max_sequence_length=N"
     )
 
 
 def _choose_attention(trainer: Any, row_tokens: int) -> None:
-    """Switch the model to an attention that keeps examples apart, and print what was probed."""
+    """Switch the model to an attention that keeps examples apart, and print the probed rows."""
     config = base_of(trainer.model).config
     use_cache = getattr(config, "use_cache", None)
     _, probed = find_choice(
@@ -241,15 +239,15 @@ def _choose_attention(trainer: Any, row_tokens: int) -> None:
 
 
 def _takes_use_cache(model: Any) -> bool:
-    """Return True if a batch can switch the key cache off, so that the configuration need not."""
+    """Return True if a batch can switch the key cache off, so that the configuration can stay unchanged."""
     return "use_cache" in inspect.signature(base_of(model).forward).parameters
 
 
 def _average_over_update(trainer: Any) -> None:
-    """Make the loss the mean over the tokens of an update; by default it may be a mean of the micro-batches' means."""
+    """Let the loss be the mean over the tokens of an update; by default it may be a mean of micro-batch means."""
     if trainer.args.world_size > 1:
         trainer.args.average_tokens_across_devices = True
-    # Masked models of Transformers accept a number of tokens and ignore it.
+    # Masked models of Transformers accept the number of tokens but ignore it.
     counts_tokens = trainer.model_accepts_loss_kwargs and not attends_both_ways(trainer.model)
     if trainer.compute_loss_func is None and not counts_tokens:
         trainer.compute_loss_func = partial(_token_loss, trainer.model)
@@ -260,13 +258,15 @@ def _token_loss(
 ) -> torch.Tensor:
     """Return the summed cross-entropy of the predicted tokens over their number in the whole update."""
     total = cross_entropy_sum(outputs["logits"], labels, causal=not attends_both_ways(model))
-    return total / (supervised(model, labels) if num_items_in_batch is None else num_items_in_batch)
+    if num_items_in_batch is None:
+        num_items_in_batch = supervised(model, labels)
+    return total / num_items_in_batch
 
 
 def _plan(
     trainer: Any, way: str, lengths: Optional[np.ndarray], row_tokens: int, longer: str
 ) -> _Planned:
-    """Plan the batches of this rank; lengths: None for an iterable data set."""
+    """Plan the batches of this rank; `lengths` is None for an iterable data set."""
     args = trainer.args
     if lengths is None:
         return PackedStream(
@@ -282,7 +282,7 @@ def _plan(
 
 
 def _changed_updates(trainer: Any, planned: _Planned, lengths: Optional[np.ndarray]) -> str:
-    """Describe an update and an epoch, with packs and before."""
+    """Describe an update and an epoch, with packs and without."""
     args = trainer.args
     batches_per_update = args.gradient_accumulation_steps * args.world_size
     rows = trainer._train_batch_size * batches_per_update
@@ -291,12 +291,12 @@ def _changed_updates(trainer: Any, planned: _Planned, lengths: Optional[np.ndarr
     if lengths is None or isinstance(planned, PackedStream):
         return f"an update has {rows_text} (before: {rows:,} examples) until max_steps; {choice}"
 
-    batches_before = len(
-        trainer.get_train_dataloader()
-    )  # of one rank, before Accelerate shares them out
+    # The loader has the batches of all ranks, because Accelerate divides them later.
+    batches_before = len(trainer.get_train_dataloader())
     before = max(1, -(-batches_before // batches_per_update))
     after = max(1, -(-len(planned) // args.gradient_accumulation_steps))
-    examples, tokens = len(lengths), int(lengths.sum())
+    examples = len(lengths)
+    tokens = int(lengths.sum())
     size = f"{examples / after:,.0f} examples and {tokens / after:,.0f} tokens"
     if planned.way.name != KEEPS_EXAMPLES:
         size = f"{rows_text}, about {size}"
@@ -306,32 +306,36 @@ def _changed_updates(trainer: Any, planned: _Planned, lengths: Optional[np.ndarr
 
 
 def _let_ranks_train_together(trainer: Any) -> None:
-    """Let Accelerate wrap a model that was evaluated first, which version 1.15 believes to have wrapped already."""
+    """Let Accelerate wrap a model that was evaluated first; version 1.15 considers it wrapped already."""
     model = trainer.model
     is_multi_process = trainer.accelerator.distributed_type.value.startswith("MULTI_")
     if trainer.model_wrapped is not model or not is_multi_process:
         return
     if vars(model).pop("_is_accelerate_prepared", False) and "_original_forward" in vars(model):
-        model.forward = vars(model).pop("_original_forward")  # or it would be in autocast twice
+        model.forward = vars(model).pop(
+            "_original_forward"
+        )  # without it, autocast would apply twice
 
 
 # ---- the loss
 
 
 def _wrap_loss(trainer: Any, audit: bool) -> None:
-    """Wrap the trainer's loss and its evaluation, and print how the loss is computed."""
+    """Wrap the trainer's loss and its evaluation, and print the method of the loss."""
     loss_class = next(kind for kind in type(trainer).__mro__ if "compute_loss" in vars(kind))
     is_replaced = "compute_loss" in vars(trainer)
     in_blocks = False
     if loss_class.__module__ != "transformers.trainer":
         source = f"that of {loss_class.__name__}{_in_smaller_tiles(trainer)}"
     elif is_replaced or trainer.label_smoother is not None or trainer.compute_loss_func is not None:
-        source = "the trainer's own, from the logits of all tokens"
+        source = "that of the trainer, from the logits of all tokens"
     else:
         layer = output_layer(trainer.model)
         in_blocks = layer is not None and layer.asked
         source = f"that of {type(base_of(trainer.model)).__name__}, from the logits of all tokens"
-    _print_once(trainer, f"the loss is {'computed in blocks of tokens' if in_blocks else source}")
+    if in_blocks:
+        source = "computed in blocks of tokens"
+    _print_once(trainer, f"the loss is {source}")
 
     wrapper = _LossWrapper(trainer, in_blocks, audit)
     trainer.compute_loss = wrapper.compute_loss
@@ -339,7 +343,7 @@ def _wrap_loss(trainer: Any, audit: bool) -> None:
 
 
 def _in_smaller_tiles(trainer: Any) -> str:
-    """Let TRL 1.16 compute fewer logits at a time on a CPU, which gains nothing from 4,096 tokens; describe it."""
+    """Let TRL 1.16 compute fewer logits at a time on a CPU, where 4,096 tokens are not faster; describe the change."""
     tiles: Any = sys.modules.get("trl.kernels.chunked_logprob")
     layer = base_of(trainer.model).get_output_embeddings()
     if not hasattr(tiles, "TOKEN_CHUNK_SIZE") or layer is None or trainer.args.device.type != "cpu":
@@ -350,7 +354,7 @@ def _in_smaller_tiles(trainer: Any) -> str:
 
 
 class _LossWrapper:
-    """The loss of a trainer: audits the first training batch, and sums evaluations over tokens."""
+    """The loss of a trainer, with an audit of the first training batch and sums of evaluations over tokens."""
 
     def __init__(self, trainer: Any, in_blocks: bool, audit: bool) -> None:
         self._trainer = trainer
@@ -358,18 +362,18 @@ class _LossWrapper:
         self._evaluation_loop = trainer.evaluation_loop
         self._in_blocks = in_blocks
         self._audit_next = audit
-        self._sums: List[
-            torch.Tensor
-        ] = []  # of each evaluated batch: its loss and its predicted tokens
+        # The loss and the predicted tokens of each evaluated batch.
+        self._sums: List[torch.Tensor] = []
 
     def compute_loss(self, model: Any, inputs: Inputs, *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss of a batch, of training or of evaluation."""
         if not model.training:
             return self._evaluate_batch(model, inputs, *args, **kwargs)
         if self._audit_next:
             self._audit_next = False
             _print_once(self._trainer, f"the first batch: {audit_batch(model, inputs)}")
 
-        # Looked up at each call: DistributedDataParallel and others wrap the model after `pack_into`.
+        # Each call looks the layer up, because DistributedDataParallel and others wrap the model after `pack_into`.
         layer = output_layer(model, inside=True) if self._in_blocks else None
         if layer is None:
             return self._compute_loss(model, inputs, *args, **kwargs)
@@ -377,15 +381,15 @@ class _LossWrapper:
             return self._compute_loss(model, inputs, *args, **kwargs)
 
     def _evaluate_batch(self, model: Any, inputs: Inputs, *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss of a batch of evaluation, and add it to the sums."""
         labels = inputs.get("labels")  # the trainer may remove them from the inputs
         result = self._compute_loss(model, inputs, *args, **kwargs)
         if torch.is_tensor(labels):
             loss = result[0] if isinstance(result, tuple) else result
             labelled = {**inputs, "labels": labels}
             number = kwargs.get("num_items_in_batch")
-            self._sums.append(
-                _loss_and_tokens(self._trainer, model, labelled, loss.detach(), number)
-            )
+            sums = _loss_and_tokens(self._trainer, model, labelled, loss.detach(), number)
+            self._sums.append(sums)
         return result
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
@@ -404,34 +408,35 @@ def _loss_and_tokens(
 ) -> torch.Tensor:
     """Return the sum of the losses of the predicted tokens of a batch, and their number: [2].
 
-    loss: the trainer's; if `number` is given, a sum over `number`, times the ranks if the trainer averages over them.
-    Accelerate fills the last batches of several ranks with earlier examples.  They are left out.
+    Accelerate fills the last batches of several ranks with earlier examples, which do not count.
+
+    loss: the trainer's; unless `number` is None, a sum over `number`, times the ranks if the trainer averages over
+    them.
     """
-    args, state = trainer.args, trainer.accelerator.gradient_state
+    args = trainer.args
+    state = trainer.accelerator.gradient_state
     labels = inputs["labels"]
-    rows = real_rows = len(labels)
-    if (
-        args.world_size > 1
-        and state.end_of_dataloader
-        and 0 < state.remainder < rows * args.world_size
-    ):
+    rows = len(labels)
+    real_rows = rows
+    is_last = args.world_size > 1 and state.end_of_dataloader
+    if is_last and 0 < state.remainder < rows * args.world_size:
         real_rows = min(max(state.remainder - rows * args.process_index, 0), rows)
     tokens = supervised(model, labels[:real_rows])
 
     if real_rows < rows:
-        counted = inputs
+        counted = dict(inputs)
         if real_rows:
-            counted = {
-                name: value[:real_rows] if torch.is_tensor(value) else value
-                for name, value in inputs.items()
-            }
-        # A rank without real rows computes too: the weights may be sharded, and the other ranks would wait for it.
+            for name, value in inputs.items():
+                if torch.is_tensor(value):
+                    counted[name] = value[:real_rows]
+        # A rank without real rows also computes: the weights may be sharded, and the other ranks would wait for it.
         with torch.no_grad(), trainer.compute_loss_context_manager():
             total = loss_sum(model, counted)
     elif number is None:
         total = loss * tokens
     else:
-        total = loss * number / (args.world_size if args.average_tokens_across_devices else 1)
+        ranks = args.world_size if args.average_tokens_across_devices else 1
+        total = loss * number / ranks
     return torch.stack([torch.where(tokens > 0, total, 0.0).float(), tokens.float()])
 
 
@@ -449,14 +454,13 @@ class _RowLoader(DataLoader):
 def _loader(original: Any, planned: _Planned, trainer: Any) -> DataLoader:
     """Return the trainer's loader with other batches.
 
-    original: its data set and its collator have dropped the columns that the model does not take.
+    original: the trainer's loader, without the columns that the model does not support.
     """
     names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "worker_init_fn")
     settings = {name: getattr(original, name) for name in (*names, "multiprocessing_context")}
     size = trainer._train_batch_size
-    collate = _JoiningCollator(
-        original.collate_fn, trainer.model, size * planned.longer.max_sequence_length
-    )
+    tokens = size * planned.longer.max_sequence_length
+    collate = _JoiningCollator(original.collate_fn, trainer.model, tokens)
     if isinstance(planned, PackedStream):
         packs = _EndlessPacks(planned, trainer.train_dataset)
         return DataLoader(packs, batch_size=size, collate_fn=collate.of_packs, **settings)
@@ -465,14 +469,15 @@ def _loader(original: Any, planned: _Planned, trainer: Any) -> DataLoader:
 
 
 class _EndlessPacks(IterableDataset):
-    """The packs of pass after pass over a data set, so that ranks need not end a pass together.
+    """The packs of repeated passes over a data set, so that ranks need not end a pass together.
 
-    A trainer stops at its max_steps.  A resumed one skips the batches that it has seen, in whichever pass they were.
+    A trainer stops at its max_steps.  A resumed trainer skips the batches of its earlier steps, in all their passes.
     """
 
     def __init__(self, packs: PackedStream, source: Any) -> None:
         super().__init__()
-        self._packs, self._source = packs, source
+        self._packs = packs
+        self._source = source
 
     def __iter__(self) -> Iterator[Any]:
         for epoch in itertools.count():
@@ -492,7 +497,7 @@ class _EndlessPacks(IterableDataset):
 
 
 class _JoiningCollator:
-    """Examples -> one padding-free row of the model's inputs, with the labels that another collator gives each example.
+    """Examples -> the model's inputs of one padding-free row, with the labels of another collator.
 
     The other collator gets one example at a time, so that its changes to the labels are kept.
     """
@@ -500,37 +505,41 @@ class _JoiningCollator:
     def __init__(
         self, collator: Callable[[List[Any]], Mapping[str, Any]], model: Any, most_tokens: int
     ) -> None:
-        self._collator, self._model, self._most_tokens = collator, model, most_tokens
+        self._collator = collator
+        self._model = model
+        self._most_tokens = most_tokens
 
     def __call__(self, examples: Sequence[Any]) -> Inputs:
         collated = [self._collate(example) for example in examples]
-        inputs = inputs_for(
-            self._model, padding_free_batch(collated, causal=not attends_both_ways(self._model))
-        )
+        batch = padding_free_batch(collated, causal=not attends_both_ways(self._model))
+        inputs = inputs_for(self._model, batch)
         tokens = inputs["input_ids"].numel()
         if tokens > max(self._most_tokens, 1):
             raise ValueError(
                 f"the examples of a batch have {tokens} tokens after the data collator, but {self._most_tokens} are "
                 "planned; use a collator that adds no tokens"
             )
-        return {**inputs, "use_cache": False} if _takes_use_cache(self._model) else inputs
+        if _takes_use_cache(self._model):
+            inputs["use_cache"] = False
+        return inputs
 
     def of_packs(self, packs: Sequence[Sequence[Any]]) -> Inputs:
-        return self([example for pack in packs for example in pack])
+        """Collate the examples of several packs as one row."""
+        return self(list(itertools.chain.from_iterable(packs)))
 
     def _collate(self, example: Any) -> Dict[str, np.ndarray]:
         """Return input_ids and labels of one example, without padding."""
         batch = self._collator([example])
         if batch.get("labels") is None:
             raise ValueError(
-                "the trainer's data collator gives no labels; use DataCollatorForLanguageModeling(tokenizer, "
+                "the trainer's data collator returns no labels; use DataCollatorForLanguageModeling(tokenizer, "
                 "mlm=False), or add labels to the examples"
             )
         others = sorted(set(batch) - _ROW_FIELDS - {"input_ids", "labels"})
         if others:
             raise ValueError(
-                f"the trainer's data collator gives {', '.join(others)}, which a row of several examples cannot have; "
-                "remove them from the data set"
+                f"the trainer's data collator returns {', '.join(others)}, which a row of several examples cannot "
+                "have; remove them from the data set"
             )
         ids = torch.as_tensor(batch["input_ids"])[0]
         labels = torch.as_tensor(batch["labels"])[0]

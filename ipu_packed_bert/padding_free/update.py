@@ -1,8 +1,8 @@
-"""One update of a model: its loss is the mean over all predicted tokens of the update.
+"""One update of a model, with the mean loss over all predicted tokens of the update.
 
-Micro-batches and ranks hold different numbers of predicted tokens.  A mean of their means would give the tokens of a
+Micro-batches and ranks have different numbers of predicted tokens.  A mean of their means would give the tokens of a
 small micro-batch more weight.  Here each micro-batch adds its sum, divided by the number of predicted tokens in all
-micro-batches on all ranks.  So the update does not depend on how it is cut into micro-batches.
+micro-batches on all ranks.  So the update does not depend on the division into micro-batches.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class UpdateResult(NamedTuple):
 
 
 def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
-    """Add the gradients of one update to those of the model.
+    """Add the gradients of one update to the gradients of the model.
 
-    An update without any predicted token adds nothing: its loss is 0 over 0 tokens.
+    An update without predicted tokens adds nothing: its loss is 0 over 0 tokens.
 
     Args:
-        model: Plain, in DistributedDataParallel, or sharded by torch's `fully_shard` (FSDP2).  The mean over ranks that
-            the last two take is undone here.  Every process holds examples of its own.
+        model: Plain, in DistributedDataParallel, or sharded by torch's `fully_shard` (FSDP2), with different examples
+            on every process.  The mean over ranks of the last two is undone here.
         micro_batches: The share of this rank.
 
     Returns:
@@ -48,23 +48,22 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
     device = next(model.parameters()).device
     is_averaged = _is_averaged(model)
     tokens, number, squares = _totals(model, micro_batches, ranks, device)
-    if (
-        is_averaged and ranks * squares != number**2
-    ):  # the numbers differ, and ranks would wait for each other forever
+    # Ranks with different numbers of micro-batches would wait for one another forever.
+    is_equal = ranks * squares == number**2
+    if is_averaged and not is_equal:
         raise ValueError(
             f"this rank has {len(micro_batches)} micro-batches, all {ranks} ranks together {number}; pass the same "
-            "number on each rank, empty ones if nothing is left, as the plans of pack_data.batching do"
+            "number on each rank, with empty ones at the end, as the plans of pack_data.batching do"
         )
     if not tokens:
         return UpdateResult(0.0, 0)
 
     factor = (ranks if is_averaged else 1) / float(tokens)
-    summed = []  # parameters whose gradients are added up over ranks here
+    summed = []  # parameters with gradients to add up over ranks
     if ranks > 1 and not is_averaged:
         summed = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    before = [
-        parameter.grad for parameter in summed
-    ]  # existing gradients are no part of the sum over ranks
+    # Existing gradients are not part of the sum over ranks.
+    before = [parameter.grad for parameter in summed]
     for parameter in summed:
         parameter.grad = None
 
@@ -83,7 +82,7 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
 
 
 def _sum_over_ranks(parameters: Sequence[Any], before: Sequence[Optional[torch.Tensor]]) -> None:
-    """Add up the gradients of all ranks, and the earlier ones of this rank."""
+    """Add up the gradients of all ranks, and add the earlier gradients of this rank."""
     for parameter, existing in zip(parameters, before):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -101,10 +100,9 @@ def _totals(
     """Sum over ranks: predicted tokens, micro-batches, and the squares of the numbers of micro-batches."""
     number = len(micro_batches)
     totals = torch.tensor([0.0, number, number**2], dtype=torch.float64, device=device)
-    if micro_batches:  # a rank without any must take part, or the others would wait for it forever
-        totals[0] = torch.stack(
-            [supervised(model, inputs["labels"]) for inputs in micro_batches]
-        ).sum()
+    if micro_batches:
+        counts = [supervised(model, inputs["labels"]) for inputs in micro_batches]
+        totals[0] = torch.stack(counts).sum()
     if ranks > 1:
         distributed.all_reduce(totals)
     tokens, numbers, squares = (int(value) for value in totals.tolist())
@@ -129,13 +127,11 @@ def _is_averaged(model: Any) -> bool:
         )
     if not _shards(model):
         return False
-    plain = [
-        name for name, parameter in model.named_parameters() if not hasattr(parameter, "placements")
-    ]
-    if plain:
-        raise ValueError(
-            f"{plain[0]} is not sharded, though other parameters are; call fully_shard on the whole model too"
-        )
+    for name, parameter in model.named_parameters():
+        if not hasattr(parameter, "placements"):
+            raise ValueError(
+                f"{name} is not sharded, but other parameters are; call fully_shard on the whole model too"
+            )
     return True
 
 
@@ -162,13 +158,13 @@ def take_step(
     micro_batches: Sequence[Inputs],
     learning_rate: float,
 ) -> UpdateResult:
-    """Make one whole update: gradients as in `accumulate`, a step of the optimizer, gradients cleared.
+    """Make one update: gradients as in `accumulate`, a step of the optimizer, cleared gradients.
 
     Args:
         model: As for `accumulate`.
-        optimizer: Steps once, with this learning rate in all its groups.
+        optimizer: The optimizer of the model.
         micro_batches: The share of this rank.
-        learning_rate: Of this update.
+        learning_rate: The learning rate of this update, for all groups of the optimizer.
 
     Returns:
         The loss and the predicted tokens, the same on every rank.
@@ -186,10 +182,11 @@ def take_step(
 
 def to_device(inputs: Inputs, device: torch.device) -> Inputs:
     """Move the tensors of the inputs to `device`."""
-    return {
-        name: value.to(device) if torch.is_tensor(value) else value
-        for name, value in inputs.items()
-    }
+    moved = dict(inputs)
+    for name, value in inputs.items():
+        if torch.is_tensor(value):
+            moved[name] = value.to(device)
+    return moved
 
 
 def mean_loss(
@@ -198,9 +195,9 @@ def mean_loss(
     """Compute the mean cross-entropy over the predicted tokens of all batches, without gradients and dropout.
 
     Args:
-        model: Its mode is the same afterwards.
+        model: The model; its mode is the same afterwards.
         batches: Inputs of the model, with labels.
-        device: Where the model is, if the batches are elsewhere.
+        device: The device of the model, if it is not that of the batches.
 
     Returns:
         The mean, in nats.

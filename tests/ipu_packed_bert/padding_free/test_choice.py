@@ -124,13 +124,13 @@ def test_encoders_are_right(kind):
         padded = [model(ids, **padding).logits for model in (switched, plain)]
     most = 1e-6 * float(expected.abs().max())
     assert float((found - expected).abs().max()) <= most and float((padded[0] - padded[1]).abs().max()) <= most
-    with refused("attends to both sides.*leave slots out"):
+    with refused("attends to both sides.*omit slots"):
         PaddingFreeCollator(switched, slots=80)
 
 
 def test_a_model_that_gives_no_words_is_refused_and_stays_as_it_was():
     model = transformers.BertForTokenClassification(transformers.BertConfig(**SIZE, num_labels=3))
-    with refused("gives each token 3 logits, and 50 words need as many"):
+    with refused("3 logits per token for 50 words"):
         use_padding_free(model, longest=16, row=32)
     assert attention_of(model) == "sdpa" and choice_of(model).boundaries == "position_ids"
 
@@ -162,7 +162,7 @@ def test_positions_that_begin_again_beside_a_mask_or_a_cache_are_refused(kind):
         for before in ({}, {"use_cache": False}):  # what a call before found right says nothing about this one
             with torch.no_grad():
                 model(**positions, use_cache=False) if before else None
-                with refused("position_ids begin again.*use_cache=False"):
+                with refused("position_ids restart.*use_cache=False"):
                     model(**positions, **more)
     other = torch.tensor([0, 8, 14, 26], dtype=torch.int32)
     with refused("cu_seq_lens_q", "position_ids"):

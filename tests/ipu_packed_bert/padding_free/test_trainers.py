@@ -207,7 +207,7 @@ def test_an_iterable_data_set_goes_through_the_stream(kind, tmp_path, capsys):
 def test_an_iterable_of_torch_is_taken_without_workers(tmp_path):
     trainer = a_trainer("trainer", tmp_path, max_steps=2)
     trainer.train_dataset = Examples()
-    with refused("max_sequence_length is not given"):
+    with refused("max_sequence_length is None"):
         pack_into(trainer)
     pack_into(trainer, max_sequence_length=ROW)
     trainer.train()
