@@ -1,8 +1,7 @@
 """BERT in plain torch, with the parameter names and shapes of Hugging Face's BertForPreTraining.
 
 The encoder takes positions and an attention mask as inputs, so it is the same for a row of one sequence and for a row
-of several. Every shape is static, and with eager attention only operators that a static graph compiler lowers
-are used.
+of several. Every shape is static, and eager attention uses only operators that a static graph compiler lowers.
 
 Letters in names of tensors: B rows of the micro-batch, S slots of a row, H hidden size, N attention heads, A width of
 a head (H / N), I intermediate size, V vocabulary, P slots for masked tokens, D slots for sequences.
@@ -49,7 +48,7 @@ class MaskedScores(nn.Module):
     def forward(self, query_BNSA, key_BNSA, mask_B1SS) -> torch.Tensor:
         """Compute scores [B, N, S, S]."""
         scores_BNSS = torch.matmul(query_BNSA, key_BNSA.transpose(2, 3))
-        # The cast matters under autocast only: a float32 mask would turn the scores into float32.
+        # The cast matters under autocast only, because a float32 mask would make the scores float32.
         return scores_BNSS + mask_B1SS.to(scores_BNSS.dtype)
 
 
@@ -81,7 +80,7 @@ class _BertSelfAttention(nn.Module):
         return projected_BSH.view(batch, slots, self.num_heads, self.head_size).transpose(1, 2)
 
     def forward(self, hidden_BSH, mask_B1SS) -> torch.Tensor:
-        """Attend within each sequence; `mask_B1SS` is that of `packed.AttentionMask` for this kind of attention."""
+        """Attend within each sequence; `mask_B1SS` comes from `packed.AttentionMask` for this kind of attention."""
         query_BNSA = self._heads(self.query(hidden_BSH))
         key_BNSA = self._heads(self.key(hidden_BSH))
         value_BNSA = self._heads(self.value(hidden_BSH))
@@ -165,12 +164,12 @@ class _BertPooler(nn.Module):
 
 
 class BertModel(nn.Module):
-    """Embeddings and encoder; the pooler belongs to it by name, and the caller applies it to the [CLS] slots.
+    """Embeddings and encoder, and the pooler, which the caller applies to the [CLS] slots.
 
     Args:
         model: sizes of the network.
         attention: one of `ATTENTIONS`.
-        pooler: whether there is a pooler, for heads that use [CLS].
+        pooler: add a pooler, for heads that use [CLS].
     """
 
     def __init__(self, model: ModelConfig, *, attention: str, pooler: bool):
@@ -208,8 +207,8 @@ class _BertLMPredictionHead(nn.Module):
         super().__init__()
         self.transform = _BertPredictionHeadTransform(model)
         self.bias = nn.Parameter(torch.zeros(model.vocabulary_size))
-        # The decoder's weight is the word embedding table, which the caller passes: registered twice, it would have two
-        # names, and functional transformations of the module would break.
+        # The decoder's weight is the word embedding table, which the caller passes. Registered twice, it would have two
+        # names, and functional transformations of the module would fail.
         self.product: nn.Module = VocabularyProduct()
 
     def forward(self, hidden_BPH, table_VH) -> torch.Tensor:

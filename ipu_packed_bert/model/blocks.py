@@ -10,20 +10,19 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-# Longest sequences, in tokens, that are computed together with others of their length. A call takes about 20
-# microseconds besides its arithmetic: as much as the copies that move a longer sequence to the others.
+# Tokens of the longest sequences that are computed together with others of their length. The overhead of a call is
+# about 20 microseconds, the time of the copies that move a longer sequence to the others.
 MAX_GROUPED_TOKENS = 64
 
 _Attend = Callable[..., torch.Tensor]
 
 
 class AttentionBlocks(NamedTuple):
-    """Which tokens attend to each other."""
+    """Groups of tokens that attend to one another."""
 
     groups: Tuple[Tuple[int, int], ...]  # number of sequences, their length
-    order: Optional[
-        torch.Tensor
-    ]  # int64 [T]: the tokens, group by group; None if they are in this order already
+    # int64 [T]: the tokens, group by group; None if they are already in this order.
+    order: Optional[torch.Tensor]
     back: Optional[torch.Tensor]  # int64 [T]: the place of each token in that order
 
 
@@ -31,8 +30,8 @@ def blocks_of(lengths: Sequence[int], device: Optional[torch.device] = None) -> 
     """Group sequences that are laid end to end.
 
     Args:
-        lengths: tokens of each sequence; 0 is no sequence.
-        device: device of the tensors to which the blocks will be applied.
+        lengths: tokens of each sequence; 0: no sequence.
+        device: device of the tensors that the blocks will select from.
     """
     single_starts: List[Tuple[int, int]] = []  # first token, length
     grouped_starts: Dict[int, List[int]] = {}  # length -> first tokens
@@ -71,7 +70,7 @@ def attend_in_blocks(
 
     Args:
         heads: query, key and value [T, N, A]; keys may have fewer heads, values another width.
-        blocks: which tokens attend to each other.
+        blocks: groups of tokens that attend to one another.
         attend: attention of one group: query, key and value [n, N, L, A] -> context [n, N, L, A].
 
     Returns:
@@ -84,11 +83,11 @@ def attend_in_blocks(
 
     contexts = []
     for (count, length), pieces in zip(blocks.groups, pieces_by_group):
-        of_group = []
+        group_heads = []
         for piece in pieces:
             piece_nLNA = piece.unflatten(0, (count, length))
-            of_group.append(piece_nLNA.transpose(1, 2))
-        context_nNLA = attend(*of_group)
+            group_heads.append(piece_nLNA.transpose(1, 2))
+        context_nNLA = attend(*group_heads)
         contexts.append(context_nNLA.transpose(1, 2).flatten(0, 1))
 
     context_TNA = torch.cat(contexts)

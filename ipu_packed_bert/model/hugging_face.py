@@ -1,7 +1,7 @@
 """Hugging Face directories of BERT: config.json, model.safetensors, vocab.txt or tokenizer.json, and further files.
 
-In this program a model has one form: names that begin with ``bert.`` or name a head, float32, no tensor twice. Reading
-accepts the forms in use: files of the encoder alone, without that prefix; with or without the tied decoder; with the
+In this program a model has one form: names that begin with ``bert.`` or with a head, float32, no tensor twice. Reading
+accepts the common forms: files of the encoder alone, without that prefix; with or without the tied decoder; with the
 buffer ``position_ids`` of old versions; with the names ``gamma`` and ``beta`` of converted TensorFlow checkpoints.
 """
 
@@ -87,13 +87,16 @@ def read_folder(folder: Union[str, Path]) -> _Pretrained:
     tokenizer = folder / "tokenizer.json"
     if tokenizer.exists() and len(load_either(tokenizer)) > len(vocabulary):
         raise ValueError(
-            f"{tokenizer}: has more tokens than vocab.txt, which is read if both exist; remove vocab.txt"
+            f"{tokenizer}: more tokens than in vocab.txt, which is read if both exist; remove vocab.txt"
         )
     return _Pretrained(model, weights, vocabulary)
 
 
 def load_into(network: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> Loaded:
-    """Copy the weights that the network has, by name.
+    """Copy weights into the parameters of the same names.
+
+    Returns:
+        The names that do not match.
 
     Raises:
         ValueError: a shape differs.
@@ -106,11 +109,11 @@ def load_into(network: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> 
 def merged(
     network: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]
 ) -> Tuple[Weights, Loaded]:
-    """Replace the weights of a network that have the same name.
+    """Replace the weights of a network by new ones of the same names.
 
     Args:
-        network: its weights, by name.
-        weights: the new ones.
+        network: the weights of the network, by name.
+        weights: the new weights, by name.
 
     Returns:
         All weights of the network, and the names that do not match.
@@ -122,7 +125,7 @@ def merged(
         if network[name].shape != weights[name].shape:
             raise ValueError(
                 f"weight {name} is {list(weights[name].shape)}, the network's is {list(network[name].shape)}; "
-                "give the network the sizes of the checkpoint"
+                "set the sizes of the network to those of the checkpoint"
             )
     fresh = sorted(set(network) - set(weights))
     unused = sorted(set(weights) - set(network))
@@ -139,14 +142,14 @@ def write_folder(
     architecture: str,
     **settings: Any,
 ) -> None:
-    """Write a directory that ``transformers`` loads; without the tied decoder, like Hugging Face's own files.
+    """Write a directory that ``transformers`` loads, without the tied decoder, like the files of Hugging Face.
 
     Args:
-        folder: the directory, which must not exist or be empty.
+        folder: a directory that does not exist or is empty.
         model: sizes of the network.
-        weights: by name.
-        vocabulary: written as tokenizer files.
-        architecture: Hugging Face's class.
+        weights: the weights, by name.
+        vocabulary: the vocabulary, to write as tokenizer files.
+        architecture: class name in Hugging Face.
         settings: further keys of config.json.
 
     Raises:
@@ -168,10 +171,9 @@ def write_folder(
         **settings,
     }
     _write_tokenizer(folder, model, vocabulary)
-    tensors = {
-        name: tensor.detach().to("cpu", torch.float32).contiguous()
-        for name, tensor in weights.items()
-    }
+    tensors = {}
+    for name, tensor in weights.items():
+        tensors[name] = tensor.detach().to("cpu", torch.float32).contiguous()
     write_atomically(folder / SAFETENSORS, save(tensors, metadata={"format": "pt"}))
     # Written last, so that an incomplete directory does not look like a model.
     write_atomically(folder / "config.json", _json(config))
@@ -192,28 +194,33 @@ def _read_json(path: Path) -> Fields:
             f"{path}: no such file; a Hugging Face directory has config.json, vocab.txt or tokenizer.json, and "
             f"{SAFETENSORS}"
         )
-    return read_object(path, way_out="get the file again")
+    return read_object(path, way_out="download or save the file again")
 
 
 def _read_config(path: Path) -> ModelConfig:
-    found = _read_json(path)
+    """Read the sizes of a network; raise ValueError if it is not this BERT."""
+    fields = _read_json(path)
     for key, only in _FIXED:
-        if key in found and found.any(key) != only:
+        if key in fields and fields.any(key) != only:
             raise ValueError(
-                f"{path}: {key} is {shown(found.any(key))}; this network supports {only!r} only"
+                f"{path}: {key} is {shown(fields.any(key))}; this network supports {only!r} only"
             )
+
     values: Dict[str, Any] = {}
-    # Larger than any published network: refuses a number with which torch would not even start.
-    largest = {each.name: each.metadata["rule"].maximum for each in dataclasses.fields(ModelConfig)}
+    # The maxima of the settings exceed those of published networks, and torch can allocate them.
+    largest = {}
+    for field in dataclasses.fields(ModelConfig):
+        largest[field.name] = field.metadata["rule"].maximum
     for ours, theirs, default in _KEYS:
-        if theirs not in found:
+        if theirs not in fields:
             values[ours] = default
         elif isinstance(default, int):
-            values[ours] = found.integer(theirs, least=1, most=largest[ours])
+            values[ours] = fields.integer(theirs, least=1, most=largest[ours])
         else:
-            values[ours] = found.number(theirs, least=0.0, most=1.0)
-            if values[ours] == (1.0 if ours.endswith("dropout") else 0.0):
-                raise found.error(theirs, "cannot be trained")
+            values[ours] = fields.number(theirs, least=0.0, most=1.0)
+            untrainable = 1.0 if ours.endswith("dropout") else 0.0
+            if values[ours] == untrainable:
+                raise fields.error(theirs, "cannot be trained")
     if values["hidden_size"] % values["num_heads"]:
         raise ValueError(
             f"{path}: hidden_size is {values['hidden_size']}; must be a multiple of num_attention_heads, "
@@ -233,24 +240,23 @@ def _read_weights(folder: Path, model: ModelConfig) -> Weights:
     path = folder / SAFETENSORS
     if not path.exists():
         raise ValueError(
-            f"{folder}: no {SAFETENSORS}; pytorch_model.bin, which could run code, and weights in several files are "
-            "not read: load the model with transformers and save it with save_pretrained"
+            f"{folder}: no {SAFETENSORS}; pytorch_model.bin, which could execute code, and weights in several files "
+            "are not read: load the model with transformers and save it with save_pretrained"
         )
     weights = _canonical(read_tensors(path), str(path))
     _check_encoder(weights, model, str(path))
     return weights
 
 
-def _canonical(found: Mapping[str, torch.Tensor], where: str) -> Weights:
+def _canonical(stored: Mapping[str, torch.Tensor], where: str) -> Weights:
     """Rename weights to the form of this program; raise ValueError for a decoder that is not tied."""
     weights: Weights = {}
-    headless = not any(name.startswith("bert.") for name in found)
-    for name, tensor in found.items():
+    headless = not any(name.startswith("bert.") for name in stored)
+    for name, tensor in stored.items():
         if name.endswith("embeddings.position_ids"):
             continue
-        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-            "LayerNorm.beta", "LayerNorm.bias"
-        )
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+        name = name.replace("LayerNorm.beta", "LayerNorm.bias")
         if headless and name.split(".")[0] in ("embeddings", "encoder", "pooler"):
             name = "bert." + name
         weights[name] = tensor.to(torch.float32)
@@ -262,18 +268,17 @@ def _canonical(found: Mapping[str, torch.Tensor], where: str) -> Weights:
             weights.setdefault(_BIAS, tensor)
         if tied in weights and not torch.equal(weights[tied], tensor):
             raise ValueError(
-                f"{where}: {name} differs from {tied}; this network uses one tensor for both"
+                f"{where}: {name} differs from {tied}; pass a model that uses one tensor for both, as this network does"
             )
     return weights
 
 
 def _check_encoder(weights: Mapping[str, torch.Tensor], model: ModelConfig, where: str) -> None:
-    """Raise ValueError if weights of the encoder are missing; pooler and heads may be."""
+    """Raise ValueError if weights of the encoder are missing; pooler and heads may be missing."""
     matches = (re.match(r"bert\.encoder\.layer\.(\d{1,9})\.", name) for name in weights)
     layers = max((int(match.group(1)) + 1 for match in matches if match), default=0)
-    if (
-        model.num_layers > layers
-    ):  # checked first, because building a network of a million layers takes an hour
+    # Checked first, because building a network of a million layers takes an hour.
+    if model.num_layers > layers:
         raise ValueError(
             f"{where}: bert.encoder.layer.{layers} is missing, its configuration has {model.num_layers} layers; "
             "weights and configuration must be of one BERT"
@@ -292,25 +297,26 @@ def _check_encoder(weights: Mapping[str, torch.Tensor], model: ModelConfig, wher
     if layers > model.num_layers:
         wrong.append(f"layer {layers - 1} exists, its configuration has {model.num_layers} layers")
     if wrong:
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        rest = len(wrong) - 1
+        more = f" (and {rest} more)" if rest else ""
         raise ValueError(
             f"{where}: {wrong[0]}{more}; weights and configuration must be of one BERT"
         )
 
 
 def _write_tokenizer(folder: Path, model: ModelConfig, vocabulary: AnyVocabulary) -> None:
+    """Write the files of a tokenizer."""
     from tokenizers import BertWordPieceTokenizer
 
     kinds = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     settings: Dict[str, Any] = {"model_max_length": model.max_position_embeddings}
     if isinstance(vocabulary, TokenizerFile):
         numbers = (vocabulary.padding, vocabulary.unknown, *vocabulary.special)
-        special = {
-            kind: vocabulary.names[number]
-            for kind, number in zip(kinds, numbers)
-            if number is not None
-        }
-        # Stated, because the default has changed between versions of the library.
+        special = {}
+        for kind, number in zip(kinds, numbers):
+            if number is not None:
+                special[kind] = vocabulary.names[number]
+        # Stated, because the default differs between versions of the library.
         names = ["input_ids", "token_type_ids", "attention_mask"]
         settings.update(tokenizer_class="PreTrainedTokenizerFast", model_input_names=names)
         tokenizer = vocabulary.as_packed()

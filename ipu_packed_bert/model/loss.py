@@ -1,14 +1,14 @@
 """The pre-training loss of packs, such that a packed update equals the unpacked one (paper section 3.2.3).
 
-Rows hold different numbers of sequences and of masked tokens, so no mean over a row or a micro-batch is right: only
-sums divided by the counts of the whole update equal unpacked training. The caller counts and passes
+Rows have different numbers of sequences and of masked tokens, so a mean over a row or a micro-batch would be wrong:
+only sums divided by the counts of the whole update equal unpacked training. The caller counts and passes
 
     mlm_scale = micro-batches of the update / masked tokens of the update     (normalisation "token")
     mlm_scale = micro-batches of the update / sequences of the update         (normalisation "sequence")
     nsp_scale = micro-batches of the update / sequences of the update
 
-one value for each row, the same in all. The mean over the micro-batches of `PretrainingOutput.loss` is then the mean
-over the update, to the last bit of the sum, wherever the packs lie.
+the same value for each row. The mean over the micro-batches of `PretrainingOutput.loss` is then the mean over the
+update, to the last bit of the sum, for any division of the packs.
 Letters: B rows, P slots for masked tokens, D slots for sequences, V vocabulary.
 """
 
@@ -29,17 +29,17 @@ class PretrainingOutput(NamedTuple):
     loss: torch.Tensor  # mlm_loss + nsp_loss
     mlm_loss: torch.Tensor  # multiplied by its scale
     nsp_loss: torch.Tensor  # multiplied by its scale; 0 without next sentence prediction
-    mlm_correct: torch.Tensor  # masked tokens predicted right
-    nsp_correct: torch.Tensor  # sequences classified right
+    mlm_correct: torch.Tensor  # correctly predicted masked tokens
+    nsp_correct: torch.Tensor  # correctly classified sequences
 
 
 def cross_entropy(logits_BKC, labels_BK, *, widen: bool = True) -> torch.Tensor:
-    """Compute the loss of each slot, at least float32 [B, K].
+    """Compute the loss of each slot, [B, K] in float32 or wider.
 
     Args:
         logits_BKC: logits of any floating-point type.
         labels_BK: classes.
-        widen: compute in float32 at least; otherwise in the type of the logits, which saves a copy of them.
+        widen: compute in float32 or wider; otherwise in the type of the logits, which saves a copy.
     """
     half = logits_BKC.dtype in (torch.float16, torch.bfloat16)
     wide = torch.float32 if half else logits_BKC.dtype
@@ -51,21 +51,21 @@ def cross_entropy(logits_BKC, labels_BK, *, widen: bool = True) -> torch.Tensor:
 
 
 def correct(logits_BKC, labels_BK, *, in_blocks: bool = False) -> torch.Tensor:
-    """Return whether the largest logit, the first one of equals, is that of the label, bool [B, K].
+    """Mark the slots in which the largest logit, or the first of equal ones, is that of the label, bool [B, K].
 
     Args:
         logits_BKC: logits.
         labels_BK: classes.
-        in_blocks: find the largest in blocks of logits, which is faster on a CPU.
+        in_blocks: find the largest logit block by block, which is faster on a CPU.
     """
     largest_BK = _first_largest(logits_BKC) if in_blocks else torch.argmax(logits_BKC, dim=2)
     return largest_BK.to(labels_BK.dtype) == labels_BK
 
 
 def _first_largest(logits_BKC, block: int = 256) -> torch.Tensor:
-    """Compute `torch.argmax` of the last dimension: first the block with the largest maximum, then the place in it.
+    """Compute `torch.argmax` of the last dimension: the block with the largest maximum, then the place in the block.
 
-    On a CPU a maximum is vectorised and its place is not: for 30,522 logits this takes a sixth of the time.
+    On a CPU a maximum is vectorised and its place is not: this takes a sixth of the time for 30,522 logits.
     """
     classes = logits_BKC.shape[2]
     whole = classes // block * block
@@ -87,7 +87,7 @@ def membership(masked_lm_weights_BP, sequences: int, dtype: torch.dtype) -> torc
     """Return 1 if masked slot p belongs to sequence d of its row, else 0: [B, D, P].
 
     Args:
-        masked_lm_weights_BP: sequence number of each masked slot; 0 in unused slots, which belong to none.
+        masked_lm_weights_BP: sequence number of each masked slot; 0 in unused slots, which belong to no sequence.
         sequences: D.
         dtype: type of the result.
     """
@@ -97,7 +97,7 @@ def membership(masked_lm_weights_BP, sequences: int, dtype: torch.dtype) -> torc
 
 
 def _sequence_means(values_BP, masked_lm_weights_BP, sequences: int) -> torch.Tensor:
-    """Compute the mean of each sequence's values [B, D], 0 for a sequence without any."""
+    """Compute the mean of each sequence's values [B, D], 0 for a sequence without values."""
     belongs_BDP = membership(masked_lm_weights_BP, sequences, values_BP.dtype)
     sums_BD = (belongs_BDP * values_BP.unsqueeze(1)).sum(2)
     # The count is clamped, because a `where` of the quotient would have the gradient NaN for empty slots.
@@ -111,8 +111,8 @@ class PretrainingLoss(nn.Module):
     def __init__(self, loss: LossConfig):
         super().__init__()
         self.normalisation = loss.normalisation
-        self.widen_logits = True  # an engine without memory for it switches it off
-        self.in_blocks = False  # an engine on which `_first_largest` is faster switches it on
+        self.widen_logits = True  # off in engines with too little memory for it
+        self.in_blocks = False  # on in engines on which `_first_largest` is faster
 
     def forward(
         self,
@@ -125,7 +125,7 @@ class PretrainingLoss(nn.Module):
         mlm_scale_B,
         nsp_scale_B,
     ) -> PretrainingOutput:
-        """Compute the losses and the numbers of right predictions of a micro-batch."""
+        """Compute the losses and the numbers of correct predictions of a micro-batch."""
         mlm_BP = cross_entropy(mlm_logits_BPV, masked_lm_ids_BP, widen=self.widen_logits)
         # Unused slots have finite losses of arbitrary tokens: their weight must be exactly 0.
         used_BP = (masked_lm_weights_BP > 0).to(mlm_BP.dtype)

@@ -12,7 +12,7 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import EPSILON, MAX_WEIGHT_NORM, OptimizerConfig
 from pack_data.reading.fields import named
 
-MOMENTS = ("exp_avg", "exp_avg_sq")  # of an optimiser's state, by parameter
+MOMENTS = ("exp_avg", "exp_avg_sq")  # tensors of an optimiser's state, for each parameter
 
 
 class _Lamb(torch.optim.Optimizer):
@@ -23,7 +23,7 @@ class _Lamb(torch.optim.Optimizer):
         u = (m / c1) / (sqrt(v) / sqrt(c2) + eps) + weight_decay * w
         w = w - lr * ratio * u        ratio = min(|w|, max_weight_norm) / |u|, or 1 if |w|, |u| or the bound is 0
 
-    A group with max_weight_norm 0 therefore takes the steps of AdamW. Gradients are not clipped here: see `clip`.
+    A group with max_weight_norm 0 therefore takes the steps of AdamW. Gradients are not clipped here, but by `clip`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class _Lamb(torch.optim.Optimizer):
                 self.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter)
 
     @torch.no_grad()
-    def step(self, closure=None):  # torch's signature; nobody passes a closure
+    def step(self, closure=None):  # torch's signature, without a use of closure
         """Make one update from the gradients of the parameters."""
         for group in self.param_groups:
             group["step"] += 1
@@ -86,6 +86,7 @@ class _Lamb(torch.optim.Optimizer):
 
 
 def _trust_ratios(weights, updates, max_weight_norm: float) -> List[torch.Tensor]:
+    """Return the factor `ratio` of each tensor."""
     weight_norms = torch.stack(torch._foreach_norm(weights))
     update_norms = torch.stack(torch._foreach_norm(updates))
     usable = (weight_norms > 0) & (update_norms > 0)
@@ -102,7 +103,7 @@ class _AdamW(_Lamb):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Make one update by torch's fused kernel, if it has one: a single pass over memory, a fifth of the time."""
+        """Make one update, if possible by torch's fused kernel: a single pass over memory in a fifth of the time."""
         if torch.__version__ < "2.4" or not self.defaults["bias_correction"]:
             return super().step()
         for group in self.param_groups:
@@ -137,7 +138,7 @@ def parameter_groups(
 
     Args:
         named_parameters: parameters of the network.
-        weight_decay: of the matrices; there is none for the others, and the trust ratio of biases is 1.
+        weight_decay: that of the matrices; other parameters have none, and the trust ratio of biases is 1.
     """
     biases = []
     vectors = []
@@ -162,7 +163,7 @@ def build_optimizer(
     """Build the configured optimiser.
 
     Args:
-        model: its parameters are optimised.
+        model: the network with the parameters.
         optimizer: the settings.
         betas: decay of the moments, adjusted for packing (`Config.betas`).
     """
@@ -180,18 +181,18 @@ def build_optimizer(
 
 
 def gradient_norm(gradients: List[torch.Tensor]) -> torch.Tensor:
-    """Compute the L2 norm of all gradients taken together, [] on their device; nothing is read back."""
+    """Compute the L2 norm of all gradients together, [] on their device, without a sync."""
     norms = torch._foreach_norm(gradients)
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def clip(gradients: List[torch.Tensor], norm: float, bound: float) -> None:
-    """Scale gradients down to a bound, in place, as `torch.nn.utils.clip_grad_norm_` does.
+    """Scale gradients down to a bound in place, like `torch.nn.utils.clip_grad_norm_`.
 
     Args:
         gradients: all gradients.
         norm: their norm, from `gradient_norm`.
-        bound: the largest norm; smaller gradients stay as they are.
+        bound: the largest norm; smaller gradients do not change.
     """
     coefficient = bound / (norm + 1e-6)
     if coefficient < 1.0:
@@ -199,7 +200,7 @@ def clip(gradients: List[torch.Tensor], norm: float, bound: float) -> None:
 
 
 def neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Dict[str, Any]:
-    """Return the optimiser's state by parameter name, float32 on the CPU, as every engine writes and reads it."""
+    """Return the state of an optimiser in the form of all engines: by parameter name, float32 on the CPU."""
     state: Dict[str, Any] = {"step": int(optimizer.param_groups[0]["step"])}
     for moment in MOMENTS:
         state[moment] = {}
@@ -212,15 +213,14 @@ def neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> D
 def load_neutral_state(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, state: Dict[str, Any]
 ) -> None:
-    """Load what `neutral_state` returned.
+    """Load a result of `neutral_state`.
 
     Raises:
-        ValueError: its names or shapes are not those of the model.
+        ValueError: names or shapes differ from the model's.
     """
     for moment in MOMENTS:
-        refuse_other_shapes(
-            f"optimizer state: {moment}", state[moment], dict(model.named_parameters())
-        )
+        parameters = dict(model.named_parameters())
+        refuse_other_shapes(f"optimizer state: {moment}", state[moment], parameters)
         for name, parameter in model.named_parameters():
             optimizer.state[parameter][moment].copy_(state[moment][name])
     for group in optimizer.param_groups:
@@ -230,30 +230,30 @@ def load_neutral_state(
 def refuse_other_shapes(
     what: str, tensors: Mapping[str, torch.Tensor], model: Mapping[str, torch.Tensor]
 ) -> None:
-    """Raise ValueError if tensors do not have the names and shapes of the model's.
+    """Raise ValueError if the names and shapes of tensors are not those of the model.
 
     Args:
-        what: name of the tensors, for the error.
-        tensors: by name.
-        model: the model's own tensors, by name.
+        what: the subject of the message.
+        tensors: the tensors, by name.
+        model: the tensors of the model, by name.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     expected = {name: tuple(tensor.shape) for name, tensor in model.items()}
-    wrong = sorted(
-        name for name in {**expected, **shapes} if expected.get(name) != shapes.get(name)
-    )
+    names = {**expected, **shapes}
+    wrong = sorted(name for name in names if expected.get(name) != shapes.get(name))
     if wrong:
+        first = wrong[0]
         raise ValueError(
-            f"{what} of {named(wrong[0])} is {shapes.get(wrong[0])}, the model's is {expected.get(wrong[0])}"
-            f" ({len(wrong)} differ); load it into the model it was saved from"
+            f"{what} of {named(first)} is {shapes.get(first)}, the model's is {expected.get(first)} ({len(wrong)} "
+            "differ); load it into the model from which it was saved"
         )
 
 
 def warmup_linear(step: int, *, steps: int, warmup_steps: int) -> float:
-    """Return the share of the peak learning rate in one update.
+    """Return the learning rate of one update as a share of the peak.
 
-    It rises linearly over the warm-up, then falls linearly towards 0, which the update after the last one would have.
-    Update 0 already learns: a rate of 0 would waste it.
+    It rises linearly in the warm-up, then falls linearly towards 0, the rate of the update after the last. Update 0 has
+    a rate above 0, because it would be wasted otherwise.
 
     Args:
         step: the update; 0 is the first.
@@ -266,7 +266,7 @@ def warmup_linear(step: int, *, steps: int, warmup_steps: int) -> float:
     return max(0.0, left)
 
 
-# Share of the peak after the warm-up: (what is left of the schedule, from 1 down to 0; its power) -> share.
+# Share of the peak after the warm-up: (remaining part of the schedule, from 1 to 0; its power) -> share.
 _AFTER_WARMUP: Dict[str, Callable[[float, float], float]] = {
     "linear": lambda left, power: left,
     "polynomial": lambda left, power: left**power,
@@ -276,8 +276,8 @@ _AFTER_WARMUP: Dict[str, Callable[[float, float], float]] = {
 
 
 def _scheduled_rate(step: int, optimizer: Any, *, steps: int) -> float:
-    """Return the learning rate of update ``step`` (0-based) of a schedule; each kind has the same linear warm-up."""
-    warmup_steps = int(round(optimizer.warmup_fraction * steps))
+    """Return the learning rate of update ``step`` (0-based) of a schedule; all kinds have the same linear warm-up."""
+    warmup_steps = round(optimizer.warmup_fraction * steps)
     share = warmup_linear(step, steps=steps, warmup_steps=warmup_steps)
     if step >= warmup_steps:
         share = _AFTER_WARMUP[optimizer.schedule](share, optimizer.schedule_power)

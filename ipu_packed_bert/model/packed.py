@@ -1,4 +1,4 @@
-"""packedBERT: what packing changes in BERT (paper section 3.2), and nothing else.
+"""packedBERT: the changes of packing to BERT (paper section 3.2).
 
 Three changes, all with constant shapes: positions are looked up (in `_BertEmbeddings`), a block mask built from the
 sequence numbers keeps the sequences of a pack apart, and the heads work on a fixed number of gathered slots per pack.
@@ -17,26 +17,26 @@ from ipu_packed_bert.model.loss import PretrainingLoss, PretrainingOutput
 from ipu_packed_bert.settings.schema import LossConfig, ModelConfig
 from pack_data.store.packs import FIELDS
 
-BATCH_FIELDS = (
-    *FIELDS,
-    "mlm_scale",
-    "nsp_scale",
-)  # arguments of `PackedBertForPreTraining.forward`
+# Arguments of `PackedBertForPreTraining.forward`.
+BATCH_FIELDS = (*FIELDS, "mlm_scale", "nsp_scale")
 
 
 def hidden_score(attention: str) -> float:
-    """Return what a mask adds to a score that must not count.
+    """Return the number that a mask adds to a hidden score.
 
-    -1000 fits float16, and exp(-1000 + any difference of scores met in training) is exactly 0 in every type.
-    scaled_dot_product_attention takes -inf, which is exact for any scores, since no row is all masked.
+    -1000 fits into float16, and exp(-1000 + any difference of scores in training) is exactly 0 in every type.
+    scaled_dot_product_attention accepts -inf, which is exact for any scores, because no row is completely masked.
+
+    Args:
+        attention: "eager" or "sdpa".
     """
     return -1000.0 if attention == "eager" else float("-inf")
 
 
 class AttentionMask(nn.Module):
-    """Additive mask in which slots of the same sequence see each other (paper section 3.2.2).
+    """Additive mask in which the slots of a sequence attend to one another (paper section 3.2.2).
 
-    For a row of a sequence of two tokens, one of three and one slot of padding; 0 is "seen" and x "hidden":
+    The mask of a row with a sequence of two tokens, a sequence of three and one slot of padding; 0: seen, x: hidden:
 
         sequence   1 1 2 2 2 0
                1   0 0 x x x x
@@ -44,18 +44,18 @@ class AttentionMask(nn.Module):
                2   x x 0 0 0 x
                2   x x 0 0 0 x
                2   x x 0 0 0 x
-               0   x x x x x 0      padding sees padding, so that no softmax is over nothing, which would be NaN
+               0   x x x x x 0      padding attends to padding, because an empty softmax would be NaN
     """
 
     def __init__(self, attention: str):
         super().__init__()
         self.hidden = hidden_score(attention)
-        # Type of the products, if autocast gives them another type than the weights. A mask of that type is made and
-        # kept once; otherwise each layer makes its own copy and keeps it for the backward pass.
+        # Type of the products, if autocast gives them another type than the weights. A mask of that type is kept once;
+        # otherwise each layer copies it and keeps its copy for the backward pass.
         self.products: Optional[torch.dtype] = None
 
     def forward(self, input_mask_BS, dtype: torch.dtype) -> torch.Tensor:
-        """Map int32 sequence numbers [B, S], 0 in padding, to a mask [B, 1, S, S] of `products` or else ``dtype``."""
+        """Map int32 sequence numbers [B, S], 0 in padding, to a mask [B, 1, S, S] of type `products` or ``dtype``."""
         dtype = dtype if self.products is None else self.products
         same_B1SS = (input_mask_BS.unsqueeze(2) == input_mask_BS.unsqueeze(1)).unsqueeze(1)
         seen = torch.zeros((), dtype=dtype, device=input_mask_BS.device)
@@ -65,10 +65,10 @@ class AttentionMask(nn.Module):
 class PaddingMask(nn.Module):
     """The mask of BERT without packs, in place of `AttentionMask` for rows of one sequence.
 
-    An empty row sees its padding; otherwise its softmax would be over nothing.
+    An empty row attends to its padding, because an empty softmax would be NaN.
 
     Args:
-        hidden: what is added to a score that must not count, see `hidden_score`.
+        hidden: the number that is added to a hidden score, see `hidden_score`.
     """
 
     def __init__(self, hidden: float):
@@ -85,7 +85,7 @@ class PaddingMask(nn.Module):
 
 
 class GatherSlots(nn.Module):
-    """Selection of the slots that a head works on."""
+    """Selection of the slots of a head."""
 
     def forward(self, hidden_BSH, slots_BK) -> torch.Tensor:
         """Gather hidden states [B, S, H] of slots [B, K] -> [B, K, H]."""
@@ -94,15 +94,15 @@ class GatherSlots(nn.Module):
 
 
 class PackedBert(nn.Module):
-    """The encoder under the block mask, which the networks of all tasks share.
+    """The encoder with the block mask, which the networks of all tasks share.
 
-    `attention_mask` (together with each layer's `attention.self.scores`, which takes its output) and modules of the
+    `attention_mask` (together with each layer's `attention.self.scores`, which uses its output) and modules of the
     class `GatherSlots` may be replaced from outside; they have no parameters.
 
     Args:
         model: sizes of the network.
         attention: "eager" or "sdpa".
-        pooler: whether the network has a pooler.
+        pooler: add a pooler.
 
     Raises:
         ValueError: there is no such attention.
@@ -136,7 +136,7 @@ class PackedBertForPreTraining(PackedBert):
 
     Args:
         model: sizes of the network.
-        loss: normalisation of the loss, and whether the network predicts next sentences.
+        loss: normalisation of the loss, and the switch of next sentence prediction.
         attention: "eager" or "sdpa".
     """
 
@@ -157,12 +157,12 @@ class PackedBertForPreTraining(PackedBert):
         masked_lm_positions_BP,
         next_sentence_positions_BD,
     ) -> _PretrainingLogits:
-        """Compute the logits of the gathered slots; those of unused slots are finite and mean nothing."""
+        """Compute the logits of the gathered slots; those of unused slots are finite and arbitrary."""
         classifier = self.cls.seq_relationship
         table_VH = self.bert.embeddings.word_embeddings.weight
         hidden_BSH = self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
-        # Both sets of slots are gathered before the first head, so that only the gathered rows, not the whole hidden
-        # state, move to the device of the heads.
+        # Both sets of slots are gathered before the first head, so that only the gathered rows are copied to the device
+        # of the heads, not the whole hidden state.
         masked_BPH = self.masked_lm_slots(hidden_BSH, masked_lm_positions_BP)
         if classifier is None:
             return _PretrainingLogits(self.cls.predictions(masked_BPH, table_VH), None)
@@ -189,7 +189,7 @@ class PackedBertForPreTraining(PackedBert):
     ) -> PretrainingOutput:
         """Compute scaled sums over the rows, see `loss.py`, from the fields of `BATCH_FIELDS`.
 
-        All fields are int32 but the two scales, which are float32.
+        All fields are int32 except the two scales, which are float32.
         """
         logits = self.logits(
             input_ids_BS,

@@ -1,12 +1,12 @@
 """The mask and the gathered slots as matrix products, for devices on which a product is cheaper than a gather.
 
-Each class replaces a part of `packed.PackedBertForPreTraining` from outside and computes the same; none has parameters.
+Each class replaces a part of `packed.PackedBertForPreTraining` from outside and computes the same, without parameters.
 Letters as in `bert.py`: B rows, S slots, N heads, A width of a head, H hidden size, K gathered slots; C columns of a
 code.
 
 The mask needs no [S, S] tensor. The sequence numbers are written in binary, and each slot gets two codes: "own" has a
-column for each digit and one for its complement, "other" the same with complement and digit exchanged and negative.
-The product of two slots' codes then counts the digits in which their numbers differ. With numbers of two digits:
+column for each digit and a column for its complement, "other" has them exchanged and negative. The product of the codes
+of two slots then counts the digits in which their numbers differ. With numbers of two digits:
 
     number   digits   own               other                 own . other     0        1        2        3
        0     0 0       0  32   0  32    -32   0  -32   0               0      0    -1024    -1024    -2048
@@ -17,7 +17,7 @@ The product of two slots' codes then counts the digits in which their numbers di
 The codes are appended to query and key, so that the score product adds the mask. This is exact in every type. Between
 slots of one sequence every added term is 0, so the rounding of partial sums, in any order and precision, is that of the
 sum without codes. Between two sequences at least one term is -1024, for which softmax is exactly 0, as for the additive
-mask's -1000. Both factors are small powers of two: they are exact, and the gradients of the codes' columns, which are
+mask's -1000. Both factors are small powers of two: they are exact, and the gradients of the columns of codes, which are
 computed but not used, stay as small as those of query and key.
 """
 
@@ -38,7 +38,7 @@ class _SequenceCodes(nn.Module):
 
     Args:
         sequences: largest sequence number of a row.
-        columns: width C of a code, at least two columns for each binary digit of ``sequences``; the rest is zero.
+        columns: width C of a code, at least two columns for each binary digit of ``sequences``; other columns are zero.
 
     Raises:
         ValueError: there are too few columns.
@@ -49,19 +49,19 @@ class _SequenceCodes(nn.Module):
         digits = sequences.bit_length()
         if columns < 2 * digits:
             raise ValueError(
-                f"{columns} columns for the codes of {sequences} sequences; at least {2 * digits} are needed"
+                f"columns is {columns}; must be at least {2 * digits} for the codes of {sequences} sequences"
             )
         unused = [0.0] * (columns - 2 * digits)
         rows = []
         for number in range(sequences + 1):
-            own: List[float] = []
-            other: List[float] = []
+            own_code: List[float] = []
+            other_code: List[float] = []
             for digit in reversed(range(digits)):
-                one = float(number >> digit & 1)
-                own += [_WEIGHT * one, _WEIGHT * (1.0 - one)]
-                other += [-_WEIGHT * (1.0 - one), -_WEIGHT * one]
-            rows.append([*own, *unused, *other, *unused])
-        # Buffers, because a tensor made in the forward pass would be a constant captured from the host.
+                bit = float(number >> digit & 1)
+                own_code += [_WEIGHT * bit, _WEIGHT * (1.0 - bit)]
+                other_code += [-_WEIGHT * (1.0 - bit), -_WEIGHT * bit]
+            rows.append([*own_code, *unused, *other_code, *unused])
+        # Buffers, because a tensor created in the forward pass would be a constant captured from the host.
         self.numbers: torch.Tensor
         self.codes: torch.Tensor
         self.register_buffer(
@@ -73,7 +73,7 @@ class _SequenceCodes(nn.Module):
         """Map sequence numbers [B, S], 0 in padding, to codes [B, 2, S, C], own and other."""
         rows, slots = input_mask_BS.shape
         one_hot_BSM = (input_mask_BS.unsqueeze(2) == self.numbers).to(dtype)
-        # Each row of the product has one term, so it looks up a code.
+        # Each sum of the product has one term, which looks up a code.
         codes_BSC = torch.matmul(one_hot_BSM, self.codes.to(dtype))
         return codes_BSC.view(rows, slots, 2, -1).transpose(1, 2)
 
@@ -84,12 +84,10 @@ class _ProductMaskedScores(nn.Module):
     def forward(self, query_BNSA, key_BNSA, codes_B2SC) -> torch.Tensor:
         rows, heads, slots, _ = query_BNSA.shape
         columns = codes_B2SC.shape[3]
-        own_BNSC, other_BNSC = (
-            codes_B2SC.select(1, which).unsqueeze(1).expand(rows, heads, slots, columns)
-            for which in (0, 1)
-        )
-        query = torch.cat((query_BNSA, own_BNSC), dim=3)
-        key = torch.cat((key_BNSA, other_BNSC), dim=3)
+        own_B1SC = codes_B2SC.select(1, 0).unsqueeze(1)
+        other_B1SC = codes_B2SC.select(1, 1).unsqueeze(1)
+        query = torch.cat((query_BNSA, own_B1SC.expand(rows, heads, slots, columns)), dim=3)
+        key = torch.cat((key_BNSA, other_B1SC.expand(rows, heads, slots, columns)), dim=3)
         return torch.matmul(query, key.transpose(2, 3))
 
 

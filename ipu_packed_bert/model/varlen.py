@@ -1,10 +1,10 @@
-"""Attention that skips what packing masks: softmax over each sequence's own block, never over a whole row.
+"""Attention without the scores that packing masks: softmax over the block of each sequence, not over a whole row.
 
 A dense mask multiplies S x S scores of a row and discards those between sequences; here a row of sequences of l1, l2,
 ... tokens costs l1^2 + l2^2 + ... only (variable-length attention, "Enhancing Training Efficiency Using Packing with
 Flash Attention", section 2). It is for devices without static graphs. The classes replace parts of a network from
-outside, have no parameters, and compute the same for every slot of a sequence. With blocks, padding goes through no
-layer; for the kernel, whose shapes are static, padding is a sequence of its own that nobody reads.
+outside, have no parameters, and compute the same for every slot of a sequence. With blocks, the layers skip padding;
+for the kernel, whose shapes are static, padding is an additional sequence that nobody reads.
 Letters as in `bert.py`: B rows, S slots, N heads, A width of a head, D slots for sequences, H hidden size; T tokens,
 with the kernel's padding B S.
 """
@@ -24,14 +24,12 @@ from ipu_packed_bert.model.packed import AttentionMask
 
 
 class BlockRule(NamedTuple):
-    """How attention in blocks is computed. Both are fixed functions, so that a run can be repeated bit for bit."""
+    """The rules of attention in blocks: fixed functions, so that a run can be repeated bit for bit."""
 
-    eager: Callable[
-        [int, float], bool
-    ]  # (tokens of a block, dropout) -> by plain products, else by torch's operator
-    pays: Callable[
-        [AttentionBlocks, int, int], bool
-    ]  # (blocks, rows, slots) -> blocks, else a mask over whole rows
+    # (tokens of a block, dropout) -> True: by plain products; False: by torch's operator.
+    eager: Callable[[int, float], bool]
+    # (blocks, rows, slots) -> True: in blocks; False: with a mask over whole rows.
+    pays: Callable[[AttentionBlocks, int, int], bool]
 
 
 SDPA_BLOCKS = BlockRule(eager=lambda tokens, dropout: False, pays=lambda blocks, rows, slots: True)
@@ -52,14 +50,14 @@ class _SequenceBoundaries(nn.Module):
         )
 
     def forward(self, input_mask_BS, dtype: torch.dtype) -> torch.Tensor:
-        """Map sequence numbers to the places where sequences and paddings, in turn, begin and end.
+        """Map sequence numbers to the boundaries of sequences and paddings in turn.
 
         Args:
             input_mask_BS: sequence numbers, rising from 1 to D; 0 in the padding that may follow each sequence.
             dtype: not used.
 
         Returns:
-            int32 [2 B D + 1], first 0, last T. Lengths of 0 fill up a row with fewer sequences: the shape is static.
+            int32 [2 B D + 1], first 0, last T. Lengths of 0 complete a row of fewer sequences, so the shape is static.
         """
         latest_BS = input_mask_BS.cummax(dim=1).values.clamp(min=1)
         runs_BS = 2 * latest_BS - (input_mask_BS > 0).to(latest_BS.dtype)
@@ -69,22 +67,20 @@ class _SequenceBoundaries(nn.Module):
 
 
 class _Tokens(NamedTuple):
-    """The tokens of a micro-batch, its rows laid end to end, and which of them attend to each other."""
+    """The tokens of a micro-batch, with its rows laid end to end, and the blocks of their attention."""
 
-    slots: Optional[
-        torch.Tensor
-    ]  # int64 [T] of 0 to B S: their places; None if there is no padding
+    # int64 [T] of 0 to B S: the places of the tokens; None if there is no padding.
+    slots: Optional[torch.Tensor]
     blocks: AttentionBlocks
 
 
 class _SequenceBlocks(AttentionMask):
     """Tokens and blocks of a micro-batch, in place of `packed.AttentionMask`, or the dense mask if blocks do not pay.
 
-    They are read back from the device once for all layers. Blocks do not pay for many short sequences in short, full
-    rows.
+    They are copied from the device once for all layers. Blocks do not pay for many short sequences in short, full rows.
 
     Args:
-        rule: decides whether blocks pay.
+        rule: the function `pays` decides between blocks and mask.
     """
 
     def __init__(self, rule: BlockRule):
@@ -98,7 +94,7 @@ class _SequenceBlocks(AttentionMask):
         row_numbers = torch.arange(rows, device=input_mask_BS.device).unsqueeze(1)
         numbers = (input_mask_BS + offset * row_numbers).flatten()
         tokens = input_mask_BS.flatten().nonzero().squeeze(1)
-        if not len(tokens):  # each layer needs one, so that every parameter has a gradient
+        if not len(tokens):  # with one token, every parameter has a gradient
             tokens = tokens.new_zeros(1)
 
         _, lengths = numbers[tokens].unique_consecutive(return_counts=True)
@@ -110,7 +106,7 @@ class _SequenceBlocks(AttentionMask):
 
 
 def _without_padding(encode: Callable[..., torch.Tensor], *fields_and_mask: Any) -> torch.Tensor:
-    """Call `bert.BertModel.forward`, which is ``encode``, on the tokens alone, as one row, if the mask locates them.
+    """Call ``encode``, `bert.BertModel.forward`, with the tokens alone as one row, if the mask has their places.
 
     The hidden states of padding are 0.
     """
@@ -169,7 +165,7 @@ class _KernelContext(nn.Module):
     ) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
-        slots = query_BNSA.shape[2]  # no sequence is longer
+        slots = query_BNSA.shape[2]  # of the longest possible sequence
         context_TNA = varlen_attn(
             _end_to_end(query_BNSA),
             _end_to_end(key_BNSA),
@@ -183,12 +179,12 @@ class _KernelContext(nn.Module):
 
 
 def _end_to_end(heads_BNSA) -> torch.Tensor:
-    """[B, N, S, A] -> [T, N, A]."""
+    """Reshape [B, N, S, A] to [T, N, A]."""
     return heads_BNSA.transpose(1, 2).flatten(0, 1)
 
 
 def _rows(context_TNA, like_BNSA) -> torch.Tensor:
-    """[T, N, A] -> [B, N, S, A]."""
+    """Reshape [T, N, A] to [B, N, S, A]."""
     rows, heads, slots, width = like_BNSA.shape
     return context_TNA.view(rows, slots, heads, width).transpose(1, 2)
 
@@ -203,10 +199,10 @@ def attend_within_sequences(
     """Replace the mask and the attention of a network built for "sdpa", in place.
 
     Args:
-        network: has `attention_mask` and `bert`.
+        network: a network with `attention_mask` and `bert`.
         sequences: D, the most sequences in a row.
-        kernel: use torch's variable-length kernel, which must support this device and type; else blocks.
-        rule: how blocks are computed, and when a dense mask is used instead.
+        kernel: use torch's variable-length kernel, which must support this device and type, in place of blocks.
+        rule: the rules of attention in blocks.
     """
     if kernel:
         network.attention_mask = _SequenceBoundaries(sequences)

@@ -343,7 +343,7 @@ def test_a_state_of_another_model_is_refused(sdk):
     config = make_config()
     other = host_engine(change(config, model={"hidden_size": 32}), packing_factor=1.0).state()
     engine = make_engine(sdk, config)
-    with pytest.raises(ValueError, match="load it into the model it was saved from"):
+    with pytest.raises(ValueError, match="load it into the model from which it was saved"):
         engine.load_state(other)
 
 

@@ -217,7 +217,7 @@ def test_columns(depth, head, columns):
 
 
 def test_too_few_columns_are_refused():
-    with pytest.raises(ValueError, match="at least 6 are needed"):
+    with pytest.raises(ValueError, match="must be at least 6"):
         _SequenceCodes(4, 4)
 
 
