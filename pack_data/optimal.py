@@ -1,7 +1,7 @@
 """The optimal packer, with a proof: `python -m pack_data.optimal`.
 
-Decreasing fits and bounds that need no solver come first (solver/search.py). Where they leave a gap that is worth its
-time, the cutting-stock linear programme says how few packs there can be (solver/column_generation.py). Its solution is
+Decreasing fits and bounds that need no solver come first (solver/search.py). If they leave a gap that is worth more
+time, the cutting-stock linear programme bounds the number of packs (solver/column_generation.py). Its solution is
 rounded to whole packs (solver/rounding.py); its prices, as whole numbers, become a certificate that anyone can check.
 """
 
@@ -16,7 +16,7 @@ from pack_data.lengths.packer_command import run_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, statement
 from pack_data.reading.fields import packing_depth
-from pack_data.solver.search import Limits, found_quickly
+from pack_data.solver.search import Limits, pack_quickly
 
 
 def pack(
@@ -25,32 +25,39 @@ def pack(
     max_sequences_per_pack: Optional[int],
     budget: Optional[float] = None,
 ) -> Packing:
-    """Packs into very nearly as few packs as any packing of this depth can; the result carries the proof.
+    """Pack into nearly the fewest packs possible, with a proof.
 
-    What holds always: no packing of this depth has fewer packs than `lower_bound`, an exact proof, and `packs -
-    lower_bound` is the most that a better packing could save. What is measured stands in docs/packing.md; the gap has
-    no guaranteed limit. A step is begun only where what it may win is worth its time (solver/search.py).
+    No packing of this depth has fewer packs than `lower_bound`, which is proved exactly; a better packing could save at
+    most `packs - lower_bound`. This gap has no guaranteed limit; docs/packing.md gives measured ones. A step is begun
+    only if its possible gain is worth its time (solver/search.py).
 
-    max_sequences_per_pack None is unlimited.  budget: seconds in which every step is begun, and after which none is;
-    then the result depends on how fast the machine is.
+    Args:
+        histogram: lengths to pack.
+        max_sequences_per_pack: packing depth; None for unlimited.
+        budget: seconds after which no step is begun, and within which each one is; the result then depends on the speed
+            of the machine. None begins the steps that pay.
+
+    Returns:
+        A packing with its lower bound and certificate.
     """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
-    found = found_quickly(histogram, Limits.of(histogram, max_sequences_per_pack, budget))
-    if found.pays(found.programme_seconds):
+    limits = Limits.of(histogram, max_sequences_per_pack, budget)
+    best = pack_quickly(histogram, limits)
+    if best.pays(best.programme_seconds):
         # Imported here because loading SciPy takes longer than most packings.
         from pack_data.solver.programmes import improved
 
-        found = improved(found)
+        best = improved(best)
     return Packing.of(
         "optimal",
         histogram,
         max_sequences_per_pack,
-        found.packs,
+        best.packs,
         solve_seconds=time.perf_counter() - start,
-        lower_bound=found.lower_bound,
-        lp_bound=float(found.worth),
-        certificate=found.certificate,
+        lower_bound=best.lower_bound,
+        lp_bound=float(best.worth),
+        certificate=best.certificate,
     )
 
 
@@ -63,7 +70,7 @@ main = partial(
         "--budget": dict(
             type=positive_seconds,
             metavar="SECONDS",
-            help="stop improving after so long, with the best packing found and its proven gap; the result then "
+            help="stop improving after this time, with the best packing so far and its proven gap; the result then "
             "depends on how fast the machine is",
         )
     },

@@ -1,12 +1,13 @@
 """Fill packs to the last slot, one strategy after another: near the bound in a fraction of a second.
 
-Decreasing fits waste slots in two ways. If most sequences take a third or a quarter of a pack, three of them fit and
-the room that is left suits no other. And if packs have a limit on sequences, the short ones come last and use up the
-limit while slots stay empty. Here the longest sequence left opens a pack, and as soon as two sequences fill the rest
-exactly, they are added: of all such pairs the one whose lengths are nearest to each other, so that the short ones,
-which fill any room, are kept. For a limit on sequences packs are made deep: between the longest and the pair they take
-the shortest sequences, so that the pack reaches a wanted number of sequences. The best number is found by trying. The
-rule is in the spirit of the minimum-bin-slack heuristic (Gupta and Ho, 1999).
+Decreasing fits waste slots in two ways. If most sequences take slightly less than a third or a quarter of a pack, the
+rest of the pack suits no other sequence. And if packs have a limit on sequences, the short ones come last and use up
+the limit while slots stay empty.
+
+Here the longest sequence left opens a pack, and as soon as two sequences fill the rest exactly, they are added. Of all
+such pairs the one with the most similar lengths is taken, which keeps the short sequences that fill any room. If the
+number of sequences is limited, a pack also takes some of the shortest, so that it reaches a wanted depth; several
+depths are tried. The rule is in the spirit of the minimum-bin-slack heuristic (Gupta and Ho, 1999).
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ import numpy as np
 from pack_data.solver.free_slots import Packs, count_packs
 
 SECONDS_PER_STRATEGY = 4e-5  # measured mean time for one strategy, on one core
-_MAX_SPARE_SLOTS = 2  # that a pair of sequences may leave empty
+_MAX_SPARE_SLOTS = 2  # slots that a pair of sequences may leave empty
 # Pairs looked at first, from the middle of the room outwards: nearly always one of these windows has a pair.
 _WINDOWS_OF_PAIRS = (32, 512, 8192)
 # Slots per occurring length above which pairs are searched by length instead of by slot.
 _SPARSE_SLOTS = 16
-_SHALLOW_SHARE = 0.45  # if a mean pack has fewer sequences than this share of the limit, the limit hardly matters
-# Depths that are tried, in sequences of a mean pack.
+# If a mean pack has fewer sequences than this share of the limit, the limit hardly matters.
+_SHALLOW_SHARE = 0.45
+# Depths that are tried, as multiples of the mean number of sequences per pack.
 _DEPTHS_TRIED = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)
-_EVEN_PACKS = 2000  # strategies that `fill_evenly` makes, about
-_HALVINGS_OF_SHARE = 12  # steps of its bisection: the share is exact to 1 / 4096
+# Approximate number of strategies that `fill_evenly` makes.
+_EVEN_PACKS = 2000
+# Steps of its bisection: the share is exact to 1 / 4096.
+_HALVINGS_OF_SHARE = 12
 
 
 def fill_exactly(counts: np.ndarray, max_sequences_per_pack: Optional[int], target: int) -> Packs:
@@ -53,7 +57,7 @@ def fill_exactly(counts: np.ndarray, max_sequences_per_pack: Optional[int], targ
 
 
 def depths_tried(counts: np.ndarray, depth: int) -> List[int]:
-    """Return the numbers of sequences that packs are made to reach, in turn; 0 sets no such number."""
+    """Return the depths that packs should reach, in the order in which they are tried; 0 sets no depth."""
     S = len(counts) - 1
     sequences = int(counts.sum())
     shortest = int(np.flatnonzero(counts)[0])
@@ -101,7 +105,7 @@ class _Filling:
     def _pack(self, longest: int, wanted: int) -> Dict[int, int]:
         """Return {length: number} of one pack with the longest sequence and, if they fit, at least `wanted` sequences.
 
-        Its sequences are not taken out of those that are left, but their lengths may no longer be `_present`.
+        Its sequences stay among those that are left, but their lengths may no longer be `_present`.
         """
         present = self._present
         pack: Dict[int, int] = {}
@@ -135,7 +139,8 @@ class _Filling:
                 if 0 < shortest <= room // wanted:
                     length = shortest
                     number = min(self._left[length] - pack.get(length, 0), wanted - 2)
-                else:  # so many sequences do not fit
+                else:
+                    # The wanted number does not fit.
                     wanted = 0
             if wanted <= 2:
                 length = present.rfind(1, 0, min(room, longest) + 1)
@@ -147,17 +152,15 @@ class _Filling:
             half = total // 2  # pairs are (total - half + i, half - i) for i = 0, 1, ...
             middle_occurs_once = total == 2 * half and self._left[half] < 2 + pack.get(half, 0)
             first = 1 if middle_occurs_once else 0
-            shorter = (
-                self._sparse_pair(total, half - first)
-                if self._sparse
-                else self._dense_pair(total, first)
-            )
+            search = self._sparse_pair if self._sparse else self._dense_pair
+            shorter = search(total, first)
             if shorter:
                 return total - shorter, shorter
         return ()
 
-    def _sparse_pair(self, total: int, longest: int) -> int:
-        """Return the shorter length of the pair, at most `longest`, by a search over lengths; 0 if there is none."""
+    def _sparse_pair(self, total: int, first: int) -> int:
+        """Return the shorter length of the pair, from pair `first` on, by a search over lengths; 0 if there is none."""
+        longest = total // 2 - first
         shorter = self._lengths[: self._lengths.searchsorted(longest, side="right")][::-1]
         if not len(shorter):
             return 0
@@ -188,8 +191,8 @@ def fill_evenly(counts: np.ndarray, max_sequences_per_pack: int) -> Packs:
     """Return packs with as many sequences as possible, for data with many sequences and slots to spare.
 
     The longest sequence left opens a pack, and the other places take sequences evenly from all that are left, or from
-    the shorter ones if those are too long: so the longest get short companions, as few of them as they need. With very
-    many sequences several equal packs are made at a time, about `_EVEN_PACKS` times in all.
+    the shorter ones if those are too long. So the longest sequences get short companions, and no more than they need.
+    With very many sequences several equal packs are made at a time, in about `_EVEN_PACKS` steps.
 
     Args:
         counts: sequences by length, int [S + 1].
@@ -206,12 +209,15 @@ def fill_evenly(counts: np.ndarray, max_sequences_per_pack: int) -> Packs:
         companions = min(depth, sequences) - 1
         chosen = _even_companions(left, companions, S - longest)
         lengths, number = np.unique(np.append(chosen, longest), return_counts=True)
-        if (number > left[lengths]).any() or int(chosen.sum()) + longest > S:
+        too_few = (number > left[lengths]).any()
+        if too_few or int(chosen.sum()) + longest > S:
             lengths, number = _shortest_companions(left, longest, companions)
-        repeats = min(int(left[longest]), most_repeats, int((left[lengths] // number).min()))
+        available = int((left[lengths] // number).min())
+        repeats = min(int(left[longest]), most_repeats, available)
         left[lengths] -= repeats * number
         sequences -= repeats * int(number.sum())
-        packs.append((tuple(np.repeat(lengths, number).tolist()), repeats))
+        strategy = np.repeat(lengths, number).tolist()
+        packs.append((tuple(strategy), repeats))
     return packs
 
 
@@ -232,7 +238,8 @@ def _even_companions(left: np.ndarray, companions: int, room: int) -> np.ndarray
 
     if int(at_share(1.0).sum()) <= room:
         return at_share(1.0)
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(_HALVINGS_OF_SHARE):
         middle = (low + high) / 2
         if int(at_share(middle).sum()) <= room:

@@ -21,8 +21,7 @@ from pack_data.solver.filling import fill_exactly
 from pack_data.solver.free_slots import Packs, count_packs
 from pack_data.solver.rounding import merge_runs
 
-# Points of the grid: more cost time, fewer lose packs. Packs of at most `_SHALLOW` sequences need more, because few
-# sequences can compensate for the rounding of one.
+# Points of the grid; more of them if packs have at most `_SHALLOW` sequences, which makes tables of few sequences.
 _POINTS = 1024
 _POINTS_SHALLOW = 2048
 _SHALLOW = 4

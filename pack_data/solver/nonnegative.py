@@ -16,11 +16,15 @@ import numpy as np
 
 from pack_data.cli.command import progress_bar
 
-_MAX_STEPS = 200  # of the interior-point method; it takes 20 to 60
-_GAP = 1e-7  # complementarity gap at which it ends, relative to the squared residual
-_MIN_GAP = 1e-16  # the same, absolute: |d| is about 1
-_INFEASIBILITY = 1e-11  # largest violation of the dual constraints at which it ends
-_STEP_SHARE = 0.995  # of the step to the boundary
+# Most steps of the interior-point method; it takes 20 to 60.
+_MAX_STEPS = 200
+# The method ends at this complementarity gap, relative to the squared residual, plus an absolute one (|d| is about 1).
+_GAP = 1e-7
+_MIN_GAP = 1e-16
+# Largest violation of the dual constraints at which it may end.
+_INFEASIBILITY = 1e-11
+# Share of the step to the boundary that is taken, so that x and s stay positive.
+_STEP_SHARE = 0.995
 # HiGHS works with absolute tolerances of 1e-7, so prices and the largest count are scaled to about this.
 _VERTEX_SCALE = 1e3
 
@@ -52,9 +56,11 @@ def _interior_point(
     size = len(counts)
     number = len(strategies)
     columns = [np.ascontiguousarray(lengths, np.int64) for lengths in strategies.T]
-    column_pairs = [(i, j) for i in range(3) for j in range(i, 3)]
-    pairs = np.concatenate([columns[i] * size + columns[j] for i, j in column_pairs])
-    shares = [0.5 if i == j else 1.0 for i, j in column_pairs]
+    # Each pair of slots is an entry of the matrix M diag(u) M^T; entries of one slot with itself are halved, because
+    # the matrix is added to its transpose.
+    slot_pairs = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))
+    entries = np.concatenate([columns[i] * size + columns[j] for i, j in slot_pairs])
+    shares = [0.5 if i == j else 1.0 for i, j in slot_pairs]
     both_weights = np.outer(weights, weights)
 
     def transposed(v: np.ndarray) -> np.ndarray:  # M^T v
@@ -66,7 +72,7 @@ def _interior_point(
 
     def gram(u: np.ndarray) -> np.ndarray:  # I + M diag(u) M^T
         amounts = np.concatenate([share * u for share in shares])
-        half = np.bincount(pairs, amounts, size * size).reshape(size, size)
+        half = np.bincount(entries, amounts, size * size).reshape(size, size)
         matrix: np.ndarray = (half + half.T) * both_weights
         matrix[np.diag_indices(size)] += 1.0
         return matrix
@@ -83,9 +89,11 @@ def _interior_point(
         s: np.ndarray,
         target: np.ndarray,
     ) -> Tuple[np.ndarray, ...]:
-        dr = cho_solve(factor, primal - times((target + x * dual) / s), check_finite=False)
+        right_side = primal - times((target + x * dual) / s)
+        dr = cho_solve(factor, right_side, check_finite=False)
         ds = -dual - transposed(dr)
-        return (target - x * ds) / s, dr, ds
+        dx = (target - x * ds) / s
+        return dx, dr, ds
 
     d = weights * counts
     x = np.full(number, size / number)
@@ -106,11 +114,14 @@ def _interior_point(
                 break
             solve = partial(direction, factor, primal, dual, x, s)
 
+            # The predictor aims at x s = 0.
             dx, dr, ds = solve(-x * s)
             step = min(longest_step(x, dx), longest_step(s, ds))
             predicted = float((x + step * dx) @ (s + step * ds)) / number
 
-            dx, dr, ds = solve((predicted / gap) ** 3 * gap - x * s - dx * ds)
+            # The corrector aims at a positive gap and allows for the product dx ds.
+            centre = (predicted / gap) ** 3 * gap
+            dx, dr, ds = solve(centre - x * s - dx * ds)
             step = _STEP_SHARE * min(longest_step(x, dx), longest_step(s, ds))
             x = x + step * dx
             r = r + step * dr
@@ -122,7 +133,7 @@ def _interior_point(
 def _vertex(strategies: np.ndarray, inner: np.ndarray, price: np.ndarray, size: int) -> np.ndarray:
     """Return a mixture of at most S strategies with the counts of `inner`, and so with the same residual.
 
-    Only strategies whose amount is above their price can be part of a minimum, where one of the two is zero.
+    Only strategies whose amount exceeds their price can be part of a minimum, where one of the two is zero.
     """
     from scipy.optimize import linprog
     from scipy.sparse import csc_matrix
@@ -138,7 +149,7 @@ def _vertex(strategies: np.ndarray, inner: np.ndarray, price: np.ndarray, size: 
     matrix = csc_matrix((entries, places), (size - 1, len(used)))
     counts = matrix @ inner[used]
     scale = _VERTEX_SCALE / counts.max()
-    # Without presolve, which looks for dominated columns and took up to 60 times as long as the solve.
+    # Presolve looks for dominated columns and took up to 60 times as long as the solve, so it is off.
     solution = linprog(
         _VERTEX_SCALE * price[used],
         A_eq=matrix,
@@ -147,7 +158,8 @@ def _vertex(strategies: np.ndarray, inner: np.ndarray, price: np.ndarray, size: 
         method="highs-ds",
         options={"presolve": False},
     )
-    if solution.status != 0:  # the interior mixture has the same residual, with more strategies
+    if solution.status != 0:
+        # The interior mixture has the same residual, with more strategies.
         return inner
     mixture = np.zeros(len(inner))
     mixture[used] = np.maximum(solution.x, 0.0) / scale

@@ -19,50 +19,55 @@ from pack_data.solver.column_generation import (
 from pack_data.solver.free_slots import Packs, count_packs
 from pack_data.solver.grid_programme import Shape
 from pack_data.solver.rounding import whole_packs
-from pack_data.solver.search import LONG_ROWS, FoundPacks
+from pack_data.solver.search import LONG_ROWS, ProvedPacks
 
 # Number of different lengths up to which the full programme is solved for any gap that the coarse one leaves.
 _FEW_LENGTHS = 256
 # Number of different lengths above which prices on knots come first.
 _MANY_LENGTHS = 1000
-_KNOTS = 64  # lengths at which such prices bend, among the shortest and among the longest
-_KNOT_SLOTS = 1 << 18  # slots x depth up to which they take a second or two
-# With more than a few lengths a gap of so few packs is not worth the full programme, which may take a minute; with many
-# lengths, nor is a gap of this share of the packs.
+# Number of lengths at which such prices bend, among the shortest and among the longest.
+_KNOTS = 64
+# Slots x depth up to which they take a second or two.
+_KNOT_SLOTS = 1 << 18
+# With more than a few lengths a gap of this many packs is not worth the full programme, which may take a minute; with
+# many lengths, a gap of this share of the packs is not either.
 _SMALL_FULL_GAP = 2
 _SMALL_FULL_GAP_SHARE = 2e-4
-_MAX_SECONDS = 8.0  # estimated for a programme over all lengths of long rows, above which a grid of lengths is used
-_MAX_TABLE = 1 << 20  # slots x depth up to which tables over all slots prove the prices of the grid
-_MAX_PROOF_STEPS = 1 << 33  # additions that their proof may take: seconds
+# Estimated seconds of a programme over all lengths of long rows above which a grid of lengths is used.
+_MAX_SECONDS = 8.0
+# Slots x depth up to which tables over all slots prove the prices of the grid.
+_MAX_TABLE = 1 << 20
+# Additions that proving the prices of the grid may take: some seconds.
+_MAX_PROOF_STEPS = 1 << 33
 # In long rows a programme seldom leads to fewer packs at a gap below this share of the bound.
 _SMALL_GAP_SHARE = 1e-4
 _BOUND_ERROR = 1e-6  # of the bound of a programme in packs, beside its relative error
 _RELATIVE_BOUND_ERROR = 1e-12
 
 
-def improved(found: FoundPacks) -> FoundPacks:
-    """Return fewer packs and a higher bound, as far as linear programmes lead there and it pays."""
-    S = found.histogram.max_sequence_length
-    if len(found.histogram.lengths) > _MANY_LENGTHS and S * found.deepest <= _KNOT_SLOTS:
-        found = _on_knots(found)
+def improved(best: ProvedPacks) -> ProvedPacks:
+    """Return fewer packs and a higher bound by the linear programmes that pay."""
+    S = best.histogram.max_sequence_length
+    if len(best.histogram.lengths) > _MANY_LENGTHS and S * best.deepest <= _KNOT_SLOTS:
+        best = _on_knots(best)
     long_rows = S > LONG_ROWS
-    if long_rows and found.gap <= max(1, _SMALL_GAP_SHARE * found.lower_bound):
-        return found
-    if found.pays(found.programme_seconds):
-        if long_rows and found.programme_seconds > _MAX_SECONDS:
-            return _by_shape(found)
-        found = _by_programme(found).mended()
-    return found
+    if long_rows and best.gap <= max(1, _SMALL_GAP_SHARE * best.lower_bound):
+        return best
+    if best.pays(best.programme_seconds):
+        if long_rows and best.programme_seconds > _MAX_SECONDS:
+            return _by_shape(best)
+        best = _by_programme(best).mended()
+    return best
 
 
-def _by_programme(found: FoundPacks) -> FoundPacks:
+def _by_programme(best: ProvedPacks) -> ProvedPacks:
     """Return packs and prices of the linear programme over the lengths."""
-    histogram = found.histogram
+    histogram = best.histogram
     S = histogram.max_sequence_length
     counts = histogram.counts
     lengths = histogram.lengths
-    depth = found.deepest
-    packs = found.packs
+    depth = best.deepest
+    packs = best.packs
 
     def solve(exact: bool) -> Relaxation:
         relaxation = relax(
@@ -77,15 +82,14 @@ def _by_programme(found: FoundPacks) -> FoundPacks:
         bar.keep(relaxation.bound, relaxation.prices)
         return relaxation
 
-    with _Progress(histogram.sequences, found.limits.until) as bar, contextlib.suppress(_TimeIsUp):
+    with _Progress(histogram.sequences, best.limits.until) as bar, contextlib.suppress(_TimeIsUp):
         relaxation = solve(exact=False)
         packs = _fewer(packs, relaxation, counts, depth, bar)
         target = _target(relaxation)
         many_lengths = len(lengths) > _MANY_LENGTHS
         if many_lengths and not relaxation.exact and count_packs(packs) - target > _SMALL_FULL_GAP:
-            packs = min(
-                packs, Shape(counts, depth).packs(target, found.limits.until), key=count_packs
-            )
+            packs_of_shape = Shape(counts, depth).packs(target, best.limits.until)
+            packs = min(packs, packs_of_shape, key=count_packs)
         gap = count_packs(packs) - target
         small_gap = 0.0
         if len(lengths) > _FEW_LENGTHS:
@@ -94,37 +98,38 @@ def _by_programme(found: FoundPacks) -> FoundPacks:
             small_gap = max(small_gap, _SMALL_FULL_GAP_SHARE * count_packs(packs))
         if not relaxation.exact and gap > small_gap and len(lengths) <= FULL_ROWS:
             packs = _fewer(packs, solve(exact=True), counts, depth, bar)
-    found = found._replace(packs=packs)
-    return found if bar.prices is None else found.proved_by(bar.prices)
+    best = best._replace(packs=packs)
+    return best if bar.prices is None else best.proved_by(bar.prices)
 
 
-def _on_knots(found: FoundPacks) -> FoundPacks:
+def _on_knots(best: ProvedPacks) -> ProvedPacks:
     """Return the packing with prices that are piecewise linear in the length, mended by them.
 
-    The knots are densest among the shortest and the longest: if sequences are scarcer than slots, what a longest one is
-    worth depends on how many of the very shortest there are to go with it.
+    The knots are densest among the shortest and the longest lengths: if sequences are scarcer than slots, the worth
+    of a long sequence depends on how many of the shortest can share its pack.
     """
-    histogram = found.histogram
+    histogram = best.histogram
     lengths = histogram.lengths
     near = np.unique(np.geomspace(1, len(lengths), _KNOTS).astype(np.int64))
     knots = np.union1d(near - 1, len(lengths) - near)
-    with _Progress(histogram.sequences, found.limits.until) as bar, contextlib.suppress(_TimeIsUp):
+    with _Progress(histogram.sequences, best.limits.until) as bar, contextlib.suppress(_TimeIsUp):
         programme = Programme(
-            lengths, histogram.counts[lengths], histogram.max_sequence_length, found.deepest
+            lengths, histogram.counts[lengths], histogram.max_sequence_length, best.deepest
         )
         programme.solve_on(knots, bar.programme)
         bar.keep(programme.bound, programme.prices)
-    return found if bar.prices is None else found.proved_by(bar.prices).mended()
+    return best if bar.prices is None else best.proved_by(bar.prices).mended()
 
 
-def _by_shape(found: FoundPacks) -> FoundPacks:
+def _by_shape(best: ProvedPacks) -> ProvedPacks:
     """Return packs and prices of the linear programme on a grid of lengths."""
-    histogram = found.histogram
-    depth = found.deepest
+    histogram = best.histogram
+    depth = best.deepest
     lengths = histogram.lengths
     S = histogram.max_sequence_length
     shape = Shape(histogram.counts, depth)
-    # One short sequence must not make the tables too deep: then the shortest, one pack at most, are worth nothing.
+    # A few short sequences must not make the tables too deep. If they would, the shortest sequences, up to one pack of
+    # them, are worth nothing.
     priced = np.cumsum(lengths * histogram.counts[lengths]) > S
     if S * depth <= _MAX_TABLE:
         priced[:] = True
@@ -133,11 +138,11 @@ def _by_shape(found: FoundPacks) -> FoundPacks:
         prices = np.zeros(len(lengths))
         grid_prices = shape.prices(lengths[priced])
         prices[priced] = with_dearest_long(lengths[priced], grid_prices, S, deepest)
-        found = found.proved_by(prices, _MAX_PROOF_STEPS).mended()
-    if found.gap > 0:
-        packs = shape.packs(found.lower_bound, found.limits.until)
-        found = found.with_fewer(packs).mended()
-    return found
+        best = best.proved_by(prices, _MAX_PROOF_STEPS).mended()
+    if best.gap > 0:
+        packs = shape.packs(best.lower_bound, best.limits.until)
+        best = best.with_fewer(packs).mended()
+    return best
 
 
 class _TimeIsUp(Exception):
@@ -173,7 +178,7 @@ class _Progress:
         self._check()
 
     def left(self, sequences: int) -> None:
-        """Show how many sequences are left to pack."""
+        """Show the number of sequences that are left to pack."""
         self._bar.n = self._sequences - sequences
         self._bar.refresh()
         self._check()
@@ -184,17 +189,16 @@ class _Progress:
 
 
 def _target(relaxation: Relaxation) -> int:
-    """Return the bound rounded up to whole packs, except for a numerical error above a whole number."""
+    """Return the bound rounded up to whole packs; a numerical error above a whole number does not count."""
     return int(np.ceil(relaxation.bound * (1 - _RELATIVE_BOUND_ERROR) - _BOUND_ERROR))
 
 
 def _fewer(
     packs: Packs, relaxation: Relaxation, counts: np.ndarray, depth: int, progress: _Progress
 ) -> Packs:
-    """Return these packs, or those that the relaxation leads to if they are fewer."""
+    """Return these packs, or those that follow from the relaxation if they are fewer."""
     target = _target(relaxation)
     if count_packs(packs) <= target:
         return packs
-    return min(
-        packs, whole_packs(relaxation, counts, depth, target, progress.left), key=count_packs
-    )
+    rounded = whole_packs(relaxation, counts, depth, target, progress.left)
+    return min(packs, rounded, key=count_packs)

@@ -1,9 +1,9 @@
 """The search for fewer packs: the packing and its proof so far, the cost of a further step, and whether it pays.
 
-First come a decreasing fit and the bounds that need no solver; they take milliseconds, and on most data they meet. If a
-gap is left, a step is begun only if what it may win is worth its time. The time is estimated from counts, never taken
-from a clock, so that the same input gives the same packs on any machine. What may be won: the slots of the packs above
-the bound. A slot is an empty place in every epoch to come, so it is worth `_SECONDS_PER_SLOT` of a core.
+A decreasing fit and the bounds that need no solver come first; they take milliseconds, and on most data they meet. If
+a gap is left, a step is begun only if its possible gain is worth its time. The time is estimated from counts, not
+measured, so that the same input gives the same packs on any machine. The possible gain is the slots of the packs above
+the bound. Each is saved in every epoch to come, so it is worth `_SECONDS_PER_SLOT` of a core.
 """
 
 from __future__ import annotations
@@ -23,57 +23,72 @@ from pack_data.solver.repair import mend
 
 # ---- seconds that the search may take --------------------------------------------------------------------------------
 
-_SECONDS_PER_SLOT = 2.5e-6  # worth of one slot less
-# Always allowed, per sequence: counting the lengths and assigning the sequences to packs take as long.
+# Seconds of a core that one slot less is worth.
+_SECONDS_PER_SLOT = 2.5e-6
+# Seconds always allowed per sequence: counting the lengths and assigning the sequences to packs take as long.
 _SECONDS_PER_SEQUENCE = 2e-6
 # The same in rows of up to `LONG_ROWS` slots, where linear programmes take less than a second and mostly reach the
 # bound.
 _SECONDS_PER_SEQUENCE_SHORT_ROWS = 60e-6
-# Calls with few sequences are often made during training and must return within milliseconds.
+# Sequences up to which a call is small: such calls are often made during training and must return in milliseconds.
 _SMALL_CALL_SEQUENCES = 1000
+# Seconds allowed per sequence of a small call.
 _SECONDS_PER_SEQUENCE_SMALL_CALL = 1e-5
+# Most seconds of one call of `mended`.
 _MAX_SECONDS_OF_MENDING = 5.0
 
 # ---- gaps that can probably be closed --------------------------------------------------------------------------------
 
-# Even optimal packings are often this many packs, plus this share of the bound, above the bound; less if most packs are
-# at their depth. A larger gap, or one above the wide share, can nearly always be reduced.
+# Even optimal packings are often this many packs, plus this share of the bound, above the bound. A larger gap can
+# nearly always be reduced.
 _USUAL_GAP_PACKS = 3
 _USUAL_GAP_SHARE = 1e-3
+# The same if most packs are at their depth: optimal packings are then nearer to the bound.
 _USUAL_GAP_PACKS_FULL_SEATS = 1
 _USUAL_GAP_SHARE_FULL_SEATS = 1e-4
+# Share of the bound above which a gap can nearly always be reduced, too.
 _WIDE_GAP_SHARE = 0.006
-_LIKELY_FACTOR = 16  # on the seconds that a gap is worth, if it can probably be reduced
-_FULL_SEATS = 0.7  # share of the seats taken from which most packs count as being at their depth
-LONG_ROWS = 2048  # slots; in longer rows linear programmes take seconds to minutes
-# In long rows a gap of at most so many packs and such a share of the bound is left as it is.
+# Factor on the seconds that a gap is worth if it can probably be reduced.
+_LIKELY_FACTOR = 16
+# Share of the seats taken from which most packs count as being at their depth.
+_FULL_SEATS = 0.7
+# Slots above which a row is long: there linear programmes take seconds to minutes.
+LONG_ROWS = 2048
+# In long rows a gap of at most this many packs and this share of the bound is left, because closing it takes minutes.
 _SMALL_GAP_PACKS = 5
 _SMALL_GAP_SHARE = 1e-4
 
 # ---- cost of a linear programme --------------------------------------------------------------------------------------
 
-_PROGRAMME_SECONDS_PER_LENGTH = 2e-4  # in short rows
-_PROGRAMME_SLOTS = 8192  # slots at which it takes 1.4 times as long
-MAX_SINGLE_DEPTH = 64  # deeper tables of the programme are computed as products, S^2 additions each
-_PRODUCT_SLOTS = 1024  # slots at which such products take 1.4 times as long
-# Depth of the programme if packs are unlimited: at least this, and this multiple of a mean pack.
+# Measured seconds of a programme per length that occurs, in short rows.
+_PROGRAMME_SECONDS_PER_LENGTH = 2e-4
+# Slots at which a programme takes 1.4 times as long as in short rows.
+_PROGRAMME_SLOTS = 8192
+# Depth above which the tables of the programme are computed as products, of S^2 additions each.
+MAX_SINGLE_DEPTH = 64
+# Slots at which the products make a programme 1.4 times as long.
+_PRODUCT_SLOTS = 1024
+# Sequences per pack in the programme if packs are unlimited, because its time grows with the depth: at least this
+# number, and this multiple of the mean.
 _MIN_PROGRAMME_DEPTH = 16
 _PROGRAMME_DEPTH_IN_MEAN_PACKS = 4
 
 # ---- packs filled evenly ---------------------------------------------------------------------------------------------
 
-# Packs are filled evenly if the packs of the bound have this many slots per token, so that slots are not scarce, and if
-# sequences take this share of their seats.
+# Packs are filled evenly if slots are not scarce, that is, if the packs of the bound have this many slots per token,
+# and if sequences take at least this share of the seats; otherwise few packs are at their depth.
 _SLOTS_TO_SPARE = 1.001
 _MIN_SEATS_TAKEN = 0.8
 
 # ---- exact prices ----------------------------------------------------------------------------------------------------
 
-_PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this
+# Prices are rounded down to multiples of 1 / this, which fit int64 in sums of 2^22 prices.
+_PRICE_UNITS = 1 << 40
 # Prices of a linear programme are often fractions with a common denominator up to this, to within this error.
 _MAX_SMALL_UNITS = 4096
 _UNIT_ERROR = 1e-7
-_UNITS_AT_A_TIME = 64  # denominators tried in one NumPy call
+# Denominators tried in one NumPy call.
+_UNITS_AT_A_TIME = 64
 
 
 class Limits(NamedTuple):
@@ -90,7 +105,13 @@ class Limits(NamedTuple):
         max_sequences_per_pack: Optional[int],
         budget: Optional[float],
     ) -> Limits:
-        """Return the limits for these lengths; budget: seconds, None without one."""
+        """Return the limits for these lengths.
+
+        Args:
+            histogram: lengths to pack.
+            max_sequences_per_pack: packing depth; None for unlimited.
+            budget: seconds after which no step is begun; None for no such limit.
+        """
         depth = histogram.max_sequence_length // max(1, histogram.shortest)
         if max_sequences_per_pack is not None:
             depth = min(depth, max_sequences_per_pack)
@@ -103,7 +124,7 @@ class Limits(NamedTuple):
         return self.max_sequences_per_pack == self.depth
 
 
-class FoundPacks(NamedTuple):
+class ProvedPacks(NamedTuple):
     """A packing, and prices that prove a lower bound."""
 
     histogram: LengthHistogram
@@ -114,7 +135,7 @@ class FoundPacks(NamedTuple):
 
     @property
     def lower_bound(self) -> int:
-        """Number of packs that no packing within the limits goes below."""
+        """The proven least number of packs."""
         return math.ceil(self.worth)
 
     @property
@@ -123,7 +144,7 @@ class FoundPacks(NamedTuple):
         return count_packs(self.packs) - self.lower_bound
 
     def pays(self, seconds: float) -> bool:
-        """Return True if a step that takes so long is worth it; within a budget it always is."""
+        """Return True if a step of this many seconds is worth its time; within a budget it always is."""
         if self.gap <= 0:
             return False
         if self.limits.until < math.inf:
@@ -142,7 +163,8 @@ class FoundPacks(NamedTuple):
         bound = self.lower_bound
         sequences = self.histogram.sequences
         long_rows = self.histogram.max_sequence_length > LONG_ROWS
-        if long_rows and gap <= min(_SMALL_GAP_PACKS, _SMALL_GAP_SHARE * bound):
+        small_gap = min(_SMALL_GAP_PACKS, _SMALL_GAP_SHARE * bound)
+        if long_rows and gap <= small_gap:
             return 0.0
 
         usual_gap = _USUAL_GAP_PACKS + _USUAL_GAP_SHARE * bound
@@ -158,17 +180,15 @@ class FoundPacks(NamedTuple):
         elif long_rows and not self.limits._binding:
             # The decreasing fit is nearly always optimal here.
             return sequences * _SECONDS_PER_SEQUENCE
-        return max(
-            worth,
-            sequences * (_SECONDS_PER_SEQUENCE if long_rows else _SECONDS_PER_SEQUENCE_SHORT_ROWS),
-        )
+        allowed = _SECONDS_PER_SEQUENCE if long_rows else _SECONDS_PER_SEQUENCE_SHORT_ROWS
+        return max(worth, sequences * allowed)
 
     @property
     def deepest(self) -> int:
-        """Sequences of a pack that linear programmes allow.
+        """The largest number of sequences per pack in linear programmes.
 
-        Their time grows with the depth, so in long rows it is a few times the mean number of sequences in a pack.
-        Whether a bound holds at any depth is checked apart (`proved_by`).
+        Their time grows with the depth, so in long rows it is a few times the mean number of sequences per pack.
+        `proved_by` checks the bound for packs of any depth.
         """
         depth = self.limits.depth
         if self.limits._binding or self.histogram.max_sequence_length <= _PRODUCT_SLOTS:
@@ -190,19 +210,17 @@ class FoundPacks(NamedTuple):
         return seconds
 
     def _filling_seconds(self, strategies: float) -> float:
-        """Return the estimated seconds for so many strategies of `fill_exactly`, at all depths it tries."""
-        return (
-            strategies
-            * SECONDS_PER_STRATEGY
-            * len(depths_tried(self.histogram.counts, self.limits.depth))
-        )
+        """Return the estimated seconds of `fill_exactly` for this many strategies, at all depths it tries."""
+        depths = depths_tried(self.histogram.counts, self.limits.depth)
+        return strategies * SECONDS_PER_STRATEGY * len(depths)
 
-    def with_fewer(self, packs: Packs) -> FoundPacks:
-        """Return these packs if they are fewer, else those so far, with the same proof."""
-        return self._replace(packs=min(self.packs, packs, key=count_packs))
+    def with_fewer(self, packs: Packs) -> ProvedPacks:
+        """Return the same proof with these packs if they are fewer."""
+        fewest = min(self.packs, packs, key=count_packs)
+        return self._replace(packs=fewest)
 
-    def mended(self, most_seconds: float = math.inf) -> FoundPacks:
-        """Return fewer packs if opening the worst of them leads there."""
+    def mended(self, most_seconds: float = math.inf) -> ProvedPacks:
+        """Return fewer packs if packing the worst ones again saves some."""
         if not self.pays(SECONDS_PER_STRATEGY):
             return self
         prices = np.zeros(self.histogram.max_sequence_length + 1)
@@ -222,10 +240,12 @@ class FoundPacks(NamedTuple):
         )
         return self.with_fewer(packs)
 
-    def proved_by(self, prices: np.ndarray, most_steps: float = math.inf) -> FoundPacks:
+    def proved_by(self, prices: np.ndarray, most_steps: float = math.inf) -> ProvedPacks:
         """Return the same packs with the bound of these prices, in whole numbers, if it is higher.
 
-        prices: float64 by length that occurs. most_steps: additions that the proof may take.
+        Args:
+            prices: float64, one for each length that occurs.
+            most_steps: additions that the proof may take.
         """
         S = self.histogram.max_sequence_length
         limit = self.limits.max_sequences_per_pack
@@ -233,25 +253,27 @@ class FoundPacks(NamedTuple):
         counts = self.histogram.counts[lengths].tolist()
         best = self
         for units in {_PRICE_UNITS: None, _small_units(prices): None}:
-            rounded = (
-                np.floor(prices * units)
-                if units == _PRICE_UNITS
-                else np.floor(prices * units + 0.5)
-            )
-            whole = rounded.astype(np.int64).tolist()
-            if S * len(set(whole)) * min(S, limit or 1) > most_steps:
+            multiples = prices * units
+            if units != _PRICE_UNITS:
+                multiples += 0.5  # round to nearest: the prices are fractions of these units
+            whole_prices = np.floor(multiples).astype(np.int64).tolist()
+            steps = S * len(set(whole_prices)) * min(S, limit or 1)
+            if steps > most_steps:
                 continue
-            denominator = max(1, best_pack_value(lengths, whole, S, limit))
-            worth = Fraction(sum(count * price for count, price in zip(counts, whole)), denominator)
+            denominator = max(1, best_pack_value(lengths, whole_prices, S, limit))
+            total = sum(count * price for count, price in zip(counts, whole_prices))
+            worth = Fraction(total, denominator)
             # With very many sequences rounded prices may prove less than those of the certificate so far.
             if (math.ceil(worth), worth) > (best.lower_bound, best.worth):
-                certificate = Certificate(S, limit, tuple(lengths), tuple(whole), denominator)
+                certificate = Certificate(
+                    S, limit, tuple(lengths), tuple(whole_prices), denominator
+                )
                 best = best._replace(certificate=certificate, worth=worth)
         return best
 
 
 def _small_units(prices: np.ndarray) -> int:
-    """Return the least denominator of which all prices are nearly multiples."""
+    """Return the smallest denominator that turns all prices into nearly whole numbers."""
     for start in range(1, _MAX_SMALL_UNITS, _UNITS_AT_A_TIME):
         units = np.arange(start, start + _UNITS_AT_A_TIME)
         multiples = prices * units[:, None]
@@ -261,32 +283,29 @@ def _small_units(prices: np.ndarray) -> int:
     return _PRICE_UNITS
 
 
-def found_quickly(histogram: LengthHistogram, limits: Limits) -> FoundPacks:
+def pack_quickly(histogram: LengthHistogram, limits: Limits) -> ProvedPacks:
     """Pack by decreasing fit and prove the plain bounds; then fill packs exactly and mend the worst, if that pays."""
     certificate = plain_certificate(histogram, limits.max_sequences_per_pack)
     counts = histogram.counts[list(certificate.lengths)].tolist()
-    worth = Fraction(sum(map(int.__mul__, counts, certificate.prices)), certificate.denominator)
-    found = FoundPacks(
-        histogram, limits, longest_first(histogram, limits.depth), certificate, worth
-    )
-    if found.gap <= 0:
-        return found
+    total = sum(count * price for count, price in zip(counts, certificate.prices))
+    worth = Fraction(total, certificate.denominator)
+    packs = longest_first(histogram, limits.depth)
+    best = ProvedPacks(histogram, limits, packs, certificate, worth)
+    if best.gap <= 0:
+        return best
 
-    # Packs of as many sequences as possible are no help if slots are scarce, or if few packs have so many.
-    bound = found.lower_bound
+    # Filling packs to their depth does not help if slots are scarce, or if few packs reach the depth.
+    bound = best.lower_bound
     slots_to_spare = bound * histogram.max_sequence_length > _SLOTS_TO_SPARE * histogram.tokens
-    if (
-        limits._binding
-        and slots_to_spare
-        and histogram.sequences > _MIN_SEATS_TAKEN * limits.depth * bound
-    ):
-        found = found.with_fewer(fill_evenly(histogram.counts, limits.depth))
+    seats_taken = histogram.sequences > _MIN_SEATS_TAKEN * limits.depth * bound
+    if limits._binding and slots_to_spare and seats_taken:
+        best = best.with_fewer(fill_evenly(histogram.counts, limits.depth))
 
     # In short rows the programme leads further than all other steps: if it pays, they take no longer than it would.
     most_seconds = math.inf
-    if histogram.max_sequence_length <= LONG_ROWS and found.pays(found.programme_seconds):
-        most_seconds = found.programme_seconds
-    filling = found._filling_seconds(len(found.packs))
-    if filling <= most_seconds and found.pays(filling):
-        found = found.with_fewer(fill_exactly(histogram.counts, limits.depth, found.lower_bound))
-    return found.mended(most_seconds)
+    if histogram.max_sequence_length <= LONG_ROWS and best.pays(best.programme_seconds):
+        most_seconds = best.programme_seconds
+    filling = best._filling_seconds(len(best.packs))
+    if filling <= most_seconds and best.pays(filling):
+        best = best.with_fewer(fill_exactly(histogram.counts, limits.depth, best.lower_bound))
+    return best.mended(most_seconds)

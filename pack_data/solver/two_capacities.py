@@ -1,7 +1,7 @@
 """Packs of two capacities: tokens, and a second amount of each sequence, such as images, masked tokens or squares.
 
-A pack is opened by the hardest sequence left. Others are added so that both capacities fill at the same pace, and two
-that fill what is left of both complete it. This is vector bin packing "bin by bin" with a rule for the direction
+The hardest sequence left opens a pack. Others are added so that both capacities fill at the same pace, and a pair that
+fills the rest of both completes it. This is vector bin packing "bin by bin" with a rule for the direction
 (Panigrahy, Talwar, Uyeda and Wieder, "Heuristics for vector bin packing", 2011). The bound comes from a surrogate of
 the two capacities, after a step that makes L2 of two different sizes (`TwoPrices`); no solver is needed.
 """
@@ -22,16 +22,20 @@ from pack_data.solver.free_slots import Packs, count_packs
 # In this module the strategies of `Packs` hold groups of sequences, not lengths.
 
 _MAX_CAPACITY = 1 << 36  # so that length x (capacity + 1) + weight fits int64
-_UNITS = 1 << 18  # of the capacity of a mix; its sizes are rounded down to them
-_PARTS = 1 << 20  # of a unit in the multipliers of a mix
-_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of the tokens in a mix
-_STEPS_PROVED = 3  # best steps that get the bounds of dual_feasible.py, beside the tokens alone
+# Units of the capacity of a mix; sizes are rounded down to them.
+_UNITS = 1 << 18
+# Parts of a unit in the multipliers of a mix.
+_PARTS = 1 << 20
+# Shares of the tokens in the mixes that are tried.
+_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
+# Number of best steps that get the bounds of dual_feasible.py, beside the tokens alone.
+_STEPS_PROVED = 3
 
 
 class _Mix(NamedTuple):
     """One size from two: (tokens * length + weight * the sequence's weight) // parts.
 
-    Rounded down, so that sizes of sequences which fit together do not exceed the mix of both capacities.
+    It is rounded down, so that the sizes of sequences that fit together do not exceed the mix of both capacities.
     """
 
     tokens: int
@@ -61,11 +65,12 @@ class _Mix(NamedTuple):
 class TwoPrices:
     """The worth of each sequence, such that no pack within both capacities and the depth is worth more than 1.
 
-    Why no pack is: `first` and `second` are sizes whose sums keep to X and Y, those of a full pack, because they are
-    the same mix of tokens and weight, rounded down. Now a sequence gets the size Y if its first size is above X - k,
-    0 if its first size is below k, and its second size otherwise. Two sequences above X - k do not fit together, since
-    2 k <= X + 1, and what fits in with one is below k: so these sizes keep to Y in every pack, too. They are lengths of
-    a packing of one capacity, Y, and any certificate for it holds here. With k = 0 the second size is left as it is.
+    Proof: `first` and `second` define sizes that add up to at most X and Y in every pack, where X and Y are the sizes
+    of a full pack, because sizes are a mix of tokens and weight, rounded down. A sequence gets the size Y if its first
+    size is above X - k, 0 if its first size is below k, and its second size otherwise. Two sequences above X - k do not
+    fit together, since 2 k <= X + 1, and sequences that fit beside one of them are below k. So these sizes add up to at
+    most Y in every pack, too. They are the lengths of a packing of one capacity, Y, and a certificate for it holds
+    here. With k = 0 all sequences keep their second size.
     """
 
     max_sequence_length: int
@@ -150,8 +155,8 @@ def pack_two(
 ) -> TwoCapacities:
     """Pack sequences so that neither their lengths nor their weights exceed a capacity.
 
-    The result depends on the arguments alone: the work is counted, not timed. It grows with the number of different
-    pairs (length, weight): 100,000 take some seconds.
+    The result depends on the arguments alone, because the work is counted, not timed. The work grows with the number of
+    different pairs (length, weight): 100,000 take some seconds.
 
     Args:
         lengths: tokens of each sequence, integers [n].
@@ -331,7 +336,7 @@ _MIN_COST_CROWDED = 0.05  # the same if the depth matters
 _CROWDED = 1.3  # depth in mean sequences of a pack, below which the depth matters
 _LAST_SEATS = 3  # if the depth matters, all seats but these take soft sequences first
 
-_GONE_SHARE = 0.3  # share of the groups, after which the lists are made again
+_GONE_SHARE = 0.3  # share of used-up groups at which the lists are made again
 _TARGET_PERIOD = 64  # strategies after which the target is measured again
 
 # Packs that are opened to be packed again: the worst ones, which hold this share of what all fall short of value 1.
@@ -340,11 +345,13 @@ _MAX_WORST = 1000
 _MIN_OTHERS = 30  # packs drawn at random for a round: as many as worst ones, but at least these
 
 # Work is counted in sequences and pairs looked for.
-_WORK_OF_WHOLE_ROUNDS = 60_000  # after which not all packs are packed again
-_MAX_WORK = 140_000
-_MAX_WORK_PER_SEQUENCE = 7
-_GAP_SHARE = 1e-3  # share of the packs above the bound that is small enough
-_PATIENCE = 12  # rounds without one pack less, after which the search ends
+_WORK_OF_WHOLE_ROUNDS = (
+    60_000  # work of rounds that pack all sequences again; a round is begun below half of it
+)
+_MAX_WORK = 140_000  # work of all rounds
+_MAX_WORK_PER_SEQUENCE = 7  # the same for few sequences
+_GAP_SHARE = 1e-3  # share of packs above the bound that is good enough
+_PATIENCE = 12  # rounds without one pack less after which the search ends
 
 
 @dataclass(frozen=True)
@@ -356,35 +363,39 @@ class _Groups:
     limits: Tuple[int, int, int]  # S, C, depth
 
     def packed(self, counts: np.ndarray, lower_bound: int, prices: TwoPrices) -> Packs:
-        """Pack so many of each group: all by some rules, then the worst packs and some others again and again."""
+        """Pack `counts` sequences of each group: all by some rules, then the worst packs and others in rounds."""
         worth = self._worth(prices)
         best: Packs = [((group,), number) for group, number in enumerate(counts.tolist())]
-        number = sequences = int(counts.sum())
+        total = int(counts.sum())  # packs; at first one for each sequence
+        good_enough = (1 + _GAP_SHARE) * lower_bound
+        most_work = min(_MAX_WORK, _MAX_WORK_PER_SEQUENCE * total)
         random = np.random.default_rng(0)
-        most_work = min(_MAX_WORK, _MAX_WORK_PER_SEQUENCE * sequences)
         work = 0
-        rules = 0  # index of those in use
+        rules = 0  # index of the rules in use
         failures = 0  # rounds without one pack less
         rounds = 0
-        while number > (1 + _GAP_SHARE) * lower_bound and work < most_work and failures < _PATIENCE:
-            whole = rounds < len(_RULES) and 2 * work <= _WORK_OF_WHOLE_ROUNDS
-            opened = set(range(len(best))) if whole else _opened(best, worth, random)
-            before = [pack for index, pack in enumerate(best) if index in opened]
-            index_of_rules = rounds if whole else rules
-            after, cost = self._filled(before, _RULES[index_of_rules % len(_RULES)])
-            won = count_packs(before) - count_packs(after)
-            if won >= 0:
-                kept = [pack for index, pack in enumerate(best) if index not in opened]
-                best = kept + after
-            if whole:
-                rules = rounds if won > 0 else rules
-                failures = 0
-            elif won > 0:
-                failures = 0
+        while total > good_enough and work < most_work and failures < _PATIENCE:
+            opens_all = rounds < len(_RULES) and 2 * work <= _WORK_OF_WHOLE_ROUNDS
+            if opens_all:
+                opened_indices = set(range(len(best)))
+                tried_rules = rounds
             else:
-                rules += 1
+                opened_indices = _opened(best, worth, random)
+                tried_rules = rules
+            opened = [pack for index, pack in enumerate(best) if index in opened_indices]
+            filled, cost = self._filled(opened, _RULES[tried_rules % len(_RULES)])
+
+            saved = count_packs(opened) - count_packs(filled)
+            if saved >= 0:
+                kept = [pack for index, pack in enumerate(best) if index not in opened_indices]
+                best = kept + filled
+            if saved > 0:
+                failures = 0
+                rules = tried_rules
+            elif not opens_all:
                 failures += 1
-            number -= max(0, won)
+                rules += 1
+            total -= max(0, saved)
             work += cost
             rounds += 1
         return best
@@ -445,7 +456,7 @@ class _TwoFilling:
         self._left = counts.copy()
         self._hard = np.maximum(lengths / self._S, weights / self._C)
         self._order = np.argsort(-self._hard, kind="stable")  # hardest first
-        # Below a key stand the groups that fit and fill one capacity best, and of these the other.
+        # The groups just below a key fit and fill one capacity best; of equal ones, the last fills the other best.
         self._keys = self._both_keys(lengths, weights)
         self._sorted = [np.argsort(keys, kind="stable") for keys in self._keys]
         self._sums = np.array([counts @ lengths, counts @ weights, counts.sum()])
@@ -469,7 +480,7 @@ class _TwoFilling:
         self._gone = 0  # groups of which none are left
 
     def _measure(self) -> None:
-        """Measure what a pack should hold so that all others can hold the same, and how scarce each capacity is."""
+        """Measure the tokens and weight that each pack should hold, and how scarce each capacity is."""
         tokens, weight, number = self._sums.tolist()
         needed = np.array([tokens / self._S, weight / self._C])
         packs = max(needed.max(), number / self._depth)
@@ -508,7 +519,7 @@ class _TwoFilling:
 
     def _pack(self, group: int) -> List[int]:
         """Return the groups of one pack with a sequence of this group; all of them stay among those that are left."""
-        # While a pack is filled, a sequence that it holds is not left.
+        # While a pack is filled, its sequences are not among those that are left.
         self._pack_groups: List[int] = []
         self._tokens = self._S  # left of the pack, as is the weight
         self._weight = self._C
@@ -582,7 +593,7 @@ class _TwoFilling:
         return max(self._hardest, int(np.searchsorted(self._softness, -most)))
 
     def _candidates(self) -> np.ndarray:
-        """Return groups that fit, hardest first: the hardest, and some of all others; if none of them does, any."""
+        """Return groups that fit, hardest first: the hardest and some of the others, or any if none of these fits."""
         start = self._first_fitting()
         stop = len(self._order)
         number = _HARDEST_LOOKED_AT
@@ -602,9 +613,9 @@ class _TwoFilling:
         return candidates
 
     def _next(self, candidates: np.ndarray) -> int:
-        """Return the group that leaves the pack least askew, or a harder one if that is not much more so.
+        """Return the group that leaves the pack most balanced, or a harder group that is nearly as good.
 
-        What is left of a scarce capacity counts up to the target, of the other up to the limit.
+        The rest of a scarce capacity counts up to the target, that of the other one up to the limit.
         """
         to_limit = np.array([self._tokens, self._weight], np.float64)
         to_target = np.maximum(self._missing(), to_limit / 2)
@@ -620,7 +631,7 @@ class _TwoFilling:
         return int(candidates[cost.argmin()])
 
     def _pair(self) -> Tuple[float, List[int]]:
-        """Return the cost of two groups that fill the pack, and them: of cheap pairs the hardest, or the cheapest."""
+        """Return cost and groups of a pair that fills the pack: the hardest of the cheap pairs, or the cheapest."""
         self.work += 1
         first = self._first_of_pairs()
         if not len(first):
@@ -678,12 +689,18 @@ class _TwoFilling:
 
 def _deal(packs: Packs, group: np.ndarray, lengths: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     """Return pack and slot of each sequence, int64 [n], the longest first; group: of each sequence, int [n]."""
-    every = [groups for groups, repeats in packs for _ in range(repeats)]
-    groups = np.fromiter(chain.from_iterable(every), np.int64)
-    places = np.repeat(np.arange(len(every)), [len(groups) for groups in every])
+    groups_of_packs: List[Tuple[int, ...]] = []
+    for strategy, repeats in packs:
+        groups_of_packs += [strategy] * repeats
+    depths_of_packs = [len(strategy) for strategy in groups_of_packs]
+    groups = np.fromiter(chain.from_iterable(groups_of_packs), np.int64)
+    pack_of_place = np.repeat(np.arange(len(groups_of_packs)), depths_of_packs)
+
     by_group = np.argsort(groups, kind="stable")
+    sequences_by_group = np.argsort(group.ravel(), kind="stable")
     pack = np.empty(len(lengths), np.int64)
-    pack[np.argsort(group.ravel(), kind="stable")] = places[by_group]
+    pack[sequences_by_group] = pack_of_place[by_group]
+
     order = np.lexsort((-lengths, pack))
     depths = np.bincount(pack)
     starts = np.cumsum(depths) - depths

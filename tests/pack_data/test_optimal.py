@@ -15,7 +15,7 @@ from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, prove
 from pack_data.solver import column_generation, programmes
 from pack_data.solver.free_slots import longest_first
-from pack_data.solver.search import Limits, found_quickly
+from pack_data.solver.search import Limits, pack_quickly
 from tests.pack_data_strategies import histograms
 
 depths = st.sampled_from([1, 2, 3, 4, 8, None])
@@ -171,7 +171,7 @@ def test_prices_on_knots_account_for_scarce_short_sequences():
     # granted; prices on knots do not.
     lengths = np.clip(np.rint(np.random.default_rng(0).lognormal(6.05, 1.2, 20_000)), 1, 2048).astype(np.int64)
     histogram = LengthHistogram.from_lengths(lengths, 2048)
-    plain = found_quickly(histogram, Limits.of(histogram, 3, None))
+    plain = pack_quickly(histogram, Limits.of(histogram, 3, None))
     found = programmes._on_knots(plain)
     assert len(histogram.lengths) > 1000 and found.lower_bound > plain.lower_bound and found.gap <= 2
     assert prove(
@@ -258,7 +258,7 @@ def test_no_programme_is_solved_if_its_gain_cannot_pay(monkeypatch):
 def test_prices_of_10_to_the_15_sequences_are_small_fractions():
     # A third and a half of a pack: rounded to 2^-40 the thirds would lose 300 packs.
     histogram = LengthHistogram([10**15 + 1 if length in (6, 10) else 0 for length in range(21)])
-    found = found_quickly(histogram, Limits.of(histogram, 3, None))._replace(worth=Fraction(0))
+    found = pack_quickly(histogram, Limits.of(histogram, 3, None))._replace(worth=Fraction(0))
     proved = found.proved_by(np.array([1 / 3, 1 / 2]))
     assert proved.worth == Fraction(5 * (10**15 + 1), 6) and proved.certificate.denominator == 6
 
