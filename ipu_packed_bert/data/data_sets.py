@@ -192,8 +192,7 @@ def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackSt
             )
         if config.origins.get("data.directory") == OVERRIDE:
             raise ValueError(_no_data_set(config))
-        from pack_data.building.command import BuildOptions
-        from pack_data.building.command import build as build_data_set
+        from pack_data.building.command import BuildOptions, build_and_report
 
         source = "the embedded corpus" if data.corpus == "embedded" else data.corpus
         print(
@@ -203,7 +202,10 @@ def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackSt
         options = {
             name: getattr(data, name) for name in (*_BUILT_WITH, "corpus", "vocabulary", "held_out")
         }
-        build_data_set(BuildOptions(data.directory, workers=None, **options)).close()
+        built = build_and_report(BuildOptions(data.directory, workers=None, **options))
+        built.store.close()
+        for remark in built.remarks:
+            print(f"note      {remark}")
     config, manifest = described(config)
     if manifest is not None and data.mixed_with:
         return config, MixedStore(data.folders, data.shares, config.run.seed, manifest)

@@ -265,6 +265,7 @@ def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monke
     assert first[0] == "data      {} is missing: building it from {}; kept for the next run".format(
         tmp_path / "data", corpus
     )
+    assert first[1].startswith("note      text from 12 files")
     assert pretrain.main(arguments + ["--out", str(tmp_path / "two")]) == 0
     second = capsys.readouterr().out
     assert "building" not in second and "note" not in second

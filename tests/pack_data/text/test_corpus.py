@@ -1,3 +1,4 @@
+import bz2
 import gzip
 import io
 import json
@@ -154,6 +155,8 @@ ONE = "First.\nSecond.\n"
         ("a.JSON.GZ", gzip.compress(json.dumps({"text": ONE}).encode())),
         ("a.jsonl", b"\xef\xbb\xbf" + json.dumps({"text": ONE}).encode()),
         ("a.txt", b"\xef\xbb\xbf" + ONE.encode()),
+        ("a.json", json.dumps([{"text": ONE}], indent=1).encode()),
+        ("a.txt.bz2", bz2.compress(ONE.encode())),
         ("wiki_00", json.dumps({"id": "7", "text": ONE}).encode()),
         ("part.0001", ONE.encode()),
     ],
