@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pack_data.reading.fields import Fields, one_line, parse_json, read_json, read_object, said_of, shown, whole_number
+from tests.refusals import refused
 
 WAY_OUT = "write it again"
 
@@ -66,6 +67,47 @@ def test_an_item_is_named_by_its_number():
         ValueError, match=r"m.json: shards\[1\].bytes is 'x'; must be a whole number of at least 0; wri"
     ):
         [shard.integer("bytes", least=0) for shard in fields.list_of("shards", Fields.object)]
+
+
+def _two_items(fields, key, **rule):
+    return fields.list_of(key, Fields.integer, **rule)
+
+
+# Method, its rule, values at the edge that it returns, values beyond the edge, and the words of the refusal.
+EDGES = [
+    (Fields.integer, {"least": 2, "most": 4}, [2, 4], [1, 5], "a whole number from 2 to 4"),
+    (Fields.integer, {"least": 2}, [2, 10**9], [1], "a whole number of at least 2"),
+    (Fields.integer, {"most": 4}, [4, -(10**9)], [5], "a whole number of at most 4"),
+    (Fields.integer, {}, [0], [0.0, True], "a whole number;"),
+    (Fields.number, {"least": 0.0, "most": 1.0}, [0, 0.0, 1.0], [-0.1, 1.1, 2.0**1023, True], "a finite number from"),
+    (Fields.integers, {"least": 2, "most": 4}, [[2, 4], []], [[1], [5], [2, 4, 5], [True]], "from 2 to 4"),
+    (Fields.integers, {"length": 2}, [[2, 4]], [[2], [2, 3, 4]], "must have 2 items"),
+    (Fields.text, {"most": 3}, ["", "abc"], ["abcd"], "0 to 3 characters"),
+    (Fields.text, {"empty": False}, ["a"], [""], "1 to 65536 characters"),
+    (Fields.text, {}, ["a b"], ["a\nb"], "printable"),
+    (Fields.text, {"printable": False}, ["a\nb"], [1], "a text of"),
+    (Fields.one_of, {"choices": ("a", 1)}, ["a", 1], ["b", True, 1.0], "'a' or 1"),
+    (Fields.hex_digest, {"digits": 4}, ["00ff"], ["00FF", "00ff0", "00f"], "4 hexadecimal digits"),
+    (_two_items, {"length": 2}, [[1, 2]], [[1], [1, 2, 3]], "must have 2 items"),
+    (_two_items, {"longest": 2}, [[], [1, 2]], [[1, 2, 3]], "at most 2 items"),
+]
+
+
+@pytest.mark.parametrize("take, rule, accepted, beyond, words", EDGES)
+def test_a_rule_holds_exactly_at_its_edge(take, rule, accepted, beyond, words):
+    for value in accepted:
+        taken = take(Fields.of({"field": value}, "f.json", WAY_OUT), "field", **rule)
+        assert taken == value and type(taken) in (type(value), float)
+    for value in beyond:
+        with refused("f.json", "field", words):
+            take(Fields.of({"field": value}, "f.json", WAY_OUT), "field", **rule)
+
+
+def test_only_the_known_names_are_allowed():
+    fields = Fields.of({"a": 1, "b": 2}, "f.json", WAY_OUT)
+    fields.only("a", "b", "c")
+    with refused("f.json", "b", "a, c"):
+        fields.only("a", "c")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "..\\a", "c:a", "a\0b", "a\nb", "\udc80", "x" * 256])
