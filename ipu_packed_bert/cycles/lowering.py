@@ -724,13 +724,14 @@ class Lowering:
         indices = self._value(operation, 1).elements
         output = operation.outputs[0]
         self._layouts[output] = TensorLayout(output, grouped=True, columns=16)
-        return self._gather(*table.shape, indices, element_bytes(table.dtype), gradient=False)
+        rows, columns = table.shape
+        return self._gather(rows, columns, indices, element_bytes(table.dtype), gradient=False)
 
     def _op_embedding_dense_backward(self, operation: Operation) -> Cost:
         gradient = self._value(operation, 0)
         indices = self._value(operation, 1).elements
-        table = self._output(operation).shape
-        return self._gather(*table, indices, element_bytes(gradient.dtype), gradient=True)
+        rows, columns = self._output(operation).shape
+        return self._gather(rows, columns, indices, element_bytes(gradient.dtype), gradient=True)
 
     # Products -------------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ def _requested_in_advance(sampler: Any) -> int:
     """
     frame = inspect.currentframe()
     while frame is not None:
-        loader = frame.f_locals.get("loader")
+        loader: Any = frame.f_locals.get("loader")
         if getattr(loader, "batch_sampler", None) is sampler:
             if hasattr(loader, "state_dict"):
                 return 0

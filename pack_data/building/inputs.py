@@ -239,7 +239,7 @@ class _TextInput(_BuildInput):
                 content = Path(self.given_vocabulary).read_bytes()
             else:
                 documents = self._training_documents()
-                with said_of(options.corpus), progress_bar(
+                with said_of(str(options.corpus)), progress_bar(
                     None, "learning a vocabulary", at_once=True
                 ):
                     content = train_vocabulary(

@@ -65,11 +65,11 @@ def _files_of_directory(path: str, split: str) -> List[str]:
     names = _named_files(path)
     if not names:
         return _files_below(path, split)
-    splits = defaultdict(list)
+    by_split: Dict[str, List[str]] = defaultdict(list)
     for name in names:
-        splits[_split_of(name)].append(name)
-    if split or sum(bool(_SPLIT.search(name)) for name in splits) > 1:
-        names = splits[_chosen(path, list(splits), split)]
+        by_split[_split_of(name)].append(name)
+    if split or sum(bool(_SPLIT.search(name)) for name in by_split) > 1:
+        names = by_split[_chosen(path, list(by_split), split)]
     check_copies(path, names)
     _check_shards(path, names)
     formats = sorted({suffix_format(name) or Path(name).suffix[1:] for name in names} - {""})
@@ -84,12 +84,12 @@ def _saved_files(path: str, split: str) -> List[str]:
     """Return the files of a data set of save_to_disk."""
     state = read_object(Path(path, "state.json"), way_out=_AGAIN)
     for name in ("_indices_files", "_indices_data_files"):
-        if state.values.get(name):
+        if state.tree.get(name):
             raise ValueError(
                 f"{path}: state.json: {name}: rows are selected by indices, which are not supported; "
                 "save the result of flatten_indices() with save_to_disk"
             )
-    saved_split = state.values.get("_split")
+    saved_split = state.tree.get("_split")
     if split and split != saved_split:
         raise ValueError(f"{path}: state.json: _split is {saved_split}, --split asks for {split}")
     entries = state.list_of("_data_files", Fields.object)

@@ -59,6 +59,7 @@ def rows(
     with open_unpacked(path, way_out=_WAY_OUT) as file:
         head = file.peek(_BLOCK)  # type: ignore[attr-defined]
         check_encoding(path, head[:HEAD_BYTES])
+        values: Iterator[Tuple[Origin, Any, int]]
         if _ARRAY.match(head):
             values = islice(_elements(file, path, bad), start, None)
         else:

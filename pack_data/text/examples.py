@@ -75,8 +75,8 @@ def tokenise(documents: Sequence[Document], vocabulary: AnyVocabulary) -> _Token
 
     ids, lengths = vocabulary.encode(sentences)
     has_tokens = lengths > 0
-    document = np.repeat(np.arange(len(counts)), counts)[has_tokens]
-    kept = np.bincount(document, minlength=len(counts))
+    document_of_sentence = np.repeat(np.arange(len(counts)), counts)[has_tokens]
+    kept = np.bincount(document_of_sentence, minlength=len(counts))
     sentence_ends = np.cumsum(lengths[has_tokens])
     document_ends = np.cumsum(kept[kept > 0])
     return _TokenisedDocuments(ids, sentence_ends.tolist(), document_ends.tolist())
