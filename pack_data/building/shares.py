@@ -42,7 +42,7 @@ _SECONDS_TO_END = 5.0
 
 
 class Done(NamedTuple):
-    """What a task has done, as text for the user, and the data set if the task completed it."""
+    """The work that a task has done, as text for the user, and the data set if the task completed it."""
 
     words: str
     built: Optional[Built] = None

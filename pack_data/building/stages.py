@@ -294,7 +294,7 @@ class Stages:
 
     @property
     def is_gathered(self) -> bool:
-        """Whether all parts are made and numbered."""
+        """True if all parts are made and numbered."""
         return (self.work / "examples.json").exists()
 
     def _gather(self) -> None:

@@ -15,17 +15,23 @@ import numpy as np
 
 from pack_data.reading.packages import load_package
 
-_LENGTHS, _TOKENS = ("length", "lengths"), "input_ids"
-_ROWS = 10_000  # in memory at a time
+_LENGTHS = ("length", "lengths")
+_TOKENS = "input_ids"
+# Rows in memory at a time.
+_ROWS = 10_000
 
 
 def is_data_set(value: Any) -> bool:
+    """Return True for a datasets.Dataset."""
     datasets = sys.modules.get("datasets")
     return datasets is not None and isinstance(value, datasets.Dataset)
 
 
 def lengths_of(dataset: Any) -> np.ndarray:
-    """int64 [examples]: the column length or lengths, else the tokens of each input_ids. ValueError without any."""
+    """Return the column length or lengths, else the number of tokens of each input_ids, int64 [examples].
+
+    Raises ValueError if there is no such column.
+    """
     names = dataset.column_names
     column = next((name for name in (*_LENGTHS, _TOKENS) if name in names), None)
     if column is None:
@@ -33,10 +39,12 @@ def lengths_of(dataset: Any) -> np.ndarray:
             f"datasets.Dataset: columns {', '.join(names) or 'none'}; lengths come from a column "
             f"{', '.join(_LENGTHS)} or {_TOKENS}: tokenize it first"
         )
-    compute, blocks = load_package("pyarrow.compute", "a datasets.Dataset"), [np.zeros(0, np.int64)]
+    compute = load_package("pyarrow.compute", "a datasets.Dataset")
+    blocks = [np.zeros(0, np.int64)]
     for table in dataset.select_columns(column).with_format("arrow").iter(_ROWS):
         values = table.column(column)
-        values = compute.list_value_length(values) if column == _TOKENS else values
+        if column == _TOKENS:
+            values = compute.list_value_length(values)
         if values.null_count:
             raise ValueError(
                 f"datasets.Dataset: column {column} has an empty cell; filter those examples out first"

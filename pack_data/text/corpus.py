@@ -229,24 +229,25 @@ def _text_documents(
 
 def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:
     """Yield (number from 1, line without white space around it); cut a line that is too long between words."""
-    number, rest = 1, ""
+    number = 1
+    rest = ""
     while True:
         line = handle.readline(LONGEST_DOCUMENT)
         if not line:
             break
-        if (
-            line.endswith("\n") or len(line) < LONGEST_DOCUMENT
-        ):  # a whole line; the last may have no line end
+        # The last line may have no end.
+        is_complete = line.endswith("\n") or len(line) < LONGEST_DOCUMENT
+        if is_complete:
             yield number, (rest + line).strip()
-            number, rest = number + 1, ""
+            number += 1
+            rest = ""
             continue
-        whole, space, begun = (rest + line).rpartition(" ")
+        words, space, rest = (rest + line).rpartition(" ")
         if space:
-            yield number, whole.strip()
-            rest = begun
+            yield number, words.strip()
         else:
             # No blank in a million characters: cut anywhere, nothing is dropped.
-            yield number, begun
+            yield number, rest
             rest = ""
     if rest.strip():
         yield number, rest.strip()
@@ -255,7 +256,8 @@ def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:
 def _cut(name: str, lines: Iterable[str]) -> Iterator[Document]:
     """Yield the document without empty lines, in parts of about LONGEST_DOCUMENT characters; none without text."""
     part: List[str] = []
-    size, continues = 0, False
+    size = 0
+    continues = False
     for line in lines:
         line = line.strip()
         if not line:
@@ -264,18 +266,20 @@ def _cut(name: str, lines: Iterable[str]) -> Iterator[Document]:
         size += len(line)
         if size >= LONGEST_DOCUMENT:
             yield Document(name, part, continues)
-            part, size, continues = [], 0, True
+            part = []
+            size = 0
+            continues = True
     if part:
         yield Document(name, part, continues)
 
 
 @lru_cache(maxsize=1)
 def _embedded_documents() -> Tuple[Document, ...]:
-    """Python's own documentation: one document for each standard-library module and for each topic of pydoc.
+    """Return Python's own documentation, one document for each standard-library module and each topic of pydoc.
 
     About 1.9 MB of English on any machine with Python; the text differs a little between Python versions.
     """
-    found: List[Document] = []
+    texts: List[Document] = []
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(_modules(root)):
         parts = path.relative_to(root).parts
@@ -287,13 +291,13 @@ def _embedded_documents() -> Tuple[Document, ...]:
             except (SyntaxError, ValueError):
                 continue
         lines = [line for text in _docstrings(tree) for line in _paragraphs(text)]
-        found += _cut(".".join(parts)[: -len(".py")], lines)
+        texts += _cut(".".join(parts)[: -len(".py")], lines)
 
     from pydoc_data import topics
 
     for name in sorted(topics.topics):
-        found += _cut(f"pydoc topic {name}", _paragraphs(topics.topics[name]))
-    return tuple(found)
+        texts += _cut(f"pydoc topic {name}", _paragraphs(topics.topics[name]))
+    return tuple(texts)
 
 
 def _modules(root: Path) -> Iterator[Path]:
@@ -305,7 +309,7 @@ def _modules(root: Path) -> Iterator[Path]:
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:
-    """Documentation strings in the order of the source."""
+    """Yield documentation strings in the order of the source."""
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         text = ast.get_docstring(node, clean=False)
         if text:

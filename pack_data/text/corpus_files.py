@@ -55,7 +55,7 @@ class CorpusFiles(NamedTuple):
 
     @property
     def is_one_text(self) -> bool:
-        """Whether the corpus is a single file of text, such as a book."""
+        """True for a single file of text, such as a book."""
         return len(self.read) == 1 and not format_of(self.read[0])
 
     def remarks(self) -> Iterator[str]:
@@ -168,10 +168,11 @@ def _files_of_data_set(folder: Path, records: Sequence[Path], split: str) -> Lis
 
 
 def _visible_files(folder: Path) -> List[Path]:
+    """Return the files below a directory, without hidden ones and those in hidden directories."""
     files = []
     for path in folder.rglob("*"):
-        parts = path.relative_to(folder).parts
-        if path.is_file() and not any(part.startswith(".") for part in parts):
+        is_hidden = "/." in f"/{path.relative_to(folder).as_posix()}"
+        if path.is_file() and not is_hidden:
             files.append(path)
     return sorted(files)
 

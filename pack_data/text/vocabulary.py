@@ -56,7 +56,7 @@ class Special(NamedTuple):
 
 
 class _Encoder:
-    """What a vocab.txt and a tokenizer.json have in common."""
+    """The common base of a vocab.txt and a tokenizer.json."""
 
     text: bytes  # the content of the file
     _tokenizer: Any
@@ -71,7 +71,10 @@ class _Encoder:
         return self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
 
     def encode(self, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
-        """Token ids of all sentences, flat int32, and the number of each, int64 [sentences], without special tokens."""
+        """Return the token ids of all sentences, flat int32, and their numbers, int64 [sentences].
+
+        Special tokens are not added.
+        """
         ids: List[np.ndarray] = [np.zeros(0, dtype=np.int32)]
         lengths: List[int] = []
         # In blocks: the library's result takes a hundred bytes for each token.
@@ -123,7 +126,7 @@ class Vocabulary(_Encoder):
 
     @cached_property
     def continues(self) -> np.ndarray:
-        """Whether a token goes on with the word before it ("##ing"), bool [tokens]."""
+        """True for tokens that continue the word before them ("##ing"), bool [tokens]."""
         return np.array([token.startswith("##") for token in self.tokens])
 
     @property
@@ -156,11 +159,11 @@ def load_vocabulary(path: Union[str, Path], lower_case: bool = True) -> Vocabula
     """Read vocab.txt: one token per line, the id is the line's number from 0."""
     if not os.path.exists(path):
         raise ValueError(
-            f"{path}: no such vocabulary; give a vocab.txt, or leave it out to train one on the corpus"
+            f"{path}: no such vocabulary; pass a vocab.txt, or leave it out to train one on the corpus"
         )
     try:
         text = read_regular(
-            path, way_out="give a vocab.txt, one token a line", most_bytes=_MOST_BYTES
+            path, way_out="pass a vocab.txt, one token a line", most_bytes=_MOST_BYTES
         ).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
@@ -177,11 +180,11 @@ def load_vocabulary(path: Union[str, Path], lower_case: bool = True) -> Vocabula
 def train_vocabulary(
     documents: Iterable[Document], size: int, lower_case: bool = True
 ) -> Vocabulary:
-    """Trains a WordPiece vocabulary of at most `size` tokens; fewer where the text has no more.
+    """Train a WordPiece vocabulary of at most `size` tokens; it has fewer if the text has no more.
 
-    The same text gives the same vocabulary. The library's trainer alone does not do that: it numbers the characters in
-    the order of a randomly seeded hash map, and these numbers decide between equal counts. So the alphabet, plain and
-    as continuation ("##e"), is counted here and given to the trainer in a fixed order.
+    The same text gives the same vocabulary. The library's trainer alone does not ensure this: it numbers the characters
+    in the order of a randomly seeded hash map, and these numbers decide between equal counts. So the alphabet, plain
+    and as continuation ("##e"), is counted here and passed to the trainer in a fixed order.
     """
     from tokenizers import models, trainers
 
@@ -201,7 +204,7 @@ def train_vocabulary(
     ]
     alphabet = sorted(character for _, character in sorted(known)[:_LARGEST_ALPHABET])
     if not alphabet:
-        raise ValueError("no text to train a vocabulary on; give a corpus with text in it")
+        raise ValueError("no text to train a vocabulary on; pass a corpus with text in it")
     fixed = [*SPECIAL_TOKENS, *alphabet, *("##" + character for character in alphabet)]
     if size < len(fixed):
         raise ValueError(
@@ -224,19 +227,20 @@ def train_vocabulary(
 
 
 class TokenizerFile(_Encoder):
-    """Text to token ids as a tokenizer.json says; known by the sha256 of the file.
+    """A tokenizer.json, identified by the sha256 of the file.
 
-    ValueError where the file is none, or has no special tokens for the first place, between segments and for a mask.
+    ValueError if the file is none, or has no special tokens for the first place, between segments and for a mask.
     """
 
-    file, lower_case = TOKENIZER, None  # the file says itself what becomes of capitals
+    file = TOKENIZER
+    lower_case = None  # the file itself states the treatment of capitals
 
     def __init__(self, content: bytes, name: str = TOKENIZER) -> None:
         # A build works in several processes; the library's threads would compete with them (and warn after a fork).
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import Tokenizer
 
-        way_out = "give the tokenizer.json that save_pretrained or the tokenizers library wrote"
+        way_out = "pass the tokenizer.json that save_pretrained or the tokenizers library wrote"
         self._fields = Fields.of(parse_json(content, name, way_out), name, way_out)
         try:
             self._tokenizer: Tokenizer = Tokenizer.from_str(content.decode())
@@ -244,7 +248,8 @@ class TokenizerFile(_Encoder):
             raise ValueError(f"{name}: no tokenizer ({one_line(error)}); {way_out}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.text, self._name = content, name
+        self.text = content
+        self._name = name
         self._numbers = self._tokenizer.get_vocab(with_added_tokens=True)
         self.special = self._special_tokens()
 
@@ -269,28 +274,29 @@ class TokenizerFile(_Encoder):
 
     @cached_property
     def padding(self) -> Optional[int]:
-        """The token that stands for padding, where there is one."""
+        """The token for padding, None if there is none."""
         return next(
             (self._numbers[token] for token in ("[PAD]", "<pad>") if token in self._numbers), None
         )
 
     @cached_property
     def unknown(self) -> Optional[int]:
-        """The token of what the others cannot spell, where there is one."""
+        """The token for text that no other token spells, None if there is none."""
         model = self._fields.object("model").tree
-        found: Optional[int] = model.get("unk_id")
-        return self._numbers.get(model.get("unk_token") or "") if found is None else found
+        number: Optional[int] = model.get("unk_id")
+        return self._numbers.get(model.get("unk_token") or "") if number is None else number
 
     def as_packed(self) -> bytes:
         """Return the file with the special tokens of packs around its text: first A separator B separator.
 
-        The content as it is where the file says so already, and neither cuts nor pads.
+        The content stays as it is if the file adds these tokens already, and neither truncates nor pads.
         """
         from tokenizers import Tokenizer
         from tokenizers.processors import TemplateProcessing
 
-        # One of its own: truncation and padding are as the file has them.
-        tokenizer, (first, separator, _) = Tokenizer.from_str(self.text.decode()), self.special
+        # Another tokenizer, because the truncation and padding of the file matter here.
+        tokenizer = Tokenizer.from_str(self.text.decode())
+        first, separator, _ = self.special
         parts = [tokenizer.encode(text, add_special_tokens=False).ids for text in ("a", "b")]
         wanted = [first, *parts[0], separator], [*parts[1], separator]
         single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
@@ -313,7 +319,7 @@ class TokenizerFile(_Encoder):
 
     @cached_property
     def continues(self) -> np.ndarray:
-        """Whether a token goes on with the word before it, bool [ids].  ValueError where tokens do not say it."""
+        """True for tokens that continue the word before them, bool [ids]. ValueError if tokens are not marked."""
         model = self._fields.object("model").tree
         prefix = (
             model.get("continuing_subword_prefix") if model.get("type") == "WordPiece" else None
@@ -323,11 +329,10 @@ class TokenizerFile(_Encoder):
                 f"{self._name}: a {model.get('type', 'tokenizer')} model does not mark the pieces that continue a "
                 "word, so whole words cannot be masked; leave out --whole-word-masking"
             )
-        found = np.zeros(len(self), bool)
-        found[[number for token, number in self._numbers.items() if token.startswith(prefix)]] = (
-            True
-        )
-        return found
+        continuing = [number for token, number in self._numbers.items() if token.startswith(prefix)]
+        continues = np.zeros(len(self), bool)
+        continues[continuing] = True
+        return continues
 
 
 AnyVocabulary = Union[Vocabulary, TokenizerFile]
@@ -336,8 +341,8 @@ AnyVocabulary = Union[Vocabulary, TokenizerFile]
 def load_tokenizer(path: Union[str, Path]) -> TokenizerFile:
     """Read a tokenizer.json."""
     if not os.path.exists(path):
-        raise ValueError(f"{path}: no such tokenizer; give a tokenizer.json")
-    content = read_regular(Path(path), way_out="give a tokenizer.json", most_bytes=_MOST_BYTES)
+        raise ValueError(f"{path}: no such tokenizer; pass a tokenizer.json")
+    content = read_regular(Path(path), way_out="pass a tokenizer.json", most_bytes=_MOST_BYTES)
     return TokenizerFile(content, str(path))
 
 
@@ -350,5 +355,5 @@ def load_either(path: Union[str, Path], lower_case: bool = True) -> AnyVocabular
 
 def vocabulary_in(folder: Union[str, Path]) -> Path:
     """Return the file of a directory that holds its vocabulary: its vocab.txt if it has neither."""
-    found = [Path(folder, name) for name in (VOCABULARY, TOKENIZER)]
-    return next((path for path in found if path.exists()), found[0])
+    paths = [Path(folder, name) for name in (VOCABULARY, TOKENIZER)]
+    return next((path for path in paths if path.exists()), paths[0])
