@@ -1,7 +1,7 @@
 """Best-fit decreasing over samples: `python -m pack_data.best_fit`.
 
-Longest sample first, each goes to the fullest pack that has room, the first opened among equals.
-Fine-tuning libraries pack by this rule or by its first-fit sibling, usually without a depth.
+From the longest to the shortest, each sample goes to the fullest pack that has room, or to the first of equally full
+ones. Fine-tuning libraries pack by this rule or by first fit, usually without a limit on depth.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from pack_data.solver.fit_decreasing import fit_decreasing
 
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
-    """Pack as best-fit decreasing packs each sample, in time that depends on S only; depth None is unlimited."""
+    """Pack as best-fit decreasing packs each sample, in time that depends on S only.
+
+    Args:
+        histogram: lengths to pack.
+        max_sequences_per_pack: packing depth; None for unlimited.
+    """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
     packs = fit_decreasing(

@@ -1,7 +1,7 @@
 """First-fit decreasing over samples: `python -m pack_data.first_fit`.
 
-Longest sample first, each goes to the first pack opened that has room.
-Fine-tuning libraries pack by this rule or by its best-fit sibling, usually without a depth.
+From the longest to the shortest, each sample goes to the first pack that has room. Fine-tuning libraries pack by this
+rule or by best fit, usually without a limit on depth.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from pack_data.solver.fit_decreasing import fit_decreasing
 
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
-    """Pack as first-fit decreasing packs each sample, in time that depends on S only; depth None is unlimited."""
+    """Pack as first-fit decreasing packs each sample, in time that depends on S only.
+
+    Args:
+        histogram: lengths to pack.
+        max_sequences_per_pack: packing depth; None for unlimited.
+    """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
     packs = fit_decreasing(histogram, max_sequences_per_pack, lambda free: np.arange(len(free)))

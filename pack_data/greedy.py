@@ -1,7 +1,7 @@
-"""GREEDY, as T5 packs: sequences are concatenated as they arrive. `python -m pack_data.greedy`.
+"""GREEDY, the packing of T5: sequences are concatenated as they arrive. `python -m pack_data.greedy`.
 
-A pack is closed as soon as the next sequence does not fit, or the depth is reached; nothing is ever put into an earlier
-pack (next fit). The result depends on the order of arrival, so it takes an order, or a seed that draws one.
+A pack is closed as soon as the next sequence does not fit or the depth is reached; no sequence goes into an earlier
+pack (next fit). The result depends on the order of arrival, which is an argument or drawn from a seed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth, whole_number
 
-_CHUNK = 1 << 20  # sequences looked at together
+_CHUNK = 1 << 20  # sequences per NumPy call, so that lists of them stay small
 
 
 def pack(
@@ -30,10 +30,18 @@ def pack(
 ) -> Packing:
     """Pack in arrival order.
 
-    order: the lengths in the order of arrival (array-like, whole numbers), which must add up to the histogram; without
-    it, the sequences of the histogram arrive in a random order drawn from the seed.
-    Time and memory grow with the number of sequences, unlike those of the histogram packers: about 30 bytes a sequence,
-    and 200 bytes a strategy; a random order makes nearly as many strategies as packs.
+    Time and memory grow with the number of sequences, unlike those of the histogram packers: about 30 bytes per
+    sequence and 200 bytes per strategy; a random order gives nearly as many strategies as packs.
+
+    Args:
+        histogram: lengths to pack.
+        max_sequences_per_pack: packing depth; None for unlimited.
+        order: lengths in the order of arrival, whole numbers [n] with the counts of the histogram; None draws a random
+            order.
+        seed: draws the order.
+
+    Raises:
+        ValueError: `order` and the histogram differ.
     """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     seed = whole_number("seed", seed, least=0)
@@ -43,18 +51,16 @@ def pack(
         np.random.default_rng(seed).shuffle(lengths)
     else:
         lengths = np.asarray(order)
-        if (
-            LengthHistogram.from_lengths(lengths, histogram.max_sequence_length, "order")
-            != histogram
-        ):
+        counted = LengthHistogram.from_lengths(lengths, histogram.max_sequence_length, "order")
+        if counted != histogram:
             raise ValueError(
                 "order: its lengths do not add up to the histogram; pass the lengths that were counted"
             )
         lengths = lengths.ravel().astype(np.int32)
+
     S = histogram.max_sequence_length
-    starts = _pack_starts(
-        lengths, S, len(lengths) if max_sequences_per_pack is None else max_sequences_per_pack
-    )
+    depth = len(lengths) if max_sequences_per_pack is None else max_sequences_per_pack
+    starts = _pack_starts(lengths, S, depth)
     # The strategies are merged already, so Packing.of, which would merge them again, is not needed.
     packs = sorted(_count_strategies(lengths, starts, S), reverse=True)
     return Packing(
@@ -68,23 +74,25 @@ def pack(
 
 
 def _pack_starts(lengths: np.ndarray, S: int, D: int) -> np.ndarray:
-    """int64 [packs + 1]: the first sequence of each pack, and the number of sequences."""
+    """Return the first sequence of each pack, and at the end the number of sequences, int64 [packs + 1]."""
     ends = np.cumsum(lengths, dtype=np.int64)
     starts: List[np.ndarray] = []
-    at = 0
+    next_start = 0
     with progress_bar(len(lengths), "greedy", unit=" sequences") as bar:
         for begin in range(0, len(lengths), _CHUNK):
             first = np.arange(begin, min(begin + _CHUNK, len(lengths)))
-            # the sequence that opens the next pack, if `first` opened one; packs may reach into the next chunk
-            following = np.searchsorted(ends, ends[first] - lengths[first] + S, side="right")
-            jumps = np.minimum(following, first + D).tolist()
-            chain = []
-            while at < begin + len(jumps):
-                chain.append(at)
-                at = jumps[at - begin]
-            starts.append(np.array(chain, np.int64))
+            # The start of the next pack if a pack starts at `first`; packs may reach into the next chunk.
+            tokens_before = ends[first] - lengths[first]
+            next_too_long = np.searchsorted(ends, tokens_before + S, side="right")
+            following = np.minimum(next_too_long, first + D).tolist()
+            starts_in_chunk = []
+            while next_start < begin + len(following):
+                starts_in_chunk.append(next_start)
+                next_start = following[next_start - begin]
+            starts.append(np.array(starts_in_chunk, np.int64))
             bar.update(len(first))
-    return np.concatenate(starts + [np.array([len(lengths)], np.int64)])
+    end = np.array([len(lengths)], np.int64)
+    return np.concatenate([*starts, end])
 
 
 def _count_strategies(
@@ -92,13 +100,15 @@ def _count_strategies(
 ) -> Iterator[Tuple[Tuple[int, ...], int]]:
     """Yield the packs as (lengths, count), longest length first, one depth at a time to save memory."""
     depths = np.diff(starts)
-    # Sorts the lengths inside each pack; the high part of a key is the pack's number, so packs keep their order.
-    keys = np.repeat(np.arange(len(depths), dtype=np.int64) * (S + 1), depths) + (S - lengths)
+    # Sorting these keys sorts the lengths inside each pack; their high part is the number of the pack.
+    pack_keys = np.arange(len(depths), dtype=np.int64) * (S + 1)
+    keys = np.repeat(pack_keys, depths) + (S - lengths)
     keys.sort()
     ordered = (S - keys % (S + 1)).astype(np.int32)
     del keys
     for depth in np.unique(depths).tolist():
-        rows = ordered[starts[:-1][depths == depth][:, None] + np.arange(depth)]
+        starts_of_depth = starts[:-1][depths == depth]
+        rows = ordered[starts_of_depth[:, None] + np.arange(depth)]
         yield from _count_rows(rows, S)
 
 
@@ -106,18 +116,19 @@ def _count_rows(rows: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int
     """Return the distinct rows of int32 [packs, depth], each with its count."""
     bits = S.bit_length()
     # Rows are compared by keys of int64, which is much faster; a key holds this many lengths.
-    in_a_key = 62 // bits
+    lengths_per_key = 62 // bits
     keys = []
-    for column in range(0, rows.shape[1], in_a_key):
+    for column in range(0, rows.shape[1], lengths_per_key):
         key = np.zeros(len(rows), np.int64)
-        for values in rows[:, column : column + in_a_key].T:
+        for values in rows[:, column : column + lengths_per_key].T:
             key = (key << bits) | values
         keys.append(key)
-    several = len(keys) > 1
-    whole = np.stack(keys, axis=1) if several else keys[0]
-    _, firsts, counts = np.unique(
-        whole, return_index=True, return_counts=True, axis=0 if several else None
-    )
+    key_rows = keys[0]
+    axis = None
+    if len(keys) > 1:
+        key_rows = np.stack(keys, axis=1)
+        axis = 0
+    _, firsts, counts = np.unique(key_rows, return_index=True, return_counts=True, axis=axis)
     return zip(map(tuple, rows[firsts].tolist()), counts.tolist())
 
 

@@ -1,7 +1,7 @@
 """Longest-pack-first histogram-packing: `python -m pack_data.lpfhp`.
 
-The sibling of SPFHP published with the paper's code: sequences go to the fullest packs that still have room (best fit),
-as many of one length into each pack as fit, and so into new packs.
+The variant of SPFHP in the paper's code: sequences go to the fullest packs that still have room (best fit), as many of
+one length into each pack as fit, also into new packs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from pack_data.solver.free_slots import longest_first
 
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
-    """Pack in time that depends on S, not on the number of sequences; depth None is unlimited."""
+    """Pack in time that depends on S, not on the number of sequences.
+
+    Args:
+        histogram: lengths to pack.
+        max_sequences_per_pack: packing depth; None for unlimited.
+    """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
     groups = longest_first(histogram, max_sequences_per_pack)

@@ -1,10 +1,10 @@
 """Non-negative least squares histogram-packing (paper section 3.1.2): `python -m pack_data.nnlshp`.
 
-Of all strategies of at most 3 lengths that fill a pack exactly, find the mixture x >= 0 whose counts A x come nearest
-to the histogram b. Short lengths have a small weight, because they may serve as padding. Round the mixture; give each
-sequence that is left a pack of its own; take out again what the mixture uses too often, which was padding.
+Of all strategies of at most 3 lengths that fill a pack exactly, find the mixture x >= 0 whose counts A x are nearest to
+the histogram b. Short lengths have a small weight, because they may serve as padding. Round the mixture, put each
+remaining sequence into its own pack, and remove the sequences that the mixture uses too often, which are padding.
 
-The paper's 28 s and its memory go into a dense solve; solver/nonnegative.py reaches the same minimum from the sparse
+The paper spends 28 s and much memory on a dense solve; solver/nonnegative.py reaches the same minimum from the sparse
 columns.
 """
 
@@ -24,9 +24,16 @@ from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth, whole_number
 from pack_data.solver.nonnegative import solve_fast
 
+# Sequences per pack, as in the paper.
 _DEEPEST = 3
-_LONGEST = 8192  # S^2 / 12 strategies and S x S matrices: 5.6 million and half a gigabyte each here
-_SHORT = 8  # lengths up to this one are acceptable as padding
+# Slots of a pack. There are S^2 / 12 strategies and S x S matrices: 5.6 million, and half a gigabyte each, at this S.
+_LONGEST = 8192
+# Lengths up to this one are acceptable as padding, as in the paper.
+_SHORT = 8
+# Weight of those lengths, as in the paper.
+_WEIGHT_OF_SHORT = 0.09
+# Sequences left at which further rounds are not worth their time.
+_FEW_LEFT = 100
 
 
 def pack(
@@ -34,7 +41,14 @@ def pack(
 ) -> Packing:
     """Pack with strategies of at most 3 sequences.
 
-    rounds: 1 solves once and rounds to nearest, as the paper; more solve again for what is left (MLPerf's variant: 20).
+    Args:
+        histogram: lengths to pack.
+        max_sequences_per_pack: packing depth, at most 3.
+        rounds: most solutions of the problem. 1 rounds to nearest, as the paper does; more solve again for the
+            sequences that are left (20 in MLPerf's variant).
+
+    Raises:
+        ValueError: the depth is above 3 or unlimited, or the packs are too long.
     """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     rounds = whole_number("rounds", rounds, least=1)
@@ -51,20 +65,19 @@ def pack(
     S = histogram.max_sequence_length
     strategies = _strategies_filling(S, max_sequences_per_pack)
     weights = np.ones(S + 1)
-    weights[: _SHORT + 1] = 0.09 if rounds == 1 else (_SHORT / (2 * S)) ** 0.5
+    weights[: _SHORT + 1] = _WEIGHT_OF_SHORT if rounds == 1 else (_SHORT / (2 * S)) ** 0.5
     weights[0] = 0.0  # index 0 is the absent second or third length of a strategy
 
     start = time.perf_counter()
     mixture, remainder = _mix(histogram.counts, strategies, weights, rounds)
-    repeats = {
-        tuple(length for length in strategies[index].tolist() if length): int(mixture[index])
-        for index in np.flatnonzero(mixture).tolist()
-    }
+    repeats: Dict[Tuple[int, ...], int] = {}
+    for index in np.flatnonzero(mixture).tolist():
+        strategy = tuple(length for length in strategies[index].tolist() if length)
+        repeats[strategy] = int(mixture[index])
     padding = _counts(strategies, mixture, S) + remainder - histogram.counts
     packs = _without(repeats, padding)
-    packs.extend(
-        ((length,), int(remainder[length])) for length in np.flatnonzero(remainder).tolist()
-    )
+    for length in np.flatnonzero(remainder).tolist():
+        packs.append(((length,), int(remainder[length])))
     return Packing.of(
         "nnlshp",
         histogram,
@@ -75,10 +88,12 @@ def pack(
 
 
 def _strategies_filling(S: int, depth: int) -> np.ndarray:
-    """int32 [strategies, 3]: every way to fill S slots with at most `depth` lengths, longest first, then zeros."""
+    """Return all ways to fill S slots with at most `depth` lengths, int32 [n, 3], longest first, then zeros."""
     blocks = [np.array([[S, 0, 0]])]
-    # third length 0: the pairs; third length 1 and more: the triples; a row's lengths never ascend
-    for third in range(0 if depth >= 2 else 1, S // 3 + 1 if depth >= 3 else 1):
+    # Pairs have the third length 0, triples 1 or more. The lengths of a row never ascend.
+    least_third = 0 if depth >= 2 else 1
+    largest_third = S // 3 if depth >= 3 else 0
+    for third in range(least_third, largest_third + 1):
         second = np.arange(max(third, 1), (S - third) // 2 + 1)
         blocks.append(np.stack([S - third - second, second, np.full_like(second, third)], axis=1))
     return np.concatenate(blocks).astype(np.int32)
@@ -97,7 +112,7 @@ def _counts(strategies: np.ndarray, repeats: np.ndarray, S: int) -> np.ndarray:
 def _mix(
     counts: np.ndarray, strategies: np.ndarray, weights: np.ndarray, rounds: int
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """int64 [strategies], how often to make each; int64 [S + 1], the sequences that are then still without a pack."""
+    """Return the packs of each strategy, int64 [strategies], and the sequences left without a pack, int64 [S + 1]."""
     S = len(counts) - 1
     mixture = np.zeros(len(strategies), np.int64)
     left = counts.copy()
@@ -106,15 +121,17 @@ def _mix(
             break
         exact = solve_fast(strategies, weights, left.astype(np.float64))
         if rounds == 1:
-            whole = np.rint(exact).astype(np.int64)
+            packs = np.rint(exact).astype(np.int64)
         else:
-            whole = np.where(exact < 2, np.rint(exact), np.floor(exact)).astype(np.int64)
-            if not whole.any():  # a small rest rounds to nothing: one pack along the steepest descent of the residual
-                whole[np.argmax((weights**2 * left)[strategies].sum(axis=1))] = 1
-        mixture += whole
-        # What is used too often is padding, which needs no other place.
-        left = np.maximum(left - _counts(strategies, whole, S), 0)
-        if left.sum() < 100 < counts.sum():
+            packs = np.where(exact < 2, np.rint(exact), np.floor(exact)).astype(np.int64)
+            if not packs.any():
+                # A small rest rounds to nothing: make one pack along the steepest descent of the residual.
+                descent = (weights**2 * left)[strategies].sum(axis=1)
+                packs[np.argmax(descent)] = 1
+        mixture += packs
+        # Sequences that are used too often are padding, so counts do not go below 0.
+        left = np.maximum(left - _counts(strategies, packs, S), 0)
+        if left.sum() < _FEW_LEFT < counts.sum():
             break
     return mixture, left
 
@@ -139,10 +156,12 @@ def _without(
     for length in np.flatnonzero(padding).tolist():
         left = int(padding[length])
         for strategy in sorted(holders[length]):
-            packs, inside = remaining[strategy], strategy.count(length)
-            # all of this length out of some packs, then the last few out of one pack more
-            whole, rest = divmod(min(left, packs * inside), inside)
-            for amount, taken in ((whole, inside), (1, rest)):
+            packs = remaining[strategy]
+            per_pack = strategy.count(length)
+            removed = min(left, packs * per_pack)
+            # Remove this length from some packs entirely, and the last few from one more pack.
+            emptied_packs, rest = divmod(removed, per_pack)
+            for amount, taken in ((emptied_packs, per_pack), (1, rest)):
                 if not amount or not taken:
                     continue
                 kept = _less(strategy, length, taken)
@@ -150,7 +169,7 @@ def _without(
                 remaining[kept] += amount
                 for other in set(kept) - {length}:
                     holders[other].add(kept)
-            left -= whole * inside + rest
+            left -= removed
             if not left:
                 break
     return list(remaining.items())

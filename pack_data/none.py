@@ -1,4 +1,4 @@
-"""No packing, the paper's baseline NONE: each sequence has a pack to itself.  `python -m pack_data.none`."""
+"""No packing, the paper's baseline NONE: each pack holds one sequence. `python -m pack_data.none`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from pack_data.reading.fields import packing_depth
 
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int] = 1) -> Packing:
-    """Give each sequence a pack of its own, whatever depth is allowed."""
+    """Put each sequence into its own pack, at any depth.
+
+    Args:
+        histogram: lengths to pack.
+        max_sequences_per_pack: is checked only.
+    """
     packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
     packs = [((length,), histogram.counts[length]) for length in histogram.lengths.tolist()]

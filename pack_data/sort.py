@@ -1,8 +1,8 @@
 """SORT, sorted batching, another way to avoid padding: `python -m pack_data.sort`.
 
-Sequences of similar length share a batch, which is padded to its longest.  No sequence shares a row with another, so
-the result is no packing but a `Batching`.  Almost no padding is left, but a static engine is compiled again for each
-batch length (paper section 4.1), and the sequences of a batch have similar lengths.
+Sequences of similar length share a batch, which is padded to its longest sequence. Sequences do not share rows, so the
+result is a `Batching` instead of a packing. Almost no padding is left, but a static engine compiles a program for each
+batch length (paper section 4.1), and the lengths within a batch are similar.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _REPORTED = (
 class Batching:
     """Batches in the order of training, each of rows padded to its longest sequence."""
 
-    max_sequence_length: int  # S: what a row would have without sorting
-    batch_size: int  # rows in a batch; the last of the sorted ones, which holds the shortest, may have fewer
+    max_sequence_length: int  # S: slots of a row without sorting
+    batch_size: int  # rows in a batch; the batch of the shortest sequences may have fewer
     seed: int  # draws the order of the batches
     lengths: Tuple[int, ...]  # padded length of each batch, in the order of training
     sequences: int
@@ -45,7 +45,7 @@ class Batching:
 
     @property
     def shapes(self) -> int:
-        """Different padded lengths: the programs that a static engine needs."""
+        """The number of different padded lengths, and so of programs that a static engine compiles."""
         return len(set(self.lengths))
 
     @property
@@ -59,16 +59,16 @@ class Batching:
 
     @property
     def speedup(self) -> float:
-        """Slots of the unsorted data set / slots; to be compared with a packing factor; 1 for no batches."""
+        """Slots of the unsorted data set / slots, comparable to a packing factor; 1 for no batches."""
         return self.max_sequence_length * self.sequences / self.slots if self.slots else 1.0
 
     def to_json(self) -> Dict[str, Any]:
         return {"algorithm": "sort", **{name: getattr(self, name) for name in _REPORTED}}
 
     def table(self, name: str = "") -> str:
-        title = f"SORT  batches of {self.batch_size}, each padded to its longest sequence" + (
-            f"  ({name})" if name else ""
-        )
+        title = f"SORT  batches of {self.batch_size}, each padded to its longest sequence"
+        if name:
+            title += f"  ({name})"
         rows = [
             ("sequences", f"{self.sequences:,}", ""),
             ("tokens", f"{self.tokens:,}", ""),
@@ -83,19 +83,23 @@ class Batching:
             (
                 "speed-up",
                 f"{self.speedup:.3f}",
-                "fewer slots than unsorted; the recompilations are not in it",
+                "fewer slots than unsorted; recompilation is not counted",
             ),
         ]
         return account(title, rows)
 
 
 def batch(histogram: LengthHistogram, *, batch_size: int, seed: int = 0) -> Batching:
-    """Sort, cut into batches and shuffle the batches; never expand the histogram to single sequences."""
+    """Sort, cut into batches and shuffle the batches, without expanding the histogram to single sequences.
+
+    Args:
+        histogram: lengths to batch.
+        batch_size: rows in a batch.
+        seed: draws the order of the batches.
+    """
     start = time.perf_counter()
-    batch_size, seed = (
-        whole_number("batch_size", batch_size, least=1),
-        whole_number("seed", seed, least=0),
-    )
+    batch_size = whole_number("batch_size", batch_size, least=1)
+    seed = whole_number("seed", seed, least=0)
     sequences = histogram.sequences
     # The longest sequence of each batch, longest batch first.
     firsts = np.arange(0, sequences, batch_size, dtype=np.int64)

@@ -1,7 +1,7 @@
 """Shortest-pack-first histogram-packing (paper section 3.1.1): `python -m pack_data.spfhp`.
 
 The histogram is read from the longest length to the shortest; sequences go to the packs with the most space left
-(worst fit), and where even those have none, each of the rest opens a pack of its own.
+(worst fit); if none has enough, each remaining sequence opens a pack.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from pack_data.solver.free_slots import PacksByFreeSlots
 
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
-    """Pack in O(S^2) time, independent of the number of sequences; depth None is unlimited."""
+    """Pack in O(S^2) time, independent of the number of sequences.
+
+    Args:
+        histogram: lengths to pack.
+        max_sequences_per_pack: packing depth; None for unlimited.
+    """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
     packs = PacksByFreeSlots(max_sequences_per_pack)

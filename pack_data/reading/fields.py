@@ -4,7 +4,7 @@
     fields.integer("packs", least=0)
     fields.object("schema").one_of("kind", ("bert_pretraining", "tokens"))
     fields.list_of("shards", Fields.object)
-    fields.optional("lower_bound", Fields.integer, least=0)     # None where it is missing or null
+    fields.optional("lower_bound", Fields.integer, least=0)     # None if it is missing or null
 
 Programs write these files, so the first fault ends the reading. People write configurations, so
 ipu_packed_bert/settings/reader.py reports all problems at once and accepts numbers in the forms that people use.
@@ -38,52 +38,49 @@ from typing import (
 
 from pack_data.reading.files import read_regular
 
+# Bytes of a JSON file, which is read as a whole.
 _MOST_JSON_BYTES = 256 << 20
-# More digits are in no number of ours. Python 3.11 refuses thousands of them, Python 3.8 takes minutes for millions.
+# Digits of a number. Ours have fewer; Python 3.11 refuses thousands of digits, Python 3.8 takes minutes for millions.
 MOST_DIGITS = 100
 
 _Key = Union[str, int]
 _T = TypeVar("_T")
 
+# Values in messages: levels of nesting, items, characters.
 _SHORT = reprlib.Repr()
-(
-    _SHORT.maxlevel,
-    _SHORT.maxdict,
-    _SHORT.maxlist,
-    _SHORT.maxstring,
-    _SHORT.maxother,
-    _SHORT.maxlong,
-) = 2, 3, 8, 60, 60, 40
+_SHORT.maxlevel = 2
+_SHORT.maxdict = 3
+_SHORT.maxlist = 8
+_SHORT.maxstring = 60
+_SHORT.maxother = 60
+_SHORT.maxlong = 40
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message: short, printable and on one line, however large or deep it is."""
+    """Return a value for a message: short, printable and on one line, even if it is large or deeply nested."""
     # Python 3.11 refuses to write out the largest numbers.
     if type(value) is int and value.bit_length() > 256:
-        return f"a number of about {int(value.bit_length() * 0.30103) + 1} digits"
+        digits = int(value.bit_length() * math.log10(2)) + 1
+        return f"a number of about {digits} digits"
     text = " ".join(_SHORT.repr(value).split())[:200]
     return text.encode("ascii", "backslashreplace").decode()
 
 
 class _FieldError(ValueError):
-    """What is wrong with a field; the message names the file."""
+    """A field breaks a rule; the message names the file."""
 
 
 def named(name: Any) -> str:
-    """Return a name that somebody wrote, for a message, unchanged if it is short and printable."""
-    return (
-        name if isinstance(name, str) and name.isprintable() and len(name) <= 200 else shown(name)
-    )
+    """Return a name for a message, unchanged if it is short and printable."""
+    if isinstance(name, str) and name.isprintable() and len(name) <= 200:
+        return name
+    return shown(name)
 
 
 def one_line(words: Any, most: int = 300) -> str:
     """Shorten text of a library or file to one printable line of at most `most` characters, for a message."""
-    return (
-        " ".join(str(words).split())[:most]
-        .encode("ascii", "backslashreplace")
-        .decode()
-        .translate(_CONTROLS)
-    )
+    text = " ".join(str(words).split())[:most]
+    return text.encode("ascii", "backslashreplace").decode().translate(_CONTROLS)
 
 
 _CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), 127)}
@@ -91,7 +88,7 @@ _CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), 127)}
 
 @contextmanager
 def said_of(source: Union[str, os.PathLike]) -> Iterator[None]:
-    """Name this file or directory in a ValueError of the block, unless the error does so already."""
+    """Prefix a ValueError of the block with this file or directory, unless the message names it."""
     try:
         yield
     except ValueError as error:
@@ -102,20 +99,20 @@ def said_of(source: Union[str, os.PathLike]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Fields:
-    """An object of a file (or a list of it, with numbers for names), whose values are taken by type.
+    """An object or a list of a file, whose values are read by type.
 
-    Every method takes the name of a field and raises ValueError where it is missing or breaks the rule. `where`: the
-    names that lead to this object; `way_out`: what the reader of the message can do.
+    The methods take the name of a field, or the index of an item, and raise ValueError if it is missing or breaks the
+    rule.
     """
 
-    source: str
+    source: str  # the file, for messages
     values: Union[Mapping[str, Any], Sequence[Any]]
-    way_out: str
-    where: str = ""
+    way_out: str  # the end of messages: what the user can do
+    where: str = ""  # path of this object in the file, such as shards[3]
 
     @classmethod
     def of(cls, value: Any, source: Union[str, os.PathLike], way_out: str) -> Fields:
-        """Return the fields of a whole file (JSON or YAML) as Python values; fields stay what they are."""
+        """Return the fields of an object as JSON or YAML files hold it; return `Fields` unchanged."""
         if isinstance(value, Fields):
             return value
         if not isinstance(value, dict):
@@ -127,21 +124,21 @@ class Fields:
     # ---- messages ----------------------------------------------------------------------------------------------------
 
     def _path(self, key: _Key) -> str:
-        """Return the name of a field from the top of the file: `shards[3].sha256`."""
+        """Return the path of a field from the top of the file, such as `shards[3].sha256`."""
         if isinstance(key, int):
             return f"{self.where}[{key}]"
         name = key if re.fullmatch(r"[\w-]{1,80}", key, re.ASCII) else shown(key)
         return f"{self.where}.{name}" if self.where else name
 
     def error(self, key: _Key, rule: str) -> _FieldError:
-        """To be raised where a field breaks a rule."""
+        """Return the error for a field that breaks a rule."""
         return _FieldError(
             f"{self.source}: {self._path(key)} is {shown(self.any(key))}; {rule}; {self.way_out}"
         )
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Attribute to this file what a constructor refuses in the block, after the types are right."""
+        """Name this file and object in a ValueError that a constructor raises in the block."""
         try:
             yield
         except _FieldError:
@@ -157,14 +154,14 @@ class Fields:
         return [str(name) for name in self.values] if isinstance(self.values, Mapping) else []
 
     def only(self, *known: str) -> None:
-        """No field but these."""
+        """Raise ValueError if there is a field of another name."""
         for name in self.names():
             if name not in known:
-                raise self.error(name, f"no field is called so; there are {', '.join(known)}")
+                raise self.error(name, f"unknown field; the fields are {', '.join(known)}")
 
     @property
     def tree(self) -> Dict[str, Any]:
-        """The object as plain values."""
+        """The object as a dictionary of plain values."""
         assert isinstance(self.values, dict)
         return self.values
 
@@ -172,7 +169,7 @@ class Fields:
         return isinstance(self.values, Mapping) and key in self.values
 
     def any(self, key: _Key) -> Any:
-        """Return the value, whatever it is."""
+        """Return a value of any type."""
         if isinstance(self.values, Mapping):
             if key not in self.values:
                 raise _FieldError(f"{self.source}: {self._path(key)} is missing; {self.way_out}")
@@ -234,11 +231,11 @@ class Fields:
         value = self.any(key)
         if type(value) is not str or not is_plain_name(value):
             raise self.error(
-                key, "must be the plain name of a file in the same folder, without a path"
+                key, "must be the plain name of a file in the same directory, without a path"
             )
         return value
 
-    # ---- what holds others -------------------------------------------------------------------------------------------
+    # ---- objects and lists -------------------------------------------------------------------------------------------
 
     def object(self, key: _Key) -> Fields:
         value = self.any(key)
@@ -259,10 +256,10 @@ class Fields:
         value = self.any(key)
         if not isinstance(value, list):
             raise self.error(key, "must be a list")
-        if len(value) > longest or (length is not None and len(value) != length):
-            raise self.error(
-                key, f"must have {f'at most {longest}' if length is None else length} items"
-            )
+        if length is not None and len(value) != length:
+            raise self.error(key, f"must have {length} items")
+        if len(value) > longest:
+            raise self.error(key, f"must have at most {longest} items")
         items = Fields(self.source, value, self.way_out, self._path(key))
         return [take(items, number, *inner, **rule) for number in range(len(value))]
 
@@ -275,7 +272,7 @@ class Fields:
         most: Optional[int] = None,
     ) -> List[int]:
         value = self.any(key)
-        # A long list without a call for each number.
+        # A list may be long, so a call for each number is made only to find the wrong one.
         plain = type(value) is list and length is None and set(map(type, value)) == {int}
         if plain and _within(min(value), least, most) and _within(max(value), least, most):
             return list(value)
@@ -289,19 +286,21 @@ class Fields:
     def values_of(
         self, key: _Key, take: Callable[..., _T], *inner: Any, **rule: Any
     ) -> Dict[str, _T]:
-        """Return an object with any names whose values `take` reads."""
-        given = self.object(key)
-        return {name: take(given, name, *inner, **rule) for name in given.names()}
+        """Return an object of any names whose values `take` reads."""
+        entries = self.object(key)
+        return {name: take(entries, name, *inner, **rule) for name in entries.names()}
 
     def optional(
         self, key: _Key, take: Callable[..., _T], *inner: Any, **rule: Any
     ) -> Optional[_T]:
-        """Return what `take` reads, with `inner` and `rule`, or None if the field is missing or null.
+        """Return the value that `take` reads, or None if the field is missing or null.
 
         `optional("names", Fields.list_of, Fields.text)`
         """
         missing = isinstance(self.values, Mapping) and key not in self.values
-        return None if missing or self.any(key) is None else take(self, key, *inner, **rule)
+        if missing or self.any(key) is None:
+            return None
+        return take(self, key, *inner, **rule)
 
 
 def _within(value: Any, least: Optional[float], most: Optional[float]) -> bool:
@@ -311,17 +310,13 @@ def _within(value: Any, least: Optional[float], most: Optional[float]) -> bool:
 def _range_in_words(least: Optional[float], most: Optional[float]) -> str:
     if least is not None and most is not None:
         return f" from {least} to {most}"
-    return (
-        f" of at least {least}"
-        if least is not None
-        else f" of at most {most}"
-        if most is not None
-        else ""
-    )
+    if least is not None:
+        return f" of at least {least}"
+    return "" if most is None else f" of at most {most}"
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a text names a file in a folder and nothing outside it, on any system."""
+    """Return True if a text names a file in a directory, on any system, and no path out of it."""
     return (
         name not in ("", ".", "..")
         and not re.search(r'[/\\:*?"<>|]', name)
@@ -333,10 +328,10 @@ def is_plain_name(name: str) -> bool:
 def whole_number(
     name: str, value: Any, *, least: Optional[int] = None, most: Optional[int] = None
 ) -> int:
-    """Return an argument that counts something, as int: Python's and NumPy's integers.
+    """Return an argument as int; raise ValueError unless it is an integer of Python or NumPy within these limits.
 
-    A float is refused even where it is whole: it comes from a division or from a file that was read without its types,
-    and the next value would not be whole. So are truth values and texts.
+    Floats are refused, even whole ones: they come from a division or from a file that was read without its types, and
+    the next value may not be whole. Truth values and texts are refused, too.
     """
     # NumPy's truth values pass `operator.index`.
     refused = isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
@@ -352,7 +347,7 @@ def whole_number(
 
 
 def packing_depth(value: Any) -> Optional[int]:
-    """Return the argument `max_sequences_per_pack`: None, which is unlimited, or a whole number of at least 1."""
+    """Return the argument `max_sequences_per_pack`: a whole number of at least 1, or None for unlimited."""
     return None if value is None else whole_number("max_sequences_per_pack", value, least=1)
 
 
@@ -378,8 +373,8 @@ def read_json(
 def parse_json(text: Union[str, bytes], source: Any, way_out: str) -> Any:
     """Parse a JSON text; `source` and `way_out` are for the message of the ValueError.
 
-    Stricter than Python: no NaN and no Infinity, no number beyond a float's range or of more than MOST_DIGITS digits,
-    and no name twice in one object.
+    The rules are stricter than Python's: no NaN, no Infinity, no number beyond the range of a float or of more than
+    MOST_DIGITS digits, no repeated name in one object.
     """
     try:
         text = text if isinstance(text, str) else text.decode()
@@ -409,17 +404,20 @@ def _float(text: str) -> float:
 
 
 def _constant(text: str) -> Any:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
-def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _without_repeats(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
         most_common = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the name {shown(most_common)} stands twice")
-    return found
+        raise ValueError(f"the name {shown(most_common)} is repeated")
+    return values
 
 
 _DECODER = json.JSONDecoder(
-    parse_int=_integer, parse_float=_float, parse_constant=_constant, object_pairs_hook=_once
+    parse_int=_integer,
+    parse_float=_float,
+    parse_constant=_constant,
+    object_pairs_hook=_without_repeats,
 )
