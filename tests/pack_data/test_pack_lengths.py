@@ -156,7 +156,7 @@ def test_the_partner_of_a_dropped_sequence_is_named_in_the_counts():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"multiple_of": 3}, "no multiple of 3"),
+        ({"multiple_of": 3}, "multiple_of = 3"),
         ({"multiple_of": 0}, "multiple_of"),
         ({"groups": [1, 1]}, "2 groups for 3 lengths"),
         ({"groups": [1, np.nan, np.nan]}, "groups .* float64"),
