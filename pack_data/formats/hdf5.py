@@ -15,7 +15,7 @@ import mmap
 import os
 import struct
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -37,6 +37,8 @@ from pack_data.store.sequences import Example
 _ROWS = 512  # read at a time
 _FIELDS = (*EXAMPLE_FIELDS, "input_mask")
 _SINGLE = "next_sentence_labels"  # may also be one number per row
+# Registered filters of HDF5 that h5py does not include.
+_FILTERS = {32001: "Blosc", 32004: "LZ4", 32008: "Bitshuffle", 32015: "Zstandard", 32026: "Blosc2"}
 # HDF5 File Format Specification 3.0, III.E.  A global heap, which holds rows of variable length, begins with its
 # signature, version 1, 3 bytes of 0, and its size; an object in it with its number, references, 4 bytes of 0, and the
 # size of its data.
@@ -112,35 +114,59 @@ def _columns(path: str, file, longest: Optional[int] = None) -> Dict[str, Any]:
         raise ValueError(f"{path}: HDF5 cannot list its data sets ({one_line(error)})") from None
     if is_ragged and longest is not None:
         _check_heaps(path)
+    _check_names_and_rows(path, data_sets)
+    rows = data_sets["input_ids"].shape[0]
+    columns = {name: data for name, data in data_sets.items() if data.shape[:1] == (rows,)}
+    for name, data in columns.items():
+        if name in _FIELDS:
+            _check_form(path, name, data)
+        _check_filters(path, name, data)
+        if longest is not None:
+            _check_sizes(path, name, data, longest)
+    return columns
+
+
+def _check_names_and_rows(path: str, data_sets: Mapping[str, Any]) -> None:
+    """Raise ValueError unless all fields of examples are there, with one number of rows."""
     if "positions" in data_sets:
         raise ValueError(f"{path}: positions: {NO_COLUMNS}")
     missing = [name for name in EXAMPLE_FIELDS if name not in data_sets]
     if missing:
         names = ", ".join(sorted(data_sets))[:200] or "none"
         raise ValueError(f"{path}: has no data set {missing[0]}; its data sets are {names}")
-
-    rows = {name: data.shape[0] if data.shape else None for name, data in data_sets.items()}
+    ids_shape = data_sets["input_ids"].shape
     for name in EXAMPLE_FIELDS:
-        if rows[name] is None or rows[name] != rows["input_ids"]:
+        shape = data_sets[name].shape
+        if not shape or shape[:1] != ids_shape[:1]:
             raise ValueError(
-                f"{path}: {name} has shape {data_sets[name].shape}, input_ids {data_sets['input_ids'].shape}: the "
-                "numbers of rows must be equal"
+                f"{path}: {name} has shape {shape}, input_ids {ids_shape}: the numbers of rows must be equal"
             )
-    columns = {name: data for name, data in data_sets.items() if rows[name] == rows["input_ids"]}
-    for name, data in columns.items():
-        if name in _FIELDS:
-            _check_form(path, name, data)
-        sizes = {
-            "row": _row_bytes(data),
-            "chunk": math.prod(data.chunks or ()) * data.dtype.itemsize,
-        }
-        for part, size in sizes.items():
-            if longest is not None and size > longest:
-                raise ValueError(
-                    f"{path}: a {part} of {name} has {size:,} bytes, more than {longest:,}; if there is enough memory, "
-                    "raise --max-record-bytes"
-                )
-    return columns
+
+
+def _check_filters(path: str, name: str, data: Any) -> None:
+    """Raise ValueError if the data is compressed by a filter that HDF5 does not have here, such as Blosc."""
+    properties = data.id.get_create_plist()
+    for number in range(properties.get_nfilters()):
+        code = properties.get_filter(number)[0]
+        if not _h5py().h5z.filter_avail(code):
+            raise ValueError(
+                f"{path}: {name} is compressed with {_FILTERS.get(code, f'filter {code}')}, which HDF5 lacks here; write "
+                "it with compression gzip (the package hdf5plugin reads it)"
+            )
+
+
+def _check_sizes(path: str, name: str, data: Any, longest: int) -> None:
+    """Raise ValueError if a row or a chunk has more than `longest` bytes."""
+    sizes = {
+        "row": _row_bytes(data),
+        "chunk": math.prod(data.chunks or ()) * data.dtype.itemsize,
+    }
+    for part, size in sizes.items():
+        if size > longest:
+            raise ValueError(
+                f"{path}: a {part} of {name} has {size:,} bytes, more than {longest:,}; if there is enough memory, "
+                "raise --max-record-bytes"
+            )
 
 
 def _data_sets(path: str, file) -> Iterator[Tuple[str, Any]]:
