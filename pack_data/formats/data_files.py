@@ -60,7 +60,9 @@ def _files_of_directory(path: str, split: str) -> List[str]:
         splits = listing.list_of("splits", Fields.plain_name)
         return data_files(os.path.join(path, _chosen(path, splits, split)))
     if os.path.isfile(os.path.join(path, "state.json")):
-        return _saved_files(path, split)
+        state = read_object(Path(path, "state.json"), way_out=_AGAIN)
+        if "_data_files" in state:
+            return _saved_files(path, state, split)
 
     names = _named_files(path)
     if not names:
@@ -80,9 +82,8 @@ def _files_of_directory(path: str, split: str) -> List[str]:
     return [os.path.join(path, name) for name in names]
 
 
-def _saved_files(path: str, split: str) -> List[str]:
-    """Return the files of a data set of save_to_disk."""
-    state = read_object(Path(path, "state.json"), way_out=_AGAIN)
+def _saved_files(path: str, state: Fields, split: str) -> List[str]:
+    """Return the files of a data set of save_to_disk, which its state.json lists."""
     for name in ("_indices_files", "_indices_data_files"):
         if state.tree.get(name):
             raise ValueError(

@@ -37,7 +37,10 @@ SUFFIXES = {
     "hdf5": "hdf5",
     "h5": "hdf5",
     "parquet": "parquet",
+    "pq": "parquet",
     "arrow": "arrow",
+    "feather": "arrow",
+    "ipc": "arrow",
     "jsonl": "jsonl",
     "ndjson": "jsonl",
     "json": "jsonl",
@@ -87,7 +90,10 @@ def content_format(path: str) -> str:
 
 def format_of(path: str) -> str:
     """Return which of FORMATS a file has; raise ValueError if it has none."""
-    format = content_format(path) or suffix_format(path)
+    format = content_format(path)
+    if not format:
+        _refuse_zlib(path)
+        format = suffix_format(path)
     if format == "tfrecord":
         return _tfrecord_format(path)
     if format == "npy":
@@ -96,7 +102,6 @@ def format_of(path: str) -> str:
         return format
     if not os.path.getsize(path):
         raise ValueError(f"{path}: the file is empty")
-    _refuse_zlib(path)
     raise ValueError(f"{path}: not in a known format ({', '.join(FORMATS)})")
 
 

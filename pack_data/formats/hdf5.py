@@ -149,9 +149,10 @@ def _check_filters(path: str, name: str, data: Any) -> None:
     for number in range(properties.get_nfilters()):
         code = properties.get_filter(number)[0]
         if not _h5py().h5z.filter_avail(code):
+            filter_name = _FILTERS.get(code, f"filter {code}")
             raise ValueError(
-                f"{path}: {name} is compressed with {_FILTERS.get(code, f'filter {code}')}, which HDF5 lacks here; write "
-                "it with compression gzip (the package hdf5plugin reads it)"
+                f"{path}: {name} is compressed with {filter_name}, which HDF5 lacks here; write it with gzip instead "
+                "(the package hdf5plugin reads it)"
             )
 
 

@@ -5,10 +5,9 @@ A list alone is the column input_ids. An attention_mask only marks padding. Fiel
 
 from __future__ import annotations
 
-import io
 import json
 import re
-from itertools import islice
+from functools import partial
 from typing import Any, BinaryIO, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
@@ -17,26 +16,27 @@ from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.columns import COMPANIONS, TOKENS, FileRow, token_columns
 from pack_data.formats.records import Record, RecordError, tokens_from_columns
 from pack_data.reading.encodings import HEAD_BYTES, check_encoding
+from pack_data.reading.fields import shown
 from pack_data.reading.files import open_unpacked
 
 _WAY_OUT = "pass a JSONL file"
 _LINES_FOR_DETECTION = 100_000  # the most that are tried to find a valid one
 _MOST_DIGITS = 20  # Python 3.8 takes hours for a number of millions of digits, and 3.11 refuses it
-_BLOCK = 1 << 20  # bytes, or characters of an array, read at a time
+_BLOCK = 1 << 20  # bytes read at a time
 # A line of JSONL cannot begin like this: its lists hold token ids.
 _ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*[\[{]")
-_BETWEEN = re.compile(r"[\s,]*")
+_BETWEEN = b" \t\r\n,"  # the bytes between two elements of an array
+_MARKS = re.compile(rb'\\.|["\[\]{}]', re.DOTALL)
 # The fields of pandas' to_json(orient="split").
 _SPLIT_TABLE = {"columns", "index", "data"}
+
+_Text = Tuple[Origin, bytes, int]  # a record, its place, and the place of the next one
 
 
 def _integer(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
         raise RecordError(f"a number of {len(digits)} digits")
     return int(digits)
-
-
-_DECODER = json.JSONDecoder(parse_int=_integer)
 
 
 class _CountedLines:
@@ -59,14 +59,10 @@ def rows(
     with open_unpacked(path, way_out=_WAY_OUT) as file:
         head = file.peek(_BLOCK)  # type: ignore[attr-defined]
         check_encoding(path, head[:HEAD_BYTES])
-        values: Iterator[Tuple[Origin, Any, int]]
-        if _ARRAY.match(head):
-            values = islice(_elements(file, path, bad), start, None)
-        else:
-            values = _lines(file, path, bad, start)
-        for origin, value, after in values:
+        texts = _elements if _ARRAY.match(head) else _lines
+        for origin, text, after in texts(file, path, bad, start):
             try:
-                fields = _fields(value)
+                fields = _fields(text)
             except RecordError as error:
                 bad.add(origin, str(error))
                 continue
@@ -75,10 +71,8 @@ def rows(
             yield FileRow(origin, fields, after)
 
 
-def _lines(
-    file: BinaryIO, path: str, bad: BadRecords, start: int
-) -> Iterator[Tuple[Origin, Any, int]]:
-    """Yield place, value and end of each line that is not blank."""
+def _lines(file: BinaryIO, path: str, bad: BadRecords, start: int) -> Iterator[_Text]:
+    """Yield the lines from a byte on that are not blank."""
     lines_before = 0
     left = start
     while left:
@@ -89,66 +83,84 @@ def _lines(
         lines_before += block.count(b"\n")
     counted = _CountedLines(file, start)
     for origin, line in bad.short_lines(counted, path, first=lines_before + 1):
-        try:
-            yield origin, _parsed(line), counted.place
-        except RecordError as error:
-            bad.add(origin, str(error))
+        yield origin, line, counted.place
 
 
-def _parsed(line: bytes) -> Any:
+def _elements(file: BinaryIO, path: str, bad: BadRecords, start: int) -> Iterator[_Text]:
+    """Yield the elements of an array from a number on; an element above `bad.longest` bytes is a bad record."""
+    number = 0
+    element = bytearray()
+    for piece, is_element, is_end in _pieces(file):
+        origin = Origin(path, number)
+        if is_element and len(element) <= bad.longest:
+            element += piece
+        if not is_element and piece.strip(_BETWEEN):
+            bad.stop(origin, f"{shown(piece[:20])}: neither an object nor a list of token ids")
+        if not is_end:
+            continue
+        if not is_element:
+            return
+        number += 1
+        if number > start and len(element) > bad.longest:
+            bad.add(origin, bad.too_long())
+        elif number > start:
+            yield origin, bytes(element), number
+        element = bytearray()
+    bad.stop(Origin(path, number), "the array is not closed; the file is cut, copy it again")
+
+
+def _pieces(file: BinaryIO) -> Iterator[Tuple[bytes, bool, bool]]:
+    """Yield the bytes of an array in pieces, divided at the brackets of its elements.
+
+    With each: is it of an element, and does the element (or else the array) end with it?
+    """
+    depth = 0
+    in_string = False
+    for block in iter(partial(_block, file), b""):
+        begin = 0
+        for match in _MARKS.finditer(block):
+            mark = match.group()
+            if mark == b'"':
+                in_string = not in_string
+            elif in_string:
+                continue
+            elif mark in b"[{":
+                depth += 1
+                if depth == 1:
+                    begin = match.end()
+                elif depth == 2:
+                    yield block[begin : match.start()], False, False
+                    begin = match.start()
+            elif mark in b"]}":
+                depth -= 1
+                if depth < 2:
+                    end = match.start() + depth
+                    yield block[begin:end], depth == 1, True
+                    begin = end
+        yield block[begin:], depth > 1, False
+
+
+def _block(file: BinaryIO) -> bytes:
+    """Read a block that does not end within an escaped character."""
+    block = file.read(_BLOCK)
+    while block.endswith(b"\\"):
+        more = file.read(1)
+        if not more:
+            break
+        block += more
+    return block
+
+
+def _fields(text: bytes) -> Dict[str, Any]:
+    """Return the fields of a record.  Raises RecordError."""
     try:
-        return _DECODER.decode(line.decode("utf-8-sig"))
+        value = json.loads(text.decode("utf-8-sig"), parse_int=_integer)
     except RecursionError:
         raise RecordError("its JSON is nested too deeply to be read") from None
     except RecordError:
         raise
     except ValueError as error:
         raise RecordError(f"not JSON ({error})") from None
-
-
-def _elements(file: BinaryIO, path: str, bad: BadRecords) -> Iterator[Tuple[Origin, Any, int]]:
-    """Yield place, value and number of the next one for each element of an array.
-
-    An element is tried as soon as a part of it is read, and again with twice as much.
-    """
-    text = io.TextIOWrapper(file, "utf-8-sig")
-    number = 0
-    buffer = ""
-    place = -1  # of the next element; -1 before the bracket
-    problem = ""
-    try:
-        while True:
-            more = text.read(max(_BLOCK, len(buffer) - place))
-            buffer = buffer[max(place, 0) :] + more
-            place = 0 if place >= 0 else buffer.index("[") + 1
-            is_end = not more
-            while True:
-                place = _BETWEEN.match(buffer, place).end()  # type: ignore[union-attr]
-                if buffer.startswith("]", place):
-                    return
-                try:
-                    value, end = _DECODER.raw_decode(buffer, place)
-                except json.JSONDecodeError as error:
-                    problem = f"not JSON ({error.msg})"
-                    break
-                yield Origin(path, number), value, number + 1
-                number += 1
-                place = end
-            if is_end:
-                problem += ", or the array is cut"
-                break
-            if len(buffer) - place > bad.longest:
-                problem = bad.too_long()
-                break
-    except RecursionError:
-        problem = "its JSON is nested too deeply to be read"
-    except ValueError as error:
-        problem = str(error)
-    bad.stop(Origin(path, number), problem)
-
-
-def _fields(value: Any) -> Dict[str, Any]:
-    """Return the fields of a record.  Raises RecordError."""
     if isinstance(value, list):
         return {TOKENS: value}
     if not isinstance(value, dict):
@@ -184,6 +196,8 @@ def _columns_of(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple
     """Return the fields that hold the token sequences, from the first record.  Raises ValueError."""
     lists: List[str] = []
     for name, value in row.items():
+        if name == TOKENS and value is None:
+            value = []
         # An empty list may be one of anything, unless its name or the user says what it holds.
         is_known = name == TOKENS or name in COMPANIONS or name in columns
         if not isinstance(value, list) or not (value or is_known):

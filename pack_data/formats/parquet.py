@@ -184,7 +184,15 @@ def _group_batches(
     """Yield the rows of a row group, which begins with row `first`; after an error row by row, up to the damage."""
     metadata = file.metadata.row_group(group)
     rows = metadata.num_rows
-    bytes_per_row = metadata.total_byte_size // max(1, rows) + 1
+    group_bytes = 0
+    for number in range(metadata.num_columns):
+        chunk = metadata.column(number)
+        if not columns or chunk.path_in_schema.split(".")[0] in columns:
+            group_bytes += chunk.total_uncompressed_size
+    bytes_per_row = group_bytes // max(1, rows) + 1
+    if bytes_per_row > bad.longest:
+        bad.add(Origin(path, first), bad.too_long(), rows)
+        return
     done = 0
     for size in (min(_ROWS, _BATCH_BYTES // bytes_per_row + 1), 1):
         try:
@@ -248,8 +256,14 @@ class _Lists:
 
     def __init__(self, name: str, column):
         arrow = _arrow()
-        if not (arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)):
+        if arrow.types.is_fixed_size_list(column.type):
             column = column.cast(arrow.list_(column.type.value_type))
+        elif not (arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)):
+            # The lists of a view lie in any order; Arrow 26 casts them to wrong offsets.
+            lengths = column.value_lengths().fill_null(0).to_numpy()
+            offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
+            is_null = column.is_null() if column.null_count else None
+            column = arrow.ListArray.from_arrays(offsets, column.flatten(), mask=is_null)
         self._name = name
         self._null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
         self._offsets = column.offsets.to_numpy()
