@@ -5,12 +5,12 @@ A row of FILES or REFUSED has a name, what writes the file, and options of `open
 
 import bz2
 import gzip
-import importlib
 import json
 import lzma
 import os
 import zipfile
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -34,20 +34,10 @@ LINES = "".join(json.dumps({"input_ids": ids, "url": url}) + "\n" for ids, url i
 TAGGED = {"tokens": [["a", "b"]], "pos_tags": [[1, 2]], "ner_tags": [[0, 3]]}
 
 
-def library(name):
-    """The module, or one that skips the test when it is used."""
-
-    class Missing:
-        def __getattr__(self, _):
-            pytest.skip(f"needs {name}")
-
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return Missing()
-
-
-pd, pl, datasets, zstandard, h5py = map(library, ("pandas", "polars", "datasets", "zstandard", "h5py"))
+# Each skips its test if the library is missing.
+pd, pl, datasets, zstandard, h5py = (
+    partial(pytest.importorskip, name) for name in ("pandas", "polars", "datasets", "zstandard", "h5py")
+)
 
 
 def content(data):
@@ -65,11 +55,11 @@ def call(function, *arguments, **options):
 def frames(columns=COLUMNS, **options):
     """A writer of pandas: the first option is the name of its method."""
     ((method, options),) = options.items()
-    return lambda path: getattr(pd.DataFrame(columns), method)(path, **options)
+    return lambda path: getattr(pd().DataFrame(columns), method)(path, **options)
 
 
 def polars(method, columns=COLUMNS, **options):
-    return lambda path: getattr(pl.DataFrame(columns), method)(path, **options)
+    return lambda path: getattr(pl().DataFrame(columns), method)(path, **options)
 
 
 def parquet(columns=COLUMNS, **options):
@@ -96,7 +86,7 @@ def zipped(*parts):
 
 
 def zstd(*parts, level=3):
-    return lambda path: path.write_bytes(b"".join(zstandard.ZstdCompressor(level).compress(part) for part in parts))
+    return lambda path: path.write_bytes(b"".join(zstandard().ZstdCompressor(level).compress(part) for part in parts))
 
 
 def views(kind):
@@ -112,8 +102,8 @@ def hub(**features):
     """A writer of datasets with these features."""
 
     def write(path):
-        types = {"ids": datasets.List(datasets.Value("int32")), "text": datasets.Value("string")}
-        table = datasets.Dataset.from_dict(COLUMNS, datasets.Features(input_ids=types["ids"], url=types["text"]))
+        types = {"ids": datasets().List(datasets().Value("int32")), "text": datasets().Value("string")}
+        table = datasets().Dataset.from_dict(COLUMNS, datasets().Features(input_ids=types["ids"], url=types["text"]))
         getattr(table, features["method"])(str(path))
 
     return write
@@ -174,7 +164,7 @@ FILES = [
     ("length.parquet", parquet({**COLUMNS, "length": [3, 1, 4]})),
     ("tagged.parquet", parquet({**COLUMNS, "pos_tags": [[1]] * 3, "word_ids": [[0, None]] * 3})),
     ("pandas.parquet", frames(to_parquet={})),
-    ("index.parquet", lambda path: pd.DataFrame(COLUMNS).set_index("url").to_parquet(path)),
+    ("index.parquet", lambda path: pd().DataFrame(COLUMNS).set_index("url").to_parquet(path)),
     ("polars.parquet", polars("write_parquet")),
     ("hub.parquet", hub(method="to_parquet")),
     # Arrow
@@ -235,13 +225,13 @@ def hdf5(code):
 
     def write(path):
         write_hdf5(path, [mlperf_row(example(), 24, 4)])
-        with h5py.File(path, "a") as file:
+        with h5py().File(path, "a") as file:
             del file["input_ids"]
-            properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            properties = h5py().h5p.create(h5py().h5p.DATASET_CREATE)
             properties.set_chunk((1, 24))
-            properties.set_filter(code, h5py.h5z.FLAG_OPTIONAL, ())
-            space = h5py.h5s.create_simple((1, 24))
-            h5py.h5d.create(file.id, b"input_ids", h5py.h5t.NATIVE_INT32, space, properties)
+            properties.set_filter(code, h5py().h5z.FLAG_OPTIONAL, ())
+            space = h5py().h5s.create_simple((1, 24))
+            h5py().h5d.create(file.id, b"input_ids", h5py().h5t.NATIVE_INT32, space, properties)
 
     return write
 
@@ -434,11 +424,11 @@ def test_a_dictionary_of_data_sets_needs_a_split(tmp_path):
 
 
 def test_results_of_map_and_filter_are_not_read(tmp_path):
-    datasets.disable_progress_bars()
-    table = datasets.Dataset.from_dict({"input_ids": [[number] for number in range(30)]})
-    datasets.DatasetDict(train=table, test=table.select(range(3))).save_to_disk(str(tmp_path / "both"))
+    datasets().disable_progress_bars()
+    table = datasets().Dataset.from_dict({"input_ids": [[number] for number in range(30)]})
+    datasets().DatasetDict(train=table, test=table.select(range(3))).save_to_disk(str(tmp_path / "both"))
     table.save_to_disk(str(tmp_path / "saved"), num_shards=2)
-    loaded = datasets.load_from_disk(str(tmp_path / "saved"))
+    loaded = datasets().load_from_disk(str(tmp_path / "saved"))
     loaded.map(lambda row: {"input_ids": row["input_ids"] * 2})
     chosen = loaded.filter(lambda row: row["input_ids"][0] > 27)
     chosen.shuffle(seed=1).save_to_disk(str(tmp_path / "chosen"))
