@@ -77,7 +77,7 @@ def documents(
 
     Args:
         source: the corpus.
-        json_field: the field of JSONL that holds the text.
+        json_field: the field of JSONL that holds the text, also a column unless it is `text`.
         columns: the column that holds the text; empty for `json_field` in JSONL, and for `text`, `content` or the only
             column of texts in Parquet and Arrow.
         split: the split of a published data set, such as "train".
@@ -104,6 +104,8 @@ def documents(
                 texts = [line for _, line in head if line]
                 if texts and all(map(_is_json_object, texts)):
                     column = columns[0] if columns else json_field
+                elif columns:
+                    raise ValueError(f"{path}: text, which has no columns; leave --columns out")
                 else:
                     yield from _text_documents(path, chain(head, lines), separator, bad)
         if column:
@@ -133,7 +135,10 @@ def _column_of(path: Path, json_field: str, columns: Sequence[str]) -> str:
         return field if format == "jsonl" else ""
     types = column_types(str(path))
     texts = [name for name, type in types.items() if type == "text"]
-    candidates = list(columns) or [name for name in _TEXT_COLUMNS if name in texts] or texts
+    chosen = list(columns)
+    if not columns and json_field not in _TEXT_COLUMNS:
+        chosen = [json_field]
+    candidates = chosen or [name for name in _TEXT_COLUMNS if name in texts] or texts
     if len(candidates) == 1 and candidates[0] in texts:
         return candidates[0]
     listed = ", ".join(texts)[:150] or "none"

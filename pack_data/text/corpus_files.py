@@ -32,6 +32,7 @@ _DOCUMENTS = {
     b"<html": "HTML",
     b"<?xml": "XML",
     b"<mediawiki": "XML",
+    b"pk\x03\x04": "ZIP or a document of an office program",
 }
 # Bytes at the beginning of a file that are looked at: white space and comments may come first.
 _HEAD_BYTES = 4096

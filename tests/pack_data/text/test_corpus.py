@@ -184,6 +184,7 @@ def test_names_in_capitals_marks_of_byte_order_and_numbered_names(tmp_path, name
         ("a.html", b"<!DOCTYPE html>\n<html><p>One.</p></html>", ["HTML"]),
         ("a.txt", b"\n<html><p>One.</p></html>", ["HTML"]),
         ("a.pdf", b"%PDF-1.7\n\x00\x01", ["PDF"]),
+        ("a.docx", b"PK\x03\x04\x14", ["ZIP"]),
         ("a.xml", b"<?xml version='1.0'?>", ["XML"]),
         ("enwiki", b'<mediawiki xml:lang="en">', ["XML"]),
         ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(200), ["hdf5", "--from"]),
@@ -295,6 +296,7 @@ def test_tables_build_the_same_packs_as_text_files(tmp_path):
         ({"text": TEXTS, "content": TEXTS}, {}, ["text, content", "--columns"]),
         ({"text": TEXTS}, {"columns": ["body"]}, ["body", "text", "--columns"]),
         ({"text": TEXTS, "n": [1, 2, 3, 4]}, {"columns": ["n"]}, ["n", "text", "--columns"]),
+        ({"text": TEXTS}, {"json_field": "body"}, ["body", "text", "--columns"]),
         ({"input_ids": [[1]] * 4}, {}, ["none", "--from"]),
         ({"text": ["a", None, "b", "c"]}, {}, ["record 1", "'text'", "--skip-bad"]),
     ],
@@ -316,6 +318,7 @@ def test_tables_without_one_column_of_texts_are_refused(tmp_path, columns, optio
         (["a.txt", "a.txt.gz"], {}, ["a.txt", "a.txt.gz"]),
         (["a.txt", "b.parquet"], {}, ["b.parquet", "*.parquet"]),
         (["a.txt"], {"split": "train"}, ["--split train"]),
+        (["a.txt"], {"columns": ["text"]}, ["a.txt", "--columns"]),
         (["manifest.json", "a.txt"], {}, ["--from"]),
     ],
 )
