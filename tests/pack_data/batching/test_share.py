@@ -210,8 +210,8 @@ def test_lines_are_not_parsed_again(tmp_path, monkeypatch):
     from pack_data.formats import jsonl
 
     paths, read = files(tmp_path, "jsonl", 2), []
-    parse = jsonl._parsed
-    monkeypatch.setattr(jsonl, "_parsed", lambda line: (read.append(1), parse(line))[1])
+    parse = jsonl._fields
+    monkeypatch.setattr(jsonl, "_fields", lambda line: (read.append(1), parse(line))[1])
     share = Share(paths)
     assert len(list(itertools.islice(share, 15))) == len(read) == 15
     again = Share(paths)
