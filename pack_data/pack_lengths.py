@@ -30,7 +30,7 @@ class PackedLengths:
         pack: integers [n], the pack of each sequence, 0..packing.packs - 1.
         slot: integers [n], the place of each sequence among those of its pack, from 0.
         packing: the plan, with its accounting and its proof.
-        fitted: which tokens of which sequence each piece is.
+        fitted: the sequence and the tokens of each piece.
         multiple_of: slots of each sequence are a multiple of it.
         prices: with weights, the proof: `prices.prove(lengths, weights)` proves `packing.lower_bound`.
     """

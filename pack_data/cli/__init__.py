@@ -1,1 +1,1 @@
-"""What every command has: options, progress, errors, memory and cores."""
+"""Parts that all commands share: options, progress, errors, memory and cores."""

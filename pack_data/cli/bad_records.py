@@ -91,7 +91,7 @@ class BadRecords:
 
 
 def _ends(line: Any) -> bool:
-    """Return whether a line of text or bytes is complete."""
+    """Return True if a line of text or bytes is complete."""
     return line[-1:] in ("\n", b"\n")
 
 

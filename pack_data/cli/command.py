@@ -174,7 +174,8 @@ def run_main(
     The status is 0 if the command succeeded, 1 for a negative verdict of the command itself, 2 for a mistake of the
     user, 3 if training is no longer finite, and 128 + n after signal n. Control characters are escaped.
     """
-    stdout, stderr = sys.stdout, sys.stderr
+    stdout = sys.stdout
+    stderr = sys.stderr
     sys.stdout = _without_controls(stdout)
     sys.stderr = _without_controls(stderr)
     try:
@@ -197,7 +198,7 @@ def _status(
             sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # The reader (`| head`) has gone. Without this Python complains once more while it shuts down.
+        # The reader of the pipe (`| head`) has ended. Without this Python prints another error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError) as error:
@@ -490,7 +491,7 @@ def progress_bar(
     return bar
 
 
-def counted(number: int, thing: str) -> str:
+def counted(number: int, noun: str) -> str:
     """Return a number and its noun: `1 shard`, `2 shards`."""
     plural = "" if number == 1 else "s"
-    return f"{number:,} {thing}{plural}"
+    return f"{number:,} {noun}{plural}"

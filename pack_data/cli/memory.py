@@ -45,7 +45,7 @@ _M_MMAP_MAX = -4
 def keep_buffers() -> bool:
     """Let this process keep freed memory for its next buffers.
 
-    Otherwise glibc maps every buffer above 32 MiB anew and returns it after use, and each use begins with a fault for
+    Otherwise glibc maps each buffer above 32 MiB again and returns it after use, so that each use causes a fault for
     every page. The memory of the process then stays at its peak; this cannot be undone.
 
     Returns:

@@ -180,7 +180,7 @@ def best_pack_value(
 
 
 def _undominated(lengths: Sequence[int], prices: Sequence[int]) -> List[_Pair]:
-    """Return the pairs in ascending order, without those of which a shorter one is worth as much."""
+    """Return the pairs in ascending order, without lengths whose price a shorter length reaches."""
     pairs: List[_Pair] = []
     dearest = 0
     for length, price in sorted(zip(lengths, prices)):
@@ -194,7 +194,7 @@ def _best_of_unlimited(pairs: Sequence[_Pair], S: int) -> int:
     """Return the value of the best pack of any number of sequences."""
     lengths, prices = np.array(pairs, np.int64).T
     fitting = np.searchsorted(lengths, np.arange(S + 1), side="right")
-    worth = np.zeros(S + 1, np.int64)  # [c]: the best pack of exactly c tokens
+    worth = np.zeros(S + 1, np.int64)  # worth[c]: value of the best pack of exactly c tokens
     for tokens in range(int(lengths[0]), S + 1):
         n = fitting[tokens]
         worth[tokens] = (worth[tokens - lengths[:n]] + prices[:n]).max()
@@ -221,7 +221,7 @@ def _divisible_value(
 ) -> int:
     """Return the value of the best pack if parts of sequences could be packed, rounded down.
 
-    It is that of the concave hull of the prices at a mean sequence of S / D tokens, times D.
+    This is D times the concave hull of the prices at the mean length, S / D tokens.
     """
     if D is None:
         return max((S * price // length for length, price in zip(lengths, prices)), default=0)
@@ -245,7 +245,7 @@ def _turns_up(a: _Pair, b: _Pair, c: _Pair) -> bool:
 def _beside_long_value(lengths: Sequence[int], prices: Sequence[int], S: int) -> int:
     """Return the value of the best pack of at most one sequence longer than S / 2 and parts of shorter ones.
 
-    A token beside the long sequence is worth at most what it is in the dearest sequence that still fits.
+    A token beside the long sequence is worth at most the highest price per token of the sequences that still fit.
     """
     price = dict(zip(lengths, prices))
     short = sorted(length for length in price if 2 * length <= S)

@@ -1,12 +1,12 @@
-"""Checks a recipe and its proof with Python alone, no package: `python checker.py RECIPE [HISTOGRAM.csv]`.
+"""Check a recipe and its proof with the standard library alone: `python checker.py RECIPE [HISTOGRAM.csv]`.
 
-Written to be read. It shares no line with the program that made the recipe. What it establishes, in whole numbers:
+This file is meant to be read, and shares no code with the program that made the recipe. It checks in exact arithmetic:
 1. no pack holds more than S tokens or D sequences;
-2. the packs hold exactly the sequences of the histogram, a CSV file `length,count` (without one this is not checked);
+2. the packs hold exactly the sequences of the histogram, a CSV file `length,count` (skipped without a histogram);
 3. no pack that obeys S and D is worth more than 1 at the certificate's prices: each length has a price, in units of
-   1 / denominator. So a packing needs as many packs as all sequences together are worth (weak duality);
-4. `lower_bound` is that number, rounded up, and `lp_bound` that number as a float, or null.
-Exit status 0: all hold. 1: the first that does not is printed.
+   1 / denominator. So a packing needs at least as many packs as all sequences together are worth (weak duality);
+4. `lower_bound` is that worth, rounded up, and `lp_bound` is that worth as a float, or null.
+Exit status 0: all rules hold. 1: the first violation is printed.
 """
 
 import csv
@@ -17,7 +17,7 @@ from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
 
-_MOST_SLOTS = 1 << 25  # a table of more would not fit into memory
+_MOST_SLOTS = 1 << 25  # slots of a pack; a longer table would not fit into memory
 
 
 def check(recipe, counts):
@@ -27,7 +27,7 @@ def check(recipe, counts):
     D = accounting["max_sequences_per_pack"]
     packs, placed = _count(recipe["strategies"], recipe["repeats"], S, D)
     stated = accounting["packs"]
-    _need(packs == stated, f"{packs} packs; the recipe says {stated}")
+    _need(packs == stated, f"{packs} packs, but {stated} in the recipe")
     if counts is not None:
         for length in sorted({*placed, *counts}):
             actual = placed.get(length, 0)
@@ -40,16 +40,16 @@ def check(recipe, counts):
     certificate = recipe["certificate"]
     _need(certificate, "the recipe has no certificate")
     _need(
-        certificate["max_sequence_length"] == S, "the certificate is for other max_sequence_length"
+        certificate["max_sequence_length"] == S, "the certificate has another max_sequence_length"
     )
     _need(
         certificate["max_sequences_per_pack"] == D,
-        "the certificate is for other max_sequences_per_pack",
+        "the certificate has another max_sequences_per_pack",
     )
     worth = _worth(placed, certificate, S, D)
     bound = -(-worth.numerator // worth.denominator)
     stated = accounting["lower_bound"]
-    _need(bound == stated, f"at least {bound} packs are needed; the recipe says {stated}")
+    _need(bound == stated, f"at least {bound} packs are needed, but lower_bound is {stated}")
     lp_bound = accounting["lp_bound"]
     if lp_bound is not None:
         rounding = max(1, worth) / 10**12
@@ -71,7 +71,7 @@ def _count(strategies, repeats, S, D):
         positive = all(type(number) is int and number > 0 for number in (repeat, *strategy))
         _need(
             strategy and positive,
-            f"{repeat} times {strategy}: it takes whole numbers of at least 1",
+            f"{repeat} times {strategy}: numbers must be whole and at least 1",
         )
         tokens = sum(strategy)
         depth = len(strategy)
@@ -84,7 +84,7 @@ def _count(strategies, repeats, S, D):
 
 
 def _worth(placed, certificate, S, D):
-    """Check the prices and return what all sequences are worth together, in packs."""
+    """Check the prices and return the worth of all sequences together, in packs."""
     lengths = certificate["lengths"]
     prices = certificate["prices"]
     unit = certificate["denominator"]
@@ -96,7 +96,7 @@ def _worth(placed, certificate, S, D):
     for number in (unit - 1, *lengths, *prices):
         _need(
             type(number) is int and number >= 0,
-            "the denominator, a length or a price is below 0 or no whole number",
+            "the denominator, a length or a price is below 0 or not a whole number",
         )
     _need(min(lengths, default=1) > 0, "a length must be at least 1")
     _need(S < _MOST_SLOTS, f"{S} slots; at most {_MOST_SLOTS} can be checked")
@@ -130,14 +130,14 @@ def _exactly(priced, S, D):
 
 
 def _divisible(priced, S, D):
-    """Return a value that no pack exceeds: the lesser of two bounds that are quick to find."""
+    """Return a value that no pack exceeds: the lesser of two bounds that are quick to compute."""
     beside_long = _beside_long(priced, S)
     by_hull = _by_hull(priced, S, D or S)
     return int(min(beside_long, by_hull))
 
 
 def _beside_long(priced, S):
-    """Return the value of one sequence longer than S / 2, and parts of those that fit in beside it."""
+    """Return the value of the best pack of one sequence longer than S / 2 and parts of the sequences beside it."""
     short = sorted(pair for pair in priced if 2 * pair[0] <= S)
     rates = [Fraction(price, length) for length, price in short]
     best_rates = [0, *accumulate(rates, max)]
@@ -151,7 +151,7 @@ def _beside_long(priced, S):
 
 
 def _by_hull(priced, S, D):
-    """Return the least bound of this kind: rate * S + D * (the most that a price exceeds rate * length), rate >= 0."""
+    """Return the least bound rate * S + D * excess, rate >= 0; excess: the most that a price exceeds rate * length."""
     # Corners of the least concave function above all prices; the best rate is one of its slopes.
     corners = [(0, 0)]
     for pair in sorted(priced):
@@ -205,5 +205,5 @@ if __name__ == "__main__":
         ValueError,
     ) as error:
         sys.exit(
-            f"wrong: no recipe, or no histogram: {type(error).__name__}: {ascii(str(error))[:200]}"
+            f"wrong: not a recipe, or not a histogram: {type(error).__name__}: {ascii(str(error))[:200]}"
         )

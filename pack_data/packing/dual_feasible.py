@@ -102,7 +102,7 @@ def _long_are_whole(histogram: LengthHistogram) -> FunctionPrices:
 
 
 def _many_beside_long(lengths: np.ndarray, S: int, depth: int) -> FunctionPrices:
-    """Price a sequence of up to S / 2 tokens at 1 / depth, and a longer one at what its companions leave of 1."""
+    """Price a sequence of up to S / 2 tokens at 1 / depth, and a longer one at the rest of 1 beside its companions."""
     shortest = int(lengths[0])
     fitting = (S - lengths) // shortest
     companions = np.minimum(depth - 1, fitting)

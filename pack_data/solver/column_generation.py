@@ -43,13 +43,13 @@ _FILTER_COST = 16  # of a sliding maximum, for each element of the table
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
 # Rows up to which the full programme is solved. It takes seconds if lengths are scarce, a minute or more if tokens are.
 FULL_ROWS = 4200
-# If tokens are scarce, the full programme is solved only with at least so many sequences per length and at most so many
-# lengths.
+# If tokens are scarce, the full programme is solved only if the mean number of sequences per length is at least this,
+# and the number of lengths at most this.
 _MIN_MEAN_COUNT = 40
 _MAX_ROWS_SCARCE_TOKENS = 1000
 # Number of rows from which the interior-point method, with crossover to a vertex, is faster.
 _INTERIOR_ROWS = 150
-_CANDIDATES = 512  # strategies sought in a round
+_CANDIDATES = 512  # strategies sought in one round
 _STRATEGIES_PER_LENGTH = 3  # strategies that are kept after a round
 _STRATEGIES_COARSE = 1500  # the same while knots are added, in all
 
@@ -106,8 +106,9 @@ class _Piece(NamedTuple):
 
 def _pieces(lengths: np.ndarray, prices: np.ndarray) -> List[_Piece]:
     """Return the fewest pieces, taken from the shortest length on; lengths that are worth nothing are left out."""
-    priced = prices > 0
-    lengths, prices = lengths[priced], prices[priced]
+    is_priced = prices > 0
+    lengths = lengths[is_priced]
+    prices = prices[is_priced]
     if not len(lengths):
         return []
     slopes = np.diff(prices) / np.diff(lengths)
@@ -126,7 +127,8 @@ def _pieces(lengths: np.ndarray, prices: np.ndarray) -> List[_Piece]:
 
 def _add_straight(pieces: List[_Piece], lengths: np.ndarray, prices: np.ndarray) -> None:
     """Add these lengths as one piece, or as several if small bends of one direction have added up."""
-    shortest, longest = int(lengths[0]), int(lengths[-1])
+    shortest = int(lengths[0])
+    longest = int(lengths[-1])
     slope = 0.0
     if longest > shortest:
         slope = float((prices[-1] - prices[0]) / (longest - shortest))
@@ -291,10 +293,10 @@ def _windows(b: np.ndarray) -> np.ndarray:
 def with_dearest_long(
     lengths: np.ndarray, prices: np.ndarray, max_sequence_length: int, depth: int
 ) -> np.ndarray:
-    """Return prices of which no pack is worth more than 1, from these ones, float64 [lengths], non-decreasing.
+    """Return the highest prices, float64 [lengths], non-decreasing, at which no pack is worth more than 1.
 
-    Those of lengths up to half a pack are scaled. A pack has at most one longer sequence, which is worth what the best
-    companions leave of 1: no price could be higher. (Up to rounding; the certificate makes it exact.)
+    Prices of lengths up to half a pack are scaled. A pack has at most one longer sequence, whose price is 1 less the
+    worth of its best companions; it could not be higher. (Up to rounding; the certificate makes it exact.)
     """
     S = max_sequence_length
     short = lengths <= S // 2
@@ -468,7 +470,7 @@ def _hats(lengths: np.ndarray, knots: np.ndarray) -> csc_matrix:
 
 
 def _even_indices(rows: int, number: int) -> np.ndarray:
-    """Return about so many indices of rows, evenly spaced, the first and the last among them."""
+    """Return about `number` indices of rows, evenly spaced, including the first and the last."""
     even = np.linspace(0, rows - 1, number)
     return np.unique(even.round().astype(np.int64))
 

@@ -31,7 +31,8 @@ def _fill(
     """
     left = counts.copy()
     used = repeats > 0
-    strategies, repeats = strategies[used], repeats[used]
+    strategies = strategies[used]
+    repeats = repeats[used]
     rows, columns = np.nonzero(strategies)
     slot_lengths = strategies[rows, columns]
     order = np.argsort(-slot_lengths, kind="stable")

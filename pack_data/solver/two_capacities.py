@@ -329,11 +329,11 @@ _SECOND_OF_PAIR = 32
 _PAIRS_FROM = 3.0
 _NO_FIT = 9.0  # cost of a pair that does not fit; both capacities together cost 2
 
-# A capacity of which 1 / this less than of the other is needed does not matter.
+# A capacity does not matter if at least 1 / this of it stays unused.
 _SCARCITY_RANGE = 20.0
-_MIN_COST = 1e-3  # of a capacity that does not matter
+_MIN_COST = 1e-3  # cost of a capacity that does not matter
 _MIN_COST_CROWDED = 0.05  # the same if the depth matters
-_CROWDED = 1.3  # depth in mean sequences of a pack, below which the depth matters
+_CROWDED = 1.3  # the depth matters below this multiple of the mean number of sequences per pack
 _LAST_SEATS = 3  # if the depth matters, all seats but these take soft sequences first
 
 _GONE_SHARE = 0.3  # share of used-up groups at which the lists are made again
@@ -345,9 +345,8 @@ _MAX_WORST = 1000
 _MIN_OTHERS = 30  # packs drawn at random for a round: as many as worst ones, but at least these
 
 # Work is counted in sequences and pairs looked for.
-_WORK_OF_WHOLE_ROUNDS = (
-    60_000  # work of rounds that pack all sequences again; a round is begun below half of it
-)
+# Work of rounds that pack all sequences again; such a round is begun below half of it.
+_WORK_OF_WHOLE_ROUNDS = 60_000
 _MAX_WORK = 140_000  # work of all rounds
 _MAX_WORK_PER_SEQUENCE = 7  # the same for few sequences
 _GAP_SHARE = 1e-3  # share of packs above the bound that is good enough

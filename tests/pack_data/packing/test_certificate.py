@@ -376,7 +376,7 @@ def test_the_checker_agrees_with_the_proof(case):
     counts = {length: lengths.count(length) for length in lengths}
     for right in (checked(packing, counts), checked(packing), checked(replace(packing, lp_bound=None))):
         assert right is None
-    assert "needed; the recipe says" in checked(replace(packing, lower_bound=packing.lower_bound + 1))
+    assert "needed, but lower_bound is" in checked(replace(packing, lower_bound=packing.lower_bound + 1))
     assert "lp_bound is not" in checked(replace(packing, lp_bound=packing.lp_bound + 1))
     assert "the histogram has" in checked(packing, {**counts, slots: counts.get(slots, 0) + 1})
     if any(packing.certificate.prices):
