@@ -160,9 +160,9 @@ def _batches(
     is_parquet = _has_magic(path, _PARQUET_MAGIC)
     batches = _parquet_batches if is_parquet else _arrow_batches
     for first, batch in batches(path, bad, columns, start):
-        if first + batch.num_rows > start:
-            skipped = max(0, start - first)
-            yield first + skipped, batch.slice(skipped)
+        skipped = max(0, start - first)
+        if skipped < batch.num_rows:
+            yield first + skipped, batch.slice(skipped) if skipped else batch
 
 
 def _parquet_batches(
