@@ -23,7 +23,7 @@ import torch.distributed as dist
 from ipu_packed_bert import engine as engines
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
-from ipu_packed_bert.processes.ranks import end_group, joined
+from ipu_packed_bert.processes.ranks import _end_group, joined
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training import summary as run_summary
@@ -87,7 +87,7 @@ def _work(rank: int, folder: Path, jobs: List[Job]) -> None:
                 said = job.make(Work(sdk, folder, rank, job.size, run), **job.options)
             finally:
                 if dist.is_initialized():  # a run that failed ends with its process, which closes its connections
-                    end_group()
+                    _end_group()
         torch.save(said, folder / f"{job.name}-{rank}")
 
 

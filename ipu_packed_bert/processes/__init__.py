@@ -1,1 +1,1 @@
-"""The ranks of one run, and how they notice a rank that stopped."""
+"""The ranks of a run, and detection of ranks that have stopped."""

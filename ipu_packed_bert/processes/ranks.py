@@ -1,7 +1,7 @@
-"""The processes of a run: one, or those that torchrun or poprun started, which make every update together.
+"""The processes of a run: one, or several of torchrun or poprun, which make every update together.
 
-What is the same for both launchers is here: whose share is whose, sums, one stop for all, one error for all.  poprun's
-processes, the instances of the IPU engine, meet in `engine/ipu/poprun.py`.  torch loads only where there are several.
+This module has what both launchers share: sums, and a common stop and error. `engine/ipu/poprun.py` connects the
+processes of poprun, the instances of the IPU engine. torch is imported only if there are several.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from pack_data.cli.command import NotFinite
 
 _T = TypeVar("_T")
 
-# What other launchers say of how many processes they started.
+# Variables in which other launchers state the number of processes.
 _OTHER_LAUNCHERS = {
     "SLURM_STEP_NUM_TASKS": "srun",
     "OMPI_COMM_WORLD_SIZE": "mpirun",
     "PMI_SIZE": "mpiexec",
 }
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # where ranks got different ones, the first counts
-# Longest wait in one exchange: rank 0 saves, exports and scores files while the others wait for it.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # in order of precedence, if ranks got different ones
+# Longest wait in one exchange: rank 0 saves, exports and scores files while the others wait.
 _PATIENCE = timedelta(hours=2)
 
 
-def end_group() -> None:
+def _end_group() -> None:
     """End the group of torch.distributed.
 
-    torch before 2.8 (its pull request 154976) holds Python's lock while it waits for threads of gloo, which may need
-    that lock to let go of their tensors: for ever, if they have not done so before.
+    torch before 2.8 (its pull request 154976) holds Python's lock while it joins threads of gloo, which may need the
+    lock to release their tensors: a deadlock, unless they have released them before.
     """
     import torch
     import torch.distributed as dist
@@ -50,23 +50,23 @@ def end_group() -> None:
 
 
 class Processes:
-    """The one process of a run; `Ranks` are several.  Every method is called by all of them, in the same order."""
+    """The single process of a run; the subclass `Ranks` has several. All processes call methods in the same order."""
 
-    rank = 0  # rank 0 writes the run down
+    rank = 0  # rank 0 writes the files of the run
     size = 1
-    local_rank = 0  # on its machine
-    launcher = ""  # "torchrun" or "poprun"; empty: none, or none that counts
+    local_rank = 0  # rank on its machine
+    launcher = ""  # "torchrun" or "poprun", if there are several processes
 
     def __init__(self) -> None:
-        self.received: Optional[int] = None  # signal that this process got
+        self.received: Optional[int] = None  # signal that this process received
 
     @property
     def stop(self) -> Optional[int]:
-        """The signal that ends the run, at the same update on all: agreed upon in `summed`."""
+        """Signal that ends the run, the same on all processes after each `summed`."""
         return self.received
 
     def summed(self, values: Sequence[float]) -> List[float]:
-        """Each value, summed over the processes, in float64."""
+        """Return the sum of each value over the processes, in float64."""
         return list(values)
 
     def gathered(self, value: _T) -> List[_T]:
@@ -74,12 +74,12 @@ class Processes:
         return [value]
 
     def of_first(self, make: Callable[..., _T], *arguments: Any) -> _T:
-        """Return what rank 0 makes, on all ranks; the others make nothing."""
+        """Call a function on rank 0 only, and return its result on all ranks."""
         return make(*arguments)
 
     @contextlib.contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Let the others enter when rank 0 has left; rank 0 may take any time."""
+        """Return a context that the other ranks enter after rank 0 has left it, however long that takes."""
         yield
 
     def refuse_differences(self, settings: Mapping[str, Any]) -> None:
@@ -92,13 +92,20 @@ ONE = Processes()
 class Ranks(Processes):
     """Processes of torch.distributed.
 
-    Numbers and objects travel by gloo, on CPUs.  What fails on one rank ends all: its error is left in the store
-    that torchrun keeps, its connections close, the exchange that the others are in fails at once, and they end with
-    its exit status without a word.
+    Numbers and objects use gloo, on CPUs. An error on one rank ends all: it is written to the store of torchrun, the
+    connections close, the exchange in which the others are fails at once, and they end silently with the same exit
+    status.
+
+    Args:
+        store: store of torch.distributed that all ranks use.
+        rank: this rank.
+        size: number of ranks.
+        local_rank: rank on this machine.
+        connect: opens another connection to the store, for heartbeats; without it lost ranks are not detected.
     """
 
     launcher = "torchrun"
-    restart = "torchrun --max-restarts with --resume-if-there does"  # how a run goes on from its newest checkpoint
+    restart = "torchrun --max-restarts with --resume-if-there does"  # for messages
 
     def __init__(
         self,
@@ -109,15 +116,17 @@ class Ranks(Processes):
         *,
         connect: Optional[Callable[[], Any]] = None,
     ):
-        """connect: to the same store once more, for beats; without it no rank notices that another one is silent."""
         super().__init__()
-        self._store, self.rank, self.size, self.local_rank = store, rank, size, local_rank
+        self._store = store
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
         self._beats = Beats(connect, rank, size, self.restart) if connect else None
         self._agreed: Optional[int] = None
-        self._alone = 0
+        self._alone = 0  # contexts of `first_alone` so far
 
     def meet(self) -> None:
-        """Before anything is exchanged."""
+        """Connect the ranks; must be called before any exchange."""
         import torch.distributed as dist
 
         if self._beats:
@@ -138,18 +147,17 @@ class Ranks(Processes):
         received = [float(self.received == number) for number in _SIGNALS]
         sums = torch.tensor([*values, *received], dtype=torch.float64)
         dist.all_reduce(sums)
-        found = sums.tolist()
-        for number, ranks in zip(_SIGNALS, found[len(values) :]):
-            if ranks and self._agreed is None:
-                self._agreed = int(number)
-        return found[: len(values)]
+        *totals, terminated, interrupted = sums.tolist()
+        if self._agreed is None and (terminated or interrupted):
+            self._agreed = int(signal.SIGTERM if terminated else signal.SIGINT)
+        return totals
 
     def gathered(self, value: _T) -> List[_T]:
         import torch.distributed as dist
 
-        found: List[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found
+        values: List[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def of_first(self, make: Callable[..., _T], *arguments: Any) -> _T:
         import torch
@@ -165,8 +173,9 @@ class Ranks(Processes):
             data, shapes = message[0]
             tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
         for tensor in tensors:
-            if tensor.numel():  # torch 2.0's gloo divides by it
-                dist.broadcast(tensor.reshape(-1).view(torch.uint8), 0)  # gloo knows not every type
+            if tensor.numel():  # gloo of torch 2.0 divides by it
+                # As bytes, because gloo does not support all types.
+                dist.broadcast(tensor.reshape(-1).view(torch.uint8), 0)
         return _TensorsApart.joined(data, tensors) if self.rank else value
 
     @contextlib.contextmanager
@@ -183,52 +192,52 @@ class Ranks(Processes):
             self._store.add(done, 1)
 
     def refuse_differences(self, settings: Mapping[str, Any]) -> None:
-        found = self.gathered((socket.gethostname(), dict(settings)))
-        host, first = found[0]
-        for rank, (other, its) in enumerate(found):
-            for name in {**first, **its}:
-                ours, theirs = (each.get(name, "missing") for each in (first, its))
-                if ours != theirs:
+        settings_of_ranks = self.gathered((socket.gethostname(), dict(settings)))
+        first_host, first = settings_of_ranks[0]
+        for rank, (host, other) in enumerate(settings_of_ranks):
+            for name in {**first, **other}:
+                expected = first.get(name, "missing")
+                value = other.get(name, "missing")
+                if value != expected:
                     raise ValueError(
-                        f"{name} is {ours} on rank 0 ({host}) and {theirs} on rank {rank} ({other}); start every "
-                        "process with the same command line, files, data and versions"
+                        f"{name} is {expected} on rank 0 ({first_host}) and {value} on rank {rank} ({host}); start"
+                        " every process with the same command line, files, data and versions"
                     )
 
     def leave(self) -> None:
-        """Wait for all ranks at the end: a launcher kills the others once one fails; rank 0 may still write."""
+        """Wait for all ranks at the end, because a launcher kills the others once one has failed."""
         self.summed(())
-        end_group()
+        _end_group()
 
     def ended(self, error: BaseException) -> Optional[int]:
-        """Exit status with which this process ends without a word; None where it has to say its error."""
+        """Return the exit status if another rank reports the error; None if this process must report it."""
         try:
-            return (
-                self._ended_of_others(error)
-                if _is_lost_connection(error)
-                else self._ended_by(error)
-            )
-        except RuntimeError:  # the store has gone with the process that kept it
+            if _is_lost_connection(error):
+                return self._status_of_others()
+            return self._status_of(error)
+        except RuntimeError:  # the store has ended with its process
             return None
 
-    def _ended_by(self, error: BaseException) -> Optional[int]:
-        status = (
-            3
-            if isinstance(error, NotFinite)
-            else 2
-            if isinstance(error, (ValueError, OSError))
-            else 1
-        )
+    def _status_of(self, error: BaseException) -> Optional[int]:
+        """Store an error of this rank; return its exit status if rank 0 reports the same error."""
+        status = 1
+        patience = 1.0  # seconds
+        if isinstance(error, NotFinite):
+            status = 3
+            patience = 60.0  # rank 0 writes the summary first
+        elif isinstance(error, (ValueError, OSError)):
+            status = 2
         leave_error(self._store, self.rank, status, str(error))
-        # The same mistake is found by all: rank 0 says it. Where training is no longer finite, only rank 0 knows what
-        # was saved; it writes the summary first.
-        if self.rank and self._wait_for("errors/0", seconds=60.0 if status == 3 else 1.0):
+        if self.rank and self._wait_for("errors/0", seconds=patience):
             first = json.loads(self._store.get("error/0"))
+            # If values are not finite, texts differ: only rank 0 knows which checkpoint was saved.
             if first == {"status": status, "text": str(error)} or first["status"] == status == 3:
                 return status
         return None
 
-    def _ended_of_others(self, error: BaseException) -> Optional[int]:
-        # Where one rank has waited in vain, the others need not: each that ends is lost to the next.
+    def _status_of_others(self) -> Optional[int]:
+        """Return the exit status of the rank whose error closed the connection."""
+        # If one rank has waited in vain, the others need not.
         if self._wait_for("errors", seconds=0.0 if self._store.add("lost", 0) else 1.0):
             for rank in range(self.size):
                 if self._store.add(f"errors/{rank}", 0):
@@ -245,20 +254,20 @@ class Ranks(Processes):
 
 
 class _ConnectionLost(RuntimeError):
-    """Another process has ended."""
+    """The end of another process."""
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Whether an exchange failed, and not this process.  torch has no type of its own for it before 2.1."""
-    words = str(error).lower()
-    return isinstance(error, _ConnectionLost) or (
-        isinstance(error, RuntimeError)
-        and any(word in words for word in ("gloo", "nccl", "connection", "socket"))
-    )
+    """Return True if another process has ended; torch before 2.1 has no class for that."""
+    if isinstance(error, _ConnectionLost):
+        return True
+    text = str(error).lower()
+    names = ("gloo", "nccl", "connection", "socket")
+    return isinstance(error, RuntimeError) and any(name in text for name in names)
 
 
 class _TensorsApart:
-    """A value as bytes, its tensors apart: they travel one by one, without a copy of all."""
+    """Serialisation of a value without its tensors, which are sent one by one, so that no copy of all is needed."""
 
     @staticmethod
     def split(value: Any) -> Any:
@@ -287,12 +296,12 @@ class _TensorsApart:
 
 
 def of_poprun(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether poprun started this process."""
+    """Return True if poprun started this process."""
     return any(name.startswith("POPDIST_") for name in environment)
 
 
 def _refuse_launcher(environment: Mapping[str, str] = os.environ) -> None:
-    """Raise ValueError in a process that was started with others in a way that does not make them one run."""
+    """Raise ValueError if the launcher of several processes does not connect them to one run."""
     if of_poprun(environment):
         return
     way_out = "start them with torchrun, as docs/cluster.md shows, or start one process"
@@ -300,29 +309,28 @@ def _refuse_launcher(environment: Mapping[str, str] = os.environ) -> None:
         missing = [name for name in _TORCHRUN if not environment.get(name)]
         if missing:
             raise ValueError(
-                f"WORLD_SIZE is {environment['WORLD_SIZE']} and {', '.join(missing)} is not set: every process would "
-                f"make this whole run for itself; {way_out}"
+                f"WORLD_SIZE is {environment['WORLD_SIZE']}, but {', '.join(missing)} is not set, so every process "
+                f"would repeat the whole run; {way_out}"
             )
         return
     for name, launcher in _OTHER_LAUNCHERS.items():
         if "WORLD_SIZE" not in environment and environment.get(name, "1") != "1":
             raise ValueError(
-                f"{name} is {environment[name]}: every process of {launcher} would make this whole run for itself; "
-                f"{way_out}"
+                f"{name} is {environment[name]}, so every process of {launcher} would repeat the whole run; {way_out}"
             )
 
 
 def refuse_several(command: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise ValueError in each of several processes of a command that needs one process."""
+    """Raise ValueError if several processes run a command that needs one."""
     _refuse_launcher(environment)
     if of_poprun(environment):
         raise ValueError(
-            f"poprun started this process: each would make all of {command} for itself; start it once, without poprun"
+            f"poprun started this process, but each process would repeat {command}; start it once, without poprun"
         )
     if environment.get("WORLD_SIZE", "1") != "1":
         raise ValueError(
-            f"WORLD_SIZE is {environment['WORLD_SIZE']}: every process of torchrun would make all of {command} for "
-            "itself; start it once, without torchrun"
+            f"WORLD_SIZE is {environment['WORLD_SIZE']}, but each process of torchrun would repeat {command}; start it"
+            " once, without torchrun"
         )
 
 
@@ -333,10 +341,19 @@ def joined(
     command: str = "this command",
     instances: Optional[Callable[[], Optional[Ranks]]] = None,
 ) -> Iterator[Processes]:
-    """Join the processes of this run; inside, only rank 0 prints, and an error of one ends all with its exit status.
+    """Connect the processes of this run; inside, only rank 0 prints, and an error of one ends all with its exit status.
 
-    instances: what makes the ranks of poprun's processes, None where it started one; not given where `command` runs
-    without IPUs.  Raises ValueError where another launcher started this process beside others.
+    Args:
+        environment: environment variables, which the launcher sets.
+        command: name of the command, for errors.
+        instances: returns the ranks of poprun's processes, or None if there is one; leave out for commands without
+            IPUs.
+
+    Yields:
+        The processes.
+
+    Raises:
+        ValueError: the launcher of several processes does not connect them.
     """
     _refuse_launcher(environment)
     if of_poprun(environment):
@@ -353,7 +370,7 @@ def joined(
             nowhere = silent.enter_context(open(os.devnull, "w", encoding="utf-8"))
             silent.enter_context(contextlib.redirect_stdout(nowhere))
         try:
-            ranks.meet()  # fails where another one has met a mistake, and gone, before all have met
+            ranks.meet()  # fails if another one has ended with an error before all are connected
             yield ranks
             ranks.leave()
         except Exception as error:
@@ -361,17 +378,17 @@ def joined(
             if status is not None:
                 raise SystemExit(status) from None
             if _is_lost_connection(error):
-                # It may have been the connection itself: what torch says of it is all that there is to find out by.
-                words = " ".join(str(error).split())[:200]
+                # The connection itself may have failed, so torch's message is included.
+                details = " ".join(str(error).split())[:200]
                 print(
-                    f"error: rank {ranks.rank}: another process of this run ended{words and f' ({words})'}, so all do; "
-                    f"go on from the newest checkpoint ({ranks.restart})",
+                    f"error: rank {ranks.rank}: another process of this run ended{details and f' ({details})'}, so all"
+                    f" end; continue from the newest checkpoint ({ranks.restart})",
                     file=sys.stderr,
                 )
                 raise SystemExit(1) from None
             if ranks.rank and isinstance(error, (ValueError, OSError, NotFinite)):
-                kind = NotFinite if isinstance(error, NotFinite) else ValueError
-                raise kind(f"rank {ranks.rank} on {socket.gethostname()}: {error}") from None
+                error_class = NotFinite if isinstance(error, NotFinite) else ValueError
+                raise error_class(f"rank {ranks.rank} on {socket.gethostname()}: {error}") from None
             raise
         finally:
             if ranks._beats:
@@ -384,26 +401,28 @@ def _of_torchrun(environment: Mapping[str, str]) -> Optional[Ranks]:
         return None
     import torch.distributed as dist
 
-    kept, rank, size = next(dist.rendezvous("env://", timeout=timedelta(minutes=10)))
+    server, rank, size = next(dist.rendezvous("env://", timeout=timedelta(minutes=10)))
 
-    def connect(keeping: Any = kept) -> Any:  # rank 0 may be the one that keeps the store
-        address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
-        # torchrun may keep one store for all attempts: what an earlier one left there, addresses too, is not ours.
-        return dist.PrefixStore(
-            f"attempt {environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store
+    def connect(keep_alive: Any = server) -> Any:  # rank 0 may run the store's server
+        store = dist.TCPStore(
+            environment["MASTER_ADDR"],
+            int(environment["MASTER_PORT"]),
+            is_master=False,
+            wait_for_workers=False,
         )
+        # torchrun may use one store for all attempts; entries of earlier ones must not be read.
+        attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return dist.PrefixStore(f"attempt {attempt}", store)
 
     return Ranks(connect(), rank, size, int(environment["LOCAL_RANK"]), connect=connect)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Dict[str, Any]:
-    """Nested settings by full name."""
-    found: Dict[str, Any] = {}
+    """Return nested settings by full name, such as "run.seed"."""
+    settings: Dict[str, Any] = {}
     for name, value in tree.items():
-        found.update(
-            flat(value, f"{prefix}{name}.")
-            if isinstance(value, Mapping)
-            else {prefix + name: value}
-        )
-    return found
+        if isinstance(value, Mapping):
+            settings.update(flat(value, f"{prefix}{name}."))
+        else:
+            settings[prefix + name] = value
+    return settings

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader
 
 from ipu_packed_bert.padding_free.streams import PackedStream, least_of_ranks
-from ipu_packed_bert.processes.ranks import end_group
+from ipu_packed_bert.processes.ranks import _end_group
 from pack_data.batching.collators import padding_free_batch
 from tests.refusals import refused
 
@@ -156,7 +156,7 @@ def test_a_state_of_another_process_is_refused():
 def _least_of_two(rank, path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     assert least_of_ranks(7 + rank) == least_of_ranks(9 - 2 * rank) == 7
-    end_group()
+    _end_group()
 
 
 def test_the_least_of_two_ranks(tmp_path):

@@ -11,7 +11,7 @@ from ipu_packed_bert.padding_free import losses
 from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator
 from ipu_packed_bert.padding_free.losses import IGNORED, cross_entropy_sum, loss_sum
 from ipu_packed_bert.padding_free.update import accumulate, mean_loss, take_step
-from ipu_packed_bert.processes.ranks import end_group
+from ipu_packed_bert.processes.ranks import _end_group
 from tests.padding_free_models import a_model, alone, some_examples
 from tests.ranks_at_work import run_all
 from tests.refusals import refused
@@ -159,7 +159,7 @@ def one_rank(rank, folder):
         torch.save(
             {"loss": result.loss, "tokens": result.supervised_tokens, "gradients": found}, folder / f"{rank}-{kind}.pt"
         )
-    end_group()
+    _end_group()
 
 
 def test_two_ranks_make_the_update_of_one(tmp_path):

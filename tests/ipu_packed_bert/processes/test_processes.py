@@ -43,5 +43,5 @@ def test_one_process_is_one(environment):
 
 def test_torchrun_under_another_launcher_passes_where_several_may_run():
     """Its processes are torchrun's, whatever started them."""
-    with pytest.raises(ValueError, match="every process of torchrun would make all of it"):
+    with pytest.raises(ValueError, match="each process of torchrun would repeat it"):
         refuse_several("it", {**TORCHRUN, "SLURM_STEP_NUM_TASKS": "2"})
