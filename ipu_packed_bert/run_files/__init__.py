@@ -1,1 +1,1 @@
-"""What a run leaves in its folder: checkpoints, logs and names."""
+"""Files in the directory of a run: checkpoints, logs, and their names."""

@@ -1,13 +1,13 @@
-"""Checkpoints: a folder a step, written whole or not at all; nothing in it is unpickled or could be run.
+"""Checkpoints: one directory per step, written atomically; reading one never unpickles or runs anything.
 
 step_00000042/
     model.safetensors      weights, float32, Hugging Face names
     optimizer.safetensors  moments, exp_avg/NAME and exp_avg_sq/NAME
-    engine.safetensors     what else an engine keeps in tensors, such as random states
-    state.json             all that is no tensor: step, position in the data, configuration, identity of the vocabulary
-    manifest.json          sizes and sha256 of the others
+    engine.safetensors     other tensors of an engine, such as random states
+    state.json             everything else: step, position in the data, configuration, identity of the vocabulary
+    manifest.json          sizes and sha256 of the other files
 
-A name that begins with a dot is being written or removed; the next save clears what a killed run left of these.
+Directories whose names begin with a dot are being written or removed; the next save deletes those of a killed run.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from pack_data.reading.fields import Fields, parse_json
 from pack_data.reading.files import free_bytes, sync_folder
 
 _FORMAT = "ipu_packed_bert checkpoint 2"
-MANIFEST, STATE = "manifest.json", "state.json"
+MANIFEST = "manifest.json"
+STATE = "state.json"
 _NAME = re.compile(r"step_(\d{8,})")
-_FILE = re.compile(
-    r"([a-z][a-z0-9_]{0,60})\.safetensors|state\.json"
-)  # a plain name: nothing outside the folder
-_OWN = "engine"  # the file of tensors that lie directly in an engine's state
-# More is damage, or somebody's mischief, and is not read into memory.
-_MOST = {MANIFEST: 1 << 20, STATE: 1 << 26}
-_BLOCK = 1 << 20
-_WAY_OUT = "no checkpoint has that"
+# Plain names only, so that no file outside the directory is read.
+_FILE = re.compile(r"([a-z][a-z0-9_]{0,60})\.safetensors|state\.json")
+_TOP_LEVEL = "engine"  # file of the tensors at the top level of an engine's state
+# Bytes. Larger files are damaged or malicious, and are not read into memory.
+_MAX_BYTES = {MANIFEST: 1 << 20, STATE: 1 << 26}
+_BLOCK = 1 << 20  # bytes hashed at a time
+_WAY_OUT = "this is not a checkpoint of this program"
 
 
 class Checkpoint(NamedTuple):
@@ -49,35 +49,35 @@ class Checkpoint(NamedTuple):
     step: int
     engine: Dict[str, Any]  # Engine.state()
     batches: Dict[str, Any]  # GlobalBatches.state()
-    config: str  # YAML, as resolved
-    vocabulary: str = ""  # sha256 of vocab.txt; empty where it is not known
+    config: str  # YAML of the resolved configuration
+    vocabulary: str = ""  # sha256 of the vocabulary; empty if unknown
     # True if texts are lower-cased before the vocabulary is applied; None if not known.
     lower_case: Optional[bool] = None
 
     @property
     def identity(self) -> Identity:
-        """The vocabulary that the weights are of, as far as it is known."""
+        """Identity of the vocabulary that the weights were trained with."""
         return Identity(self.vocabulary, self.lower_case)
 
 
 class Damaged(ValueError):
-    """A checkpoint that is not whole, or was changed since it was written."""
+    """Error of a checkpoint that is incomplete, or was changed after it was written."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} is damaged ({reason}); use another checkpoint")
-        self.path, self.reason = path, reason
+        self.path = path
+        self.reason = reason
 
 
 def checkpoint_path(folder: Union[str, Path], step: int) -> Path:
+    """Return the directory of the checkpoint of a step."""
     return Path(folder) / f"step_{step:08d}"
 
 
 def checkpoints(folder: Union[str, Path]) -> List[Path]:
-    """Checkpoints, oldest first, damaged ones included."""
-    found = [
-        path for path in Path(folder).glob("step_*") if _NAME.fullmatch(path.name) and path.is_dir()
-    ]
-    return sorted(found, key=_step)
+    """List all checkpoints, including damaged ones, oldest first."""
+    directories = [path for path in Path(folder).glob("step_*") if path.is_dir()]
+    return sorted((path for path in directories if _NAME.fullmatch(path.name)), key=_step)
 
 
 def _step(path: Path) -> int:
@@ -94,9 +94,19 @@ def save_checkpoint(
     keep: Optional[int],
     protect: Optional[int] = None,
 ) -> Path:
-    """Write a checkpoint, then `evict` others (``keep`` None: none); killed at any moment, those before are there.
+    """Write a checkpoint, then `evict` older ones; a kill at any moment leaves the earlier checkpoints intact.
 
-    Raise OSError if the disk is full or the system refuses to write; what was begun is removed.
+    Args:
+        folder: directory of all checkpoints.
+        checkpoint: the state to write.
+        keep: complete checkpoints to keep; None keeps all.
+        protect: step of a checkpoint that is kept in any case.
+
+    Returns:
+        The directory of the checkpoint.
+
+    Raises:
+        OSError: the disk is full or the directory cannot be written; partial files are removed.
     """
     folder = Path(folder)
     path = checkpoint_path(folder, checkpoint.step)
@@ -115,20 +125,21 @@ def save_checkpoint(
 def evict(
     folder: Union[str, Path], *, newest: int, keep: int, protect: Optional[int] = None
 ) -> None:
-    """Delete the checkpoints older than the ``keep`` whole ones up to step ``newest``, but not that of ``protect``.
+    """Delete the checkpoints older than the last ``keep`` complete ones up to step ``newest``, except ``protect``.
 
-    Those of later steps are of a run that went on from an earlier one: they do not count, nor do damaged ones.
+    Checkpoints of later steps remain from before the run was resumed from an earlier one; they and damaged ones do not
+    count.
     """
     folder = Path(folder)
-    ours = [path for path in checkpoints(folder) if _step(path) <= newest]
-    kept = [_step(path) for path in ours if _looks_whole(path)][-keep:]
-    for old in ours:
-        if kept and _step(old) < kept[0] and _step(old) != protect:
-            # Under its name it is whole until it is gone.  One that cannot be removed is met again at the next save.
-            _remove(old)
+    candidates = [path for path in checkpoints(folder) if _step(path) <= newest]
+    kept = [_step(path) for path in candidates if _looks_complete(path)][-keep:]
+    for path in candidates:
+        if kept and _step(path) < kept[0] and _step(path) != protect:
+            _remove(path)
 
 
 def _remove(path: Path) -> None:
+    """Rename a checkpoint, so that it is never seen incomplete, and delete it; the next save retries a failure."""
     with contextlib.suppress(OSError):
         removed = _hidden(path, "removed")
         os.rename(path, removed)
@@ -142,19 +153,18 @@ def _write(path: Path, checkpoint: Checkpoint) -> None:
     free = free_bytes(path.parent)
     if free is not None and needed > free:
         raise OSError(errno.ENOSPC, f"needs {needed:,} bytes, {free:,} are free")
-    partial, replaced = _hidden(path, "partial"), _hidden(path, "replaced")
+    partial = _hidden(path, "partial")
+    replaced = _hidden(path, "replaced")
     try:
         partial.mkdir()
-        written = {
-            f"{stem}.safetensors": _write_file(partial / f"{stem}.safetensors", file_bytes(found))
-            for stem, found in tensors.items()
-        }
-        written[STATE] = _write_file(partial / STATE, state)
-        _write_file(partial / MANIFEST, _json({"format": _FORMAT, "files": written}))
+        entries = {}
+        for stem, by_name in tensors.items():
+            name = f"{stem}.safetensors"
+            entries[name] = _write_file(partial / name, file_bytes(by_name))
+        entries[STATE] = _write_file(partial / STATE, state)
+        _write_file(partial / MANIFEST, _json({"format": _FORMAT, "files": entries}))
         sync_folder(partial)
-        if os.path.lexists(
-            str(path)
-        ):  # passed over as damaged, or of the same step: this one takes its place
+        if os.path.lexists(str(path)):  # a damaged checkpoint, or one of the same step
             os.rename(path, replaced)
         os.rename(partial, path)
     except BaseException:
@@ -178,12 +188,12 @@ def _json(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _hidden(path: Path, what: str) -> Path:
-    return path.with_name(f".{path.name}.{what}")
+def _hidden(path: Path, suffix: str) -> Path:
+    return path.with_name(f".{path.name}.{suffix}")
 
 
 def _clear(folder: Path) -> None:
-    """Remove what is being written or removed; only one process at a time writes a run."""
+    """Delete hidden directories that a killed process left; only one process at a time writes a run."""
     for path in folder.glob(".step_*.*"):
         _delete(path)
 
@@ -200,23 +210,29 @@ def _delete(path: Path) -> None:
 
 
 def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
-    """Read a checkpoint; Damaged, a ValueError in one line, where anything differs from what was written.
+    """Read a checkpoint, after comparing the sizes and sha256 of all files.
 
-    Sizes and sha256 of all files are compared before one of them is parsed.
+    Args:
+        path: directory of the checkpoint.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        Damaged: a file is missing, or differs from what was written.
+        OSError: the checkpoint does not exist or cannot be read.
     """
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such checkpoint", str(path))
     try:
-        listed = _read_manifest(path)
-        for name, sha256 in listed.items():
+        files = _read_manifest(path)
+        for name, sha256 in files.items():
             if _sha256(path / name) != sha256:
                 raise ValueError(f"sha256 of {name} differs")
         state = _read_json(path / STATE)
-        tensors = {
-            name.split(".")[0]: read_tensors(path / name) for name in listed if name != STATE
-        }
-        return _checked(state, tensors)
+        del files[STATE]
+        return _checked(state, {name.split(".")[0]: read_tensors(path / name) for name in files})
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Damaged(path, f"{Path(error.filename or STATE).name} is missing") from None
     except OSError as error:
@@ -230,40 +246,50 @@ def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
 def load_newest(folder: Union[str, Path], *, note: Callable[[str], None] = print) -> Checkpoint:
     """Load the newest complete checkpoint; pass one line to ``note`` if damaged ones are skipped.
 
-    Those stay where they are, until a checkpoint of the same step, or enough newer ones, are saved.
-    ValueError if there is none.
+    Damaged ones remain until a checkpoint of the same step, or enough newer ones, are saved.
+
+    Args:
+        folder: directory of all checkpoints.
+        note: receives the line.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        ValueError: there is no complete checkpoint.
     """
     newest_checkpoint(folder)
     damaged: List[Damaged] = []
     for path in reversed(checkpoints(folder)):
         try:
-            found = load_checkpoint(path)
+            checkpoint = load_checkpoint(path)
         except Damaged as error:
             damaged.append(error)
             continue
         if damaged:
             others = f" (and {len(damaged) - 1} more)" if damaged[1:] else ""
             note(
-                f"note      {damaged[0].path} is damaged ({damaged[0].reason}){others}: {path.name} is used; the"
-                " damaged one stays until its step is saved again or it is older than run.keep_checkpoints others"
+                f"note      {damaged[0].path} is damaged ({damaged[0].reason}){others}: using {path.name}; the damaged"
+                " one remains until its step is saved again or run.keep_checkpoints newer ones exist"
             )
-        return found
+        return checkpoint
+    newest = damaged[0]
     raise ValueError(
-        f"{folder}: none of the checkpoints is whole; the newest, {damaged[0].path.name}, is damaged"
-        f" ({damaged[0].reason}); begin again, or put a copy of one there"
+        f"{folder}: no complete checkpoint; the newest, {newest.path.name}, is damaged ({newest.reason}); begin again,"
+        " or restore a copy of one"
     )
 
 
 def newest_checkpoint(folder: Union[str, Path]) -> Path:
-    """Path of the newest checkpoint, whole or not; ValueError if there is none."""
-    found = checkpoints(folder)
-    if not found:
+    """Return the path of the newest checkpoint, complete or not; raise ValueError if there is none."""
+    paths = checkpoints(folder)
+    if not paths:
         raise ValueError(f"{folder}: no checkpoint; a run can be resumed once it has saved one")
-    return found[-1]
+    return paths[-1]
 
 
-def _looks_whole(path: Path) -> bool:
-    """Whether the manifest is there and the files have its sizes; what is in them is not read."""
+def _looks_complete(path: Path) -> bool:
+    """Return True if the manifest exists and the files have its sizes; contents are not read."""
     try:
         return bool(_read_manifest(path))
     except (OSError, ValueError):
@@ -271,28 +297,29 @@ def _looks_whole(path: Path) -> bool:
 
 
 def _read_manifest(path: Path) -> Dict[str, str]:
-    """Name -> sha256 of each file; ValueError where a file has another size."""
-    found = _read_json(path / MANIFEST)
-    found.one_of("format", (_FORMAT,))
-    files = found.object("files")
+    """Return the sha256 of each file by name; raise ValueError if a file has another size."""
+    manifest = _read_json(path / MANIFEST)
+    manifest.one_of("format", (_FORMAT,))
+    files = manifest.object("files")
     files.object(STATE)
-    listed = {}
+    digests = {}
     for name in files.names():
         if not _FILE.fullmatch(name):
             raise files.error(name, "a checkpoint has no file of that name")
         entry = files.object(name)
-        size, there = entry.integer("bytes", least=0), _size(path / name)
-        if there != size:
-            raise ValueError(f"{name} has {there:,} bytes, {size:,} were written")
-        listed[name] = entry.hex_digest("sha256", 64)
-    return listed
+        written = entry.integer("bytes", least=0)
+        size = _size(path / name)
+        if size != written:
+            raise ValueError(f"{name} has {size:,} bytes, {written:,} were written")
+        digests[name] = entry.hex_digest("sha256", 64)
+    return digests
 
 
 def _size(path: Path) -> int:
-    found = os.stat(str(path))
-    if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
-        raise ValueError(f"{path.name} is not a plain file")
-    return found.st_size
+    status = os.stat(str(path))
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe would block
+        raise ValueError(f"{path.name} is not a regular file")
+    return status.st_size
 
 
 def _sha256(path: Path) -> str:
@@ -304,13 +331,14 @@ def _sha256(path: Path) -> str:
 
 
 def _read_json(path: Path) -> Fields:
-    if _size(path) > _MOST[path.name]:
-        raise ValueError(f"{path.name} has more than {_MOST[path.name]:,} bytes")
+    most = _MAX_BYTES[path.name]
+    if _size(path) > most:
+        raise ValueError(f"{path.name} has more than {most:,} bytes")
     return Fields.of(parse_json(path.read_bytes(), path.name, _WAY_OUT), path.name, _WAY_OUT)
 
 
 def _checked(state: Fields, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Checkpoint:
-    """Build a checkpoint from its fields, those of the engine as `split` makes them; raise ValueError if invalid."""
+    """Build a checkpoint from the results of `split`; raise ValueError if they are invalid."""
     config = state.any("config")
     if not isinstance(config, str):
         raise state.error("config", "must be a text")
@@ -334,31 +362,33 @@ def _checked(state: Fields, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -
 
 
 def _check_tensors(state: Fields, name: str) -> None:
-    found = state.object(name)
-    if not all(isinstance(found.any(key), torch.Tensor) for key in found.names()):
-        raise state.error(name, "must be made of tensors")
+    tensors = state.object(name)
+    if not all(isinstance(tensors.any(key), torch.Tensor) for key in tensors.names()):
+        raise state.error(name, "must contain tensors only")
 
 
 # -- an engine's state, in JSON and tensors ----------------------------------------------------------------------------
 
 
 def split(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Dict[str, torch.Tensor]]]:
-    """Nested dictionaries -> what JSON can hold, and the tensors by file and name; `join` is the inverse.
+    """Split nested dictionaries into plain values and the tensors by file and name; `join` is the inverse.
 
-    A tensor's file is that of the first key, its name the keys that follow, with / between them; those that lie
-    directly in the state share one.
+    The first key of a tensor names its file, the other keys, joined by /, the tensor. Tensors at the top level share a
+    file.
     """
     tensors: Dict[str, Dict[str, torch.Tensor]] = {}
 
     def plain(values: Mapping[str, Any], path: Tuple[str, ...]) -> Dict[str, Any]:
-        found: Dict[str, Any] = {}
+        plain_values: Dict[str, Any] = {}
         for key, value in values.items():
             if isinstance(value, torch.Tensor):
-                stem, *names = (*path, key) if path else (_OWN, key)
+                stem, *names = (*(path or (_TOP_LEVEL,)), key)
                 tensors.setdefault(stem, {})["/".join(names)] = value
+            elif isinstance(value, dict):
+                plain_values[key] = plain(value, (*path, key))
             else:
-                found[key] = plain(value, (*path, key)) if isinstance(value, dict) else value
-        return found
+                plain_values[key] = value
+        return plain_values
 
     return plain(state, ()), tensors
 
@@ -366,14 +396,16 @@ def split(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Dict[str,
 def join(
     plain: Dict[str, Any], tensors: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> Dict[str, Any]:
-    """Put back in place what `split` took apart; raise ValueError if a tensor's place is missing or taken."""
-    for stem, named in tensors.items():
-        for name, tensor in named.items():
-            *keys, last = ([] if stem == _OWN else [stem]) + name.split("/")
-            place: Any = plain
+    """Insert the tensors into the plain values, as before `split`; raise ValueError if a key is missing or in use."""
+    for stem, by_name in tensors.items():
+        for name, tensor in by_name.items():
+            *keys, last = name.split("/")
+            if stem != _TOP_LEVEL:
+                keys.insert(0, stem)
+            parent: Any = plain
             for key in keys:
-                place = place.get(key) if isinstance(place, dict) else None
-            if not isinstance(place, dict) or last in place:
+                parent = parent.get(key) if isinstance(parent, dict) else None
+            if not isinstance(parent, dict) or last in parent:
                 raise ValueError(f"{stem}.safetensors: {name[:60]!r} has no place in {STATE}")
-            place[last] = tensor
+            parent[last] = tensor
     return plain

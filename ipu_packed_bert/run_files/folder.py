@@ -1,6 +1,6 @@
-"""What the files in a run's folder are called, and how its logs are read.
+"""Names of the files in the directory of a run, and a reader of its logs. Loads no torch.
 
-A log has one JSON object a line, each with the number of its step.  Loads no torch.
+A log has one JSON object per line, each with the number of its step.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from typing import Any, Callable, Dict, List, Union
 from pack_data.reading.fields import Fields, parse_json
 from pack_data.reading.files import open_regular
 
-LOG, EVALUATIONS = "log.jsonl", "evaluation.jsonl"
-CONFIG, ENVIRONMENT, LOCK = "config.yml", "environment.json", "lock"
+LOG = "log.jsonl"
+EVALUATIONS = "evaluation.jsonl"
+CONFIG = "config.yml"
+ENVIRONMENT = "environment.json"
+LOCK = "lock"
 CHECKPOINTS = "checkpoints"
-COUNTS = ("packs", "sequences", "tokens")  # of a batch, in every record of a log
-SUMMARY, PICTURE = "summary.json", "run.png"
-_LONGEST_LINE = 1 << 20  # of a log, in bytes; one has some hundred
-MODEL = "model"  # of fine-tuning
+SUMMARY = "summary.json"
+PICTURE = "run.png"
+MODEL = "model"  # directory of a fine-tuned model
+COUNTS = ("packs", "sequences", "tokens")  # fields of every record of a log
+_MAX_LINE = 1 << 20  # bytes; lines of a log have a few hundred
 
 
 def environment_of(first_step: int) -> str:
@@ -33,33 +37,40 @@ def _note(text: str) -> None:
 def read_log(
     path: Union[str, Path], *, note: Callable[[str], None] = _note, counted: bool = False
 ) -> List[Dict[str, Any]]:
-    """Read the records of a log, the first one from line 1; none if there is no such file.
+    """Read the records of a log.
 
-    counted: each has to have its `COUNTS` and seconds, and a loss that is a number or null, if any, as those that this
-    program writes have.
-    A last line that a kill cut short is left out, and ``note`` is told so.
-    Raises ValueError, with file and line, for any other line that is not a JSON object with the number of its step.
+    Args:
+        path: the log; may be missing.
+        note: receives a line if the last record is left out, because a kill cut it short.
+        counted: require the fields that this program writes: `COUNTS`, seconds, and a loss that is a number or null.
+
+    Returns:
+        The records; none if there is no such file.
+
+    Raises:
+        ValueError: another line is not a JSON object with the number of its step.
     """
     path = Path(path)
     if not path.exists():
         return []
     records: List[Dict[str, Any]] = []
-    with open_regular(path, way_out="name a run as it was written") as file:
-        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), start=1):
+    with open_regular(path, way_out="pass the directory of a run") as file:
+        lines = iter(lambda: file.readline(_MAX_LINE), b"")
+        for number, line in enumerate(lines, start=1):
             try:
                 records.append(_record(path, number, line.rstrip(b"\n"), counted))
             except ValueError:
-                # A kill may have left out no more than the end of the line.
-                if line.endswith(b"\n") or len(line) == _LONGEST_LINE:
+                # Only the last line, without its end, can be the result of a kill.
+                if line.endswith(b"\n") or len(line) == _MAX_LINE:
                     raise
                 note(
-                    f"{path}, line {number}: the last line is cut short, as by a kill; it is left out"
+                    f"{path}, line {number}: left out, because the run was killed while writing it"
                 )
     return records
 
 
 def _record(path: Path, number: int, line: bytes, counted: bool) -> Dict[str, Any]:
-    way_out = "the line was changed after the run, remove it"
+    way_out = "the line was changed after the run; remove it"
     source = f"{path}, line {number}"
     fields = Fields.of(parse_json(line, source, way_out), source, way_out)
     fields.integer("step", least=0)

@@ -1,4 +1,4 @@
-"""Files of tensors, in the safetensors format."""
+"""Reading and writing of safetensors files."""
 
 from __future__ import annotations
 
@@ -13,47 +13,48 @@ from pack_data.reading.packages import load_package
 
 
 def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Bytes that the tensors need in a file, the header left out."""
+    """Return the bytes that tensors need in a file, without the header."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def file_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Serialise tensors of any layout and device as a safetensors file; tensors that share memory are written apart.
+    """Serialise tensors of any device as a safetensors file; tensors that share memory are written separately.
 
-    Raises ValueError for a type that the format does not have.
+    Raises ValueError if the format does not support a tensor.
     """
     save = load_package("safetensors.torch", "writing a checkpoint").save
     plain: Dict[str, torch.Tensor] = {}
     memory: Set[int] = set()
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided:
-            raise ValueError(f"{name}: {tensor.layout}; a safetensors file has no such tensor")
-        found = tensor.detach().cpu().contiguous()
-        plain[name] = found.clone() if found.untyped_storage().data_ptr() in memory else found
-        memory.add(plain[name].untyped_storage().data_ptr())
+            raise ValueError(f"{name}: safetensors files do not support {tensor.layout}")
+        copy = tensor.detach().cpu().contiguous()
+        if copy.untyped_storage().data_ptr() in memory:
+            copy = copy.clone()
+        memory.add(copy.untyped_storage().data_ptr())
+        plain[name] = copy
     try:
         return save(plain)
     except MemoryError:
         raise
-    except (
-        Exception
-    ) as error:  # the package raises several types for a number type that it does not have
+    except Exception as error:
+        # The package raises several classes for data types that it does not support.
         raise ValueError(
-            f"a safetensors file has no such tensor ({one_line(error, 120)})"
+            f"safetensors files do not support a tensor ({one_line(error, 120)})"
         ) from None
 
 
 def read_tensors(path: Path) -> Dict[str, torch.Tensor]:
-    """Read the tensors of a file to the CPU; raise ValueError in one line if it is damaged or something else."""
+    """Read the tensors of a file to the CPU; raise ValueError if it is damaged or not a safetensors file."""
     package = load_package("safetensors", f"{path}: reading it")
     check_regular(path, way_out="get the file again")
     try:
         with package.safe_open(str(path), framework="pt") as file:
-            # Copied out of the mapped file, which can then be removed, also where a network holds it open by its name.
+            # Copies do not keep the mapped file open, so that it can be removed, also on network file systems.
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no dictionary)
-    except MemoryError:  # not a damaged file: said as it is
+    except MemoryError:  # not a sign of damage
         raise
-    except Exception as error:  # the package and torch raise many types for a damaged file
+    except Exception as error:  # the package and torch raise many classes for a damaged file
         raise ValueError(
             f"{path}: cannot be read ({one_line(error, 120)}); get the file again"
         ) from None

@@ -374,7 +374,7 @@ def passed_over(folder, path):
     lines = []
     assert load_newest(folder, note=lines.append).step == 3
     (line,) = lines
-    assert f"{path.parent} is damaged" in line and "step_00000003 is used" in line and "\n" not in line
+    assert f"{path.parent} is damaged" in line and "using step_00000003" in line and "\n" not in line
     assert path.parent.is_dir()  # not deleted
 
 
@@ -466,7 +466,7 @@ def test_what_somebody_else_put_there_is_one_line(tmp_path, what):
 def test_none_that_is_whole_is_said(tmp_path):
     for step in (3, 6):
         (save_checkpoint(tmp_path, a_checkpoint(step), keep=2) / "manifest.json").unlink()
-    with pytest.raises(ValueError, match=r"none of the checkpoints is whole; the newest, step_00000006"):
+    with pytest.raises(ValueError, match=r"no complete checkpoint; the newest, step_00000006"):
         load_newest(tmp_path)
 
 

@@ -206,7 +206,7 @@ def test_the_same_tokens_in_another_case_are_another_vocabulary(cased, tmp_path,
     assert trained_on(cased, "kept", *new) == 0
     evaluated = ("--set", "run.evaluate_every=1", "--set", f"data.evaluation_directory={cased / 'lowered'}")
     assert trained_on(cased, "kept", "--out", tmp_path / "other", *evaluated) == 2
-    assert "has all text in lower case, unlike the training data" in capsys.readouterr().err
+    assert "has lower-case text, unlike the training data" in capsys.readouterr().err
 
 
 def test_one_vocabulary_has_one_identity_however_its_lines_end(tmp_path):

@@ -138,7 +138,7 @@ def test_a_state_beyond_its_limit_or_of_other_values_is_damage(checkpoint, monke
     manifest.write_text(json.dumps(listed))
     with refused("step_00000003", "model", "tensors", kind=Damaged):
         load_checkpoint(checkpoint)
-    monkeypatch.setitem(saved._MOST, saved.STATE, 9)
+    monkeypatch.setitem(saved._MAX_BYTES, saved.STATE, 9)
     with refused("step_00000003", "state.json", "9 bytes", kind=Damaged):
         load_checkpoint(checkpoint)
 
