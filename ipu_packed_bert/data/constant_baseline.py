@@ -15,7 +15,7 @@ COUNTED_PACKS = 65_536
 
 _PACKS_AT_ONCE = 4096  # read together; bounds the memory
 
-# (score, the model's metric, the baseline's metric, the baseline's constant prediction)
+# (label of the score, metric of the model, metric of the baseline, constant prediction of the baseline)
 BESIDE = (
     (
         "masked tokens, right",
@@ -78,12 +78,10 @@ def unigram_baseline(
         is_random = sequences.scalars["next_sentence_labels"] > 0
         correct_next += int((is_random == most_frequent_next).sum())
         number += len(sequences)
-        weights = (
-            1.0
-            if normalisation == "token"
-            else np.repeat(1.0 / np.maximum(per_sequence, 1), per_sequence)
-        )
-        loss += float((losses[labels] * weights).sum())
+        label_losses = losses[labels]
+        if normalisation == "sequence":
+            label_losses = label_losses * np.repeat(1.0 / np.maximum(per_sequence, 1), per_sequence)
+        loss += float(label_losses.sum())
     terms = masked if normalisation == "token" else number
     return {
         "most_frequent_token_accuracy": correct / max(1, masked),
@@ -99,6 +97,7 @@ def _has_labels(store: PackStore) -> bool:
 
 def _sequences(store: PackStore, packs: int) -> Iterator[Sequences]:
     """Yield the sequences of ``packs`` evenly spaced packs, some thousand packs at a time."""
-    chosen = np.arange(packs, dtype=np.int64) * len(store) // max(1, packs)
+    indices = np.arange(packs, dtype=np.int64) * len(store) // max(1, packs)
     for first in range(0, packs, _PACKS_AT_ONCE):
-        yield disassemble(store.schema, store.records(chosen[first : first + _PACKS_AT_ONCE]))
+        records = store.records(indices[first : first + _PACKS_AT_ONCE])
+        yield disassemble(store.schema, records)

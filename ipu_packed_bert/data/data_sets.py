@@ -77,9 +77,10 @@ def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
     Raises:
         ConfigError: if data set and configuration contradict each other.
     """
-    folder = Path(config.data.directory)
+    data = config.data
+    folder = Path(data.directory)
     if not (folder / MANIFEST).exists():
-        data, rows = config.data, config.model.vocabulary_size
+        rows = config.model.vocabulary_size
         if data.vocabulary is None and data.vocabulary_size > rows:
             raise ConfigError(
                 f"{config.path}: data.vocabulary_size is {data.vocabulary_size}; must be at most "
@@ -87,22 +88,22 @@ def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
             )
         return config, None
     manifest = read_manifest(folder)
-    if config.data.mixed_with:
-        manifest = _mixed(
-            config, [manifest, *map(read_manifest, map(Path, config.data.mixed_with))]
-        )
+    if data.mixed_with:
+        others = [read_manifest(Path(other)) for other in data.mixed_with]
+        manifest = _mixed(config, [manifest, *others])
     filled = filled_in(config, facts(config, manifest), f"the data set in {folder}")
     _check_data(filled, manifest)
     return filled, manifest
 
 
 def _mixed(config: Config, manifests: List[Manifest]) -> Manifest:
-    """Describe an epoch of several data sets, which has as many packs as they have together, each with its share.
+    """Describe an epoch of several data sets, which has the packs of all, divided by their shares.
 
     Raises:
-        ConfigError: if they were not built alike.
+        ConfigError: they were built with different options.
     """
-    data, first = config.data, manifests[0]
+    data = config.data
+    first = manifests[0]
     shards: List[StoredFile] = []
     for folder, manifest in zip(data.folders, manifests):
         difference = ""
@@ -119,7 +120,9 @@ def _mixed(config: Config, manifests: List[Manifest]) -> Manifest:
     sizes = [manifest.packs for manifest in manifests]
     packs = sum(sizes)
     shares = data.shares or sizes
-    passes = [packs * share / sum(shares) / max(1, size) for share, size in zip(shares, sizes)]
+    passes = []
+    for share, size in zip(shares, sizes):
+        passes.append(packs * share / sum(shares) / max(1, size))
 
     def total(values: Sequence[Any]) -> Any:
         return np.rint(np.dot(passes, values)).astype(np.int64).tolist()
@@ -137,31 +140,35 @@ def _mixed(config: Config, manifests: List[Manifest]) -> Manifest:
 
 
 def facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
-    """Return the settings that a data set states, by full name."""
-    schema, options = manifest.schema, _options(manifest)
-    depth, packer = schema.max_sequences_per_pack, manifest.algorithm
-    stated_settings: Dict[str, Any] = {
-        "data.max_sequence_length": schema.max_sequence_length,
-        "data.max_sequences_per_pack": depth,
-        # The optimal packer takes any depth: it stands for a packer that this package does not have.
-        "data.packer": packer if packer in PACKERS and packs_at_depth(packer, depth) else "optimal",
-        "model.max_position_embeddings": max(
-            schema.max_sequence_length, config.model.max_position_embeddings
-        ),
-    }
-    # 0: a data set from a foreign format, which does not state it.
-    if manifest.max_predictions_per_sequence:
-        stated_settings["data.max_predictions_per_sequence"] = manifest.max_predictions_per_sequence
-    if manifest.vocabulary_size:
-        stated_settings["model.vocabulary_size"] = manifest.vocabulary_size
-    if options:
-        stated_settings.update(
-            {f"data.{name}": options[name] for name in ("held_out", "whole_word_masking")}
+    """Return the settings that a data set determines, by full name."""
+    schema = manifest.schema
+    slots = schema.max_sequence_length
+    depth = schema.max_sequences_per_pack
+    packer = manifest.algorithm
+    if packer not in PACKERS or not packs_at_depth(packer, depth):
+        packer = (
+            "optimal"  # supports any depth; stands for a packer that this package does not have
         )
-    for name in ("vocabulary_size", "duplication_factor", "seed"):
+    settings: Dict[str, Any] = {
+        "data.max_sequence_length": slots,
+        "data.max_sequences_per_pack": depth,
+        "data.packer": packer,
+        "model.max_position_embeddings": max(slots, config.model.max_position_embeddings),
+    }
+    # These are 0 if the data set was converted from a format that does not have them.
+    if manifest.max_predictions_per_sequence:
+        settings["data.max_predictions_per_sequence"] = manifest.max_predictions_per_sequence
+    if manifest.vocabulary_size:
+        settings["model.vocabulary_size"] = manifest.vocabulary_size
+
+    options = _options(manifest)
+    names = ["vocabulary_size", "duplication_factor", "seed"]
+    if options:
+        names = ["held_out", "whole_word_masking", *names]
+    for name in names:
         if name in options:
-            stated_settings[f"data.{name}"] = options[name]
-    return stated_settings
+            settings[f"data.{name}"] = options[name]
+    return settings
 
 
 def _options(manifest: Manifest) -> Dict[str, Any]:
@@ -170,25 +177,27 @@ def _options(manifest: Manifest) -> Dict[str, Any]:
 
 
 def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackStore]:
-    """Open the data set of a configuration; return it after the configuration as :func:`described` by it.
+    """Open the data set of a configuration, or build it if its directory in the configuration file has none.
 
-    If the directory that the configuration file names holds none, it is built there and kept, with its held-out data
-    set; one line is printed.
+    A build also writes the held-out data set, keeps both, and prints one line.
 
     Args:
         config: the configuration.
-        build: False if another process has built the data set, which must then be here.
+        build: False if another process builds a missing data set.
+
+    Returns:
+        The configuration, completed by the data set as in :func:`described`, and the data set.
 
     Raises:
-        ValueError: if a directory that the user named holds no data set, the data set contradicts the configuration,
-            or it is missing and ``build`` is False.
+        ValueError: the data set contradicts the configuration, or is missing and either the user named its directory or
+            ``build`` is False.
     """
     data = config.data
     if described(config)[1] is None:
         if not build:
             raise ValueError(
-                f"{data.directory}: no data set on this machine, only on that of rank 0; share the directory, or copy "
-                "it to each machine"
+                f"{data.directory}: no data set on this machine, only on the machine of rank 0; share the directory, or"
+                " copy it to each machine"
             )
         if config.origins.get("data.directory") == OVERRIDE:
             raise ValueError(_no_data_set(config))
@@ -213,7 +222,7 @@ def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackSt
 
 
 def _no_data_set(config: Config) -> str:
-    """Return the problem of a directory without a data set that --data or --set named: mistyped, or of texts."""
+    """Describe why a directory from --data or --set has no data set: it is mistyped, or contains texts."""
     directory = Path(config.data.directory)
     line = (
         f"packed-bert build --corpus {shlex.quote(str(directory))} --out DIR, and pass --data DIR"
@@ -228,14 +237,14 @@ def _no_data_set(config: Config) -> str:
 
 
 def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:
-    """Open the data set that the configuration evaluates on, None if it evaluates on none.
+    """Open the held-out data set of a configuration; return None if the run does not evaluate.
 
     Args:
         config: the configuration.
         training: manifest of the training data.
 
     Raises:
-        ConfigError: if it is missing, does not fit the training data, or holds training documents.
+        ConfigError: the data set is missing, does not fit the training data, or contains training documents.
     """
     if not config.run.evaluate_every:
         return None
@@ -251,8 +260,8 @@ def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:
                 "name a data set in data.evaluation_directory"
             )
         raise ConfigError(
-            f"{config.path}: run.evaluate_every is {config.run.evaluate_every}, and there is no data set "
-            f"in {folder} to evaluate on; {way_out}; or set run.evaluate_every=0"
+            f"{config.path}: run.evaluate_every is {config.run.evaluate_every}, but {folder} has no data set to"
+            f" evaluate on; {way_out}; or set run.evaluate_every=0"
         )
     store = PackStore.open(Path(folder))
     problems = _not_for_evaluation(config, training, store.manifest)
@@ -265,7 +274,7 @@ def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:
 
 
 def _line_to_build_again(config: Config, manifest: Manifest) -> str:
-    """Return the command that builds a data set again, with documents held out; CORPUS stands for an unknown text."""
+    """Return the command that builds a data set again with held-out documents; CORPUS stands for unknown texts."""
     options = _options(manifest)
     values = {f"data.{name}": options[name] for name in _BUILT_WITH if name in options}
     embedded = [name for name, _ in manifest.made_with.get("sources", ())] == ["embedded"]
@@ -275,71 +284,75 @@ def _line_to_build_again(config: Config, manifest: Manifest) -> str:
 
 
 def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest) -> List[str]:
-    schema, wanted = evaluation.schema, training.schema
-    problems: List[str] = []
+    """Describe why a held-out data set does not fit the training data."""
+    data = config.data
+    schema = evaluation.schema
+    wanted = training.schema
+    problems = []
     if (schema.kind, schema.max_sequence_length) != (wanted.kind, wanted.max_sequence_length):
         problems.append(
-            f"holds {schema.kind} packs of {schema.max_sequence_length} slots, the training data "
+            f"has {schema.kind} packs of {schema.max_sequence_length} slots, but the training data have "
             f"{wanted.kind} packs of {wanted.max_sequence_length}"
         )
-    for depth, room, things in (
+    for depth, most, noun in (
         (schema.max_sequences_per_pack, wanted.max_sequences_per_pack, "sequences"),
         (schema.max_predictions_per_pack, wanted.max_predictions_per_pack, "masked tokens"),
     ):
-        if depth > room:
+        if depth > most:
             problems.append(
-                f"has packs of up to {depth} {things}, those of the training data have room for {room}"
+                f"has packs of up to {depth} {noun}, but packs of the training data have room for {most}"
             )
-    if evaluation.vocabulary_size > config.model.vocabulary_size:
+    problems += _vocabulary_problems(config, evaluation)
+
+    identity = Identity.of_data(evaluation)
+    expected = Identity.of_data(training)
+    if len({expected.sha256, identity.sha256} - {""}) > 1:
         problems.append(
-            f"has a vocabulary of {evaluation.vocabulary_size} tokens, "
-            f"model.vocabulary_size is {config.model.vocabulary_size}"
+            "was built with another vocabulary than the training data; build both with one vocab.txt (--vocabulary)"
         )
-    ours, theirs = Identity.of_data(training), Identity.of_data(evaluation)
-    if len({ours.sha256, theirs.sha256} - {""}) > 1:
+    elif len({expected.lower_case, identity.lower_case} - {None}) > 1:
+        casing = "has lower-case text" if identity.lower_case else "keeps capitals"
         problems.append(
-            "was made with another vocabulary than the training data; build both with the same vocab.txt (--vocabulary)"
+            f"{casing}, unlike the training data; build both with --keep-case, or neither"
         )
-    elif len({ours.lower_case, theirs.lower_case} - {None}) > 1:
+
+    manifests = [training]
+    if data.mixed_with is not None:
+        manifests = [read_manifest(Path(folder)) for folder in data.folders]
+    is_default = data.evaluation_directory is None
+    if is_default and not of_one_build(manifests[0].digest, evaluation.made_with):
         problems.append(
-            f"{'has all text in lower case' if theirs.lower_case else 'keeps capitals'}, unlike the training data; "
-            "build both with --keep-case, or neither"
-        )
-    mixed = config.data.mixed_with is not None
-    manifests = (
-        [read_manifest(Path(folder)) for folder in config.data.folders] if mixed else [training]
-    )
-    if config.data.evaluation_directory is None and not of_one_build(
-        manifests[0].digest, evaluation.made_with
-    ):
-        problems.append(
-            f"was not built with the training data in {config.data.directory}; a build may have put both in place just "
-            f"now, then start again; else build both with `{_line_to_build_again(config, training)}`"
+            f"was not built with the training data in {data.directory}; if a build has just replaced them, start again;"
+            f" otherwise build both with `{_line_to_build_again(config, training)}`"
         )
     if any(overlap(manifest.made_with, evaluation.made_with) for manifest in manifests):
         problems.append(
-            f"holds documents that the training data in {config.data.named} hold too; "
-            f"build both with `{_line_to_build_again(config, training)}`"
+            f"has documents of the training data in {data.named}; build both with "
+            f"`{_line_to_build_again(config, training)}`"
         )
     return problems
+
+
+def _vocabulary_problems(config: Config, manifest: Manifest) -> List[str]:
+    rows = config.model.vocabulary_size
+    if manifest.vocabulary_size <= rows:
+        return []
+    return [
+        f"has a vocabulary of {manifest.vocabulary_size} tokens, but model.vocabulary_size is {rows}"
+    ]
 
 
 def _check_data(config: Config, manifest: Manifest) -> None:
     """Raise ConfigError, with every contradiction, if ``config`` does not fit the data set."""
     problems = _contradictions(config, manifest.schema)
-    # 0: a data set from a foreign format, which does not state it.
+    # 0 if the data set was converted from a format that does not have it.
+    most = manifest.max_predictions_per_sequence
     wanted = config.data.max_predictions_per_sequence
-    if wanted is not None and manifest.max_predictions_per_sequence not in (0, wanted):
+    if wanted is not None and most not in (0, wanted):
         problems.append(
-            f"masks up to {manifest.max_predictions_per_sequence} tokens a sequence, "
-            f"data.max_predictions_per_sequence is {wanted}"
+            f"masks up to {most} tokens per sequence, but data.max_predictions_per_sequence is {wanted}"
         )
-    if manifest.vocabulary_size > config.model.vocabulary_size:
-        problems.append(
-            f"has a vocabulary of {manifest.vocabulary_size} tokens, "
-            f"model.vocabulary_size is {config.model.vocabulary_size}"
-        )
-    _refuse(config, problems)
+    _refuse(config, problems + _vocabulary_problems(config, manifest))
 
 
 def check_schema(config: Config, schema: PackSchema) -> None:
@@ -348,7 +361,7 @@ def check_schema(config: Config, schema: PackSchema) -> None:
     wanted = config.data.max_predictions_per_sequence or 1
     if schema.max_predictions_per_pack < wanted:
         problems.append(
-            f"has packs with room for {schema.max_predictions_per_pack} masked tokens, "
+            f"has packs with room for {schema.max_predictions_per_pack} masked tokens, but "
             f"data.max_predictions_per_sequence is {wanted}"
         )
     _refuse(config, problems)
@@ -366,28 +379,30 @@ def _contradictions(config: Config, schema: PackSchema) -> List[str]:
     data = config.data
     problems: List[str] = []
     if schema.kind != BERT:
-        problems.append(f"holds {schema.kind} packs; pre-training needs {BERT}")
+        problems.append(f"has {schema.kind} packs, but pre-training needs {BERT}")
     if schema.max_sequence_length != data.max_sequence_length:
         problems.append(
-            f"has packs of {schema.max_sequence_length} slots, data.max_sequence_length is {data.max_sequence_length}"
+            f"has packs of {schema.max_sequence_length} slots, but data.max_sequence_length is"
+            f" {data.max_sequence_length}"
         )
     if data.max_sequences_per_pack not in (None, schema.max_sequences_per_pack):
         problems.append(
-            f"was packed at depth {schema.max_sequences_per_pack}, "
-            f"data.max_sequences_per_pack is {data.max_sequences_per_pack}"
+            f"was packed at depth {schema.max_sequences_per_pack}, but data.max_sequences_per_pack is"
+            f" {data.max_sequences_per_pack}"
         )
     return problems
 
 
 def built_otherwise(config: Config, manifest: Manifest) -> List[str]:
-    """Describe the settings under ``data`` that the data set was not built with; it is used as it is.
+    """Describe the settings under ``data`` that differ from the options of the build; the data set is used unchanged.
 
-    Empty for a data set that does not state how it was built, and for one that the user named: the settings of the file
-    are those of another data set.
+    Empty if the options are unknown, or if the user named the data set, because the settings of the file then describe
+    another one.
     """
     if config.origins.get("data.directory") == OVERRIDE:
         return []
-    options, data = _options(manifest), config.data
+    options = _options(manifest)
+    data = config.data
     names = ["packer", "duplication_factor", "whole_word_masking", "seed", "held_out"]
     if not data.vocabulary:
         names.append("vocabulary_size")

@@ -1,4 +1,4 @@
-"""The packing factor of a data set that does not exist yet: stated, of a histogram, or the paper's."""
+"""The packing factor of a data set that does not exist yet: from an option, a histogram, or the paper."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parse_factor(text: str) -> float:
 def checked_factor(value: float, depth: Optional[int] = None) -> float:
     """Return the value if packs of up to `depth` sequences can have this packing factor.
 
-    Depth 1 is not checked: unpacked runs, which one option may share with packed ones, do not use the factor.
+    Depth 1 is not checked, because unpacked runs ignore the factor and may share the option with packed ones.
 
     Raises:
         ValueError: if the value is below 1, not finite, or above the depth.
@@ -53,7 +53,7 @@ def checked_factor(value: float, depth: Optional[int] = None) -> float:
 
 
 def published_for(slots: int) -> Optional[LengthHistogram]:
-    """Return the published histogram for packs of this many slots, None if there is none."""
+    """Return the published histogram for packs of some number of slots, None if there is none."""
     for name in PUBLISHED:
         if name.endswith(f"_{slots}"):
             return LengthHistogram.published(name)
@@ -69,18 +69,21 @@ def planned_factor(
     histogram: Optional[LengthHistogram] = None,
     factor_of: Optional[Callable[[LengthHistogram, str, Optional[int]], float]] = None,
 ) -> Optional[PackingFactor]:
-    """Return the stated factor, else that of a histogram for packs of `slots`, else the paper's, else None.
+    """Return ``given``, or the factor of a histogram for packs of `slots`, or the paper's, or None.
 
     Args:
         slots: slots of a pack.
-        packer: name of the packer; one that does not pack at this depth is replaced by the optimal one.
+        packer: name of the packer; the optimal one replaces packers that do not support this depth.
         max_sequences_per_pack: packing depth, None for unlimited.
-        given: the stated factor, if any.
-        histogram: used in place of the published one, if it is for packs of `slots`.
-        factor_of: packs a histogram; None packs it with the packer, and says so on stderr.
+        given: value of --packing-factor, if any.
+        histogram: replaces the published one, if it is for packs of `slots`.
+        factor_of: packs a histogram; by default the packer does, with a note on stderr.
+
+    Returns:
+        The factor and its source.
 
     Raises:
-        ValueError: if the stated factor is not possible.
+        ValueError: ``given`` is not possible at this depth.
     """
     if given is not None:
         return PackingFactor(checked_factor(given, max_sequences_per_pack), "--packing-factor")
@@ -94,7 +97,7 @@ def planned_factor(
     if slots in PAPER_FACTORS:
         return PackingFactor(
             PAPER_FACTORS[slots],
-            f"the paper's Table 2 for {slots} slots (packedBERT); the data set's own counts once it is built",
+            f"the paper's Table 2 for {slots} slots (packedBERT); the data set's factor applies once it is built",
         )
     return None
 
@@ -104,11 +107,10 @@ def _packed_factor(
     histogram: LengthHistogram, packer: str, max_sequences_per_pack: Optional[int]
 ) -> float:
     print(
-        f"packing the histogram {histogram.name} with {packer} for its packing factor; pass --packing-factor to save "
-        "the seconds",
+        f"packing the histogram {histogram.name} with {packer} for its packing factor; pass --packing-factor to skip"
+        " this",
         file=sys.stderr,
         flush=True,
     )
-    return get_packer(packer)(
-        histogram, max_sequences_per_pack=max_sequences_per_pack
-    ).packing_factor
+    packing = get_packer(packer)(histogram, max_sequences_per_pack=max_sequences_per_pack)
+    return packing.packing_factor

@@ -77,7 +77,7 @@ def test_held_out_packs_come_in_order_in_batches_of_the_shape_of_training(store,
             int(evaluation.lengths()["prediction_counts"].sum()),
         )
         assert Counter(pack for batch in found for pack in packs_in(batch)).keys().isdisjoint(all_packs(store))
-    with pytest.raises(ValueError, match="no data set to evaluate on"):
+    with pytest.raises(ValueError, match="no held-out data set to evaluate on"):
         next(opened(store).held_out())
 
 
@@ -194,7 +194,7 @@ def test_the_table_counts_what_the_packs_hold(store, fields):
 
 @pytest.mark.parametrize(
     "override, words",
-    [("run.seed=6", "run.seed 5, it is 6 now"), ("batch.micro_batch=1", "packs per update 4, it is 2 now")],
+    [("run.seed=6", "run.seed 5, but it is 6 now"), ("batch.micro_batch=1", "packs per update 4, but it is 2 now")],
 )
 def test_a_state_of_another_run_is_refused(store, override, words):
     first, other = opened(store), opened(store, override)
@@ -219,7 +219,9 @@ def test_a_position_that_cannot_be_is_refused(store, change):
 def test_a_state_of_another_data_set_is_refused(store, tmp_path):
     with PackStore.open(tiny_data(tmp_path, sequences=90, seed=1)) as other_store:
         first, other = opened(store), opened(other_store)
-        with pytest.raises(ValueError, match="saved with a data set of digest [0-9a-f]{16}, it is [0-9a-f]{16} now"):
+        with pytest.raises(
+            ValueError, match="saved with a data set of digest [0-9a-f]{16}, but it is [0-9a-f]{16} now"
+        ):
             other.load_state(first.state())
         first.close()
         other.close()
