@@ -30,7 +30,7 @@ class EngineChoice(NamedTuple):
 
 
 def _ipu_modules():
-    """Return the modules devices and engine of `engine/ipu/`; raise ValueError if the SDK does not load."""
+    """Import and return `engine.ipu.devices` and `engine.ipu.engine`; raise ValueError if the SDK does not load."""
     try:
         from ipu_packed_bert.engine.ipu import devices, engine
     except ImportError as error:
@@ -63,17 +63,17 @@ def choose_engine(config: Config, *, simulated: bool = True) -> EngineChoice:
         if config.engine.kind == "ipu":
             raise
         # A package that does not load, for example because it was built for another torch, is not a missing one.
-        missing = (
-            isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "poptorch"
-        )
-        return _host(config, "no Poplar SDK here" if missing else str(error.__cause__))
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name == "poptorch":
+            return _host(config, "no Poplar SDK here")
+        return _host(config, str(cause))
     device = devices.find_device(config, simulated=simulated)
     if device is not None:
         return EngineChoice(device.kind, device.reason, device)
     if config.engine.kind == "ipu":
         raise ValueError(
             "engine.kind ipu: no IPU is attached; attach the partition (see gc-info -l), set POPTORCH_IPU_MODEL=1"
-            " (or POPTORCH_SMALL_IPU_MODEL=1, 4 tiles) for the simulated device, or use --engine host"
+            " (or POPTORCH_SMALL_IPU_MODEL=1 for 4 tiles) to simulate one, or use --engine host"
         )
     return _host(config, "the Poplar SDK is installed but no IPU is attached")
 
@@ -83,8 +83,8 @@ def _host(config: Config, reason: str) -> EngineChoice:
 
     device = find_device(config.engine)
     cuda = device.type == "cuda"
-    where = f"CUDA, {device_name(device)}" if cuda else "the CPU"
-    return EngineChoice("host", f"host engine on {where}: {reason}", cuda=cuda)
+    name = f"CUDA, {device_name(device)}" if cuda else "the CPU"
+    return EngineChoice("host", f"host engine on {name}: {reason}", cuda=cuda)
 
 
 def build_engine(
@@ -95,17 +95,20 @@ def build_engine(
     packing_factor: float,
     processes: Processes = ONE,
 ):
-    """Build the engine of `choose_engine`.
+    """Build the engine that `choose_engine` chose.
 
     Args:
         config: settings of the run.
-        task: what is trained.
+        task: the task to train.
         choice: result of `choose_engine`.
         packing_factor: sequences per pack.
         processes: the processes that make the updates together.
 
+    Returns:
+        A `HostEngine` or an `IpuEngine`.
+
     Raises:
-        ValueError: the processes were started by the launcher of the other engine, or the device does not run the
+        ValueError: the processes were started by the launcher of the other engine, or the device cannot run the
             configuration.
     """
     if choice.kind == "host":
@@ -113,14 +116,14 @@ def build_engine(
 
         if processes.launcher == "poprun":
             raise ValueError(
-                f"poprun started {processes.size} instances, but the engine is the host's ({choice.reason}), whose "
-                "launcher is torchrun; start it without poprun, or on IPUs"
+                f"poprun started {processes.size} instances, but this run uses the host engine ({choice.reason}), "
+                "which needs torchrun; start the run without poprun, or on IPUs"
             )
         return HostEngine(config, task, packing_factor=packing_factor, processes=processes)
     if processes.launcher == "torchrun":
         raise ValueError(
-            f"torchrun started {processes.size} processes, but the engine is that of IPUs, whose launcher is poprun; "
-            "start one process, or use --engine host"
+            f"torchrun started {processes.size} processes, but this run uses IPUs, which need poprun; start one"
+            " process, or use --engine host"
         )
     _, engine = _ipu_modules()
     return engine.IpuEngine(

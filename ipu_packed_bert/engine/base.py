@@ -21,9 +21,9 @@ class StepResult(NamedTuple):
     metrics: Mapping[str, float]  # of the task, `loss` first, each normalised over the whole update
     seconds: float  # wall clock of the call
     cycles: Optional[int] = None  # device cycles of the call; None if the device has no counter
-    # Norm over all parameters before clipping; None if the device does not return it.
+    # L2 norm of all gradients before clipping; None if the device does not return it.
     gradient_norm: Optional[float] = None
-    counts: Optional[Counts] = None  # of the parts of all processes; None if the batch is whole
+    counts: Optional[Counts] = None  # summed over all processes; None if one process has all rows
 
     @property
     def loss(self) -> float:
@@ -33,15 +33,13 @@ class StepResult(NamedTuple):
     @property
     def finite(self) -> bool:
         """True if the loss and, if known, the gradients are finite."""
-        return math.isfinite(self.loss) and (
-            self.gradient_norm is None or math.isfinite(self.gradient_norm)
-        )
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm or 0.0)
 
 
 class Gradients(NamedTuple):
-    """Gradients of an update that is not made."""
+    """Gradients of a batch, without the weight update."""
 
-    result: StepResult  # its seconds are those of the forward and backward passes
+    result: StepResult  # `seconds` covers the forward and backward passes
     by_name: Dict[str, torch.Tensor]  # copies, by parameter name
 
 
@@ -51,10 +49,10 @@ def micro_batches(
     """Return the number of micro-batches of a global batch.
 
     Args:
-        task: what is trained.
+        task: the task, which checks the batch.
         batch: the global batch.
         micro_batch: rows of a micro-batch.
-        fields: fields that the batch must have; by default all of the task.
+        fields: fields that the batch must have; all fields of the task by default.
 
     Raises:
         ValueError: a field is missing, or the packs do not divide into micro-batches.
@@ -72,19 +70,18 @@ def build_network(task: Task, seed: int, *, attention: str = "eager") -> PackedB
     """Build the network of a task with initial weights, which are the same on every engine.
 
     Args:
-        task: what is trained.
-        seed: `run.seed`, from which the weights are drawn.
+        task: the task to train.
+        seed: `run.seed`, which determines the weights.
         attention: "eager" or "sdpa".
     """
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(
-            seed
-        )  # torch.manual_seed would change the generators of GPUs too
+        # torch.manual_seed would change the generators of GPUs too.
+        torch.default_generator.manual_seed(seed)
         return task.network(attention)
 
 
 def saved_by(state: Mapping[str, Any]) -> List[int]:
-    """Return the `Engine.streams` of the engine that saved a state; empty if it was not of IPUs."""
+    """Return the `Engine.streams` of the engine that saved a state; empty if the host engine saved it."""
     return [int(number) for number in state.get("ipu_random_of", ())]
 
 
@@ -92,10 +89,10 @@ class Engine(abc.ABC):
     """One device, or several that act as one. One training program serves the whole data set."""
 
     task: Task
-    # These processes make each update together; all call the methods here in the same order.
+    # These processes make each update together; all of them call the methods below in the same order.
     processes: Processes = ONE
-    # IPUs keep a random state: processes, replicas of each, IPUs per replica, 1 on the IPU Model. In a state saved by
-    # other streams, dropout draws anew.
+    # Layout of the random streams on IPUs: processes, replicas per process, IPUs per replica, 1 on the IPU Model. If a
+    # state was saved with another layout, dropout starts new streams.
     streams: Sequence[int] = ()
 
     @property
@@ -113,26 +110,26 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, batch: Batch) -> StepResult:
-        """Compute the metrics of one batch without dropout; change nothing."""
+        """Compute the metrics of one batch without dropout, without side effects."""
 
     def gradients(
         self, batch: Batch, *, alone: bool = False, dropout: bool = False
     ) -> Optional[Gradients]:
-        """Compute the gradients of an update on a batch; change nothing, not even a random state.
+        """Compute the gradients of a batch without side effects, even on random states.
 
         Args:
-            batch: a batch, whose shapes may differ from those of training.
-            alone: every row has one sequence at most, so that BERT's own mask, of the padding, is enough.
-            dropout: whether dropout is on.
+            batch: the batch; its shapes may differ from those of training.
+            alone: every row has at most one sequence, so that BERT's padding mask suffices.
+            dropout: enable dropout.
 
         Returns:
-            The gradients; None if the device needs another program for them.
+            The gradients; None if the device would need another program.
         """
         return None
 
     def predict(self, batch: Batch) -> np.ndarray:
-        """Compute the predictions [rows, ...] of a batch without dropout; change nothing."""
-        raise ValueError(f"{self.description}: has no prediction; use --engine host")
+        """Compute the predictions [rows, ...] of a batch without dropout, without side effects."""
+        raise ValueError(f"{self.description}: cannot predict; use --engine host")
 
     @abc.abstractmethod
     def state(self) -> Dict[str, Any]:
@@ -141,35 +138,34 @@ class Engine(abc.ABC):
             {"model": {name: float32 tensor, Hugging Face names},
              "optimizer": {"step": int, "exp_avg": {name: tensor}, "exp_avg_sq": {name: tensor}}, ...}
 
-        Every engine loads "model" and "optimizer" of the others; further keys belong to one engine.
+        Every engine can load "model" and "optimizer" of the others; other keys are specific to one engine.
         """
 
     def weights(self) -> Dict[str, torch.Tensor]:
-        """Return entry "model" of `state`; other processes need not call this."""
+        """Return entry "model" of `state`; may be called in one process only."""
         return self.state()["model"]
 
     def join_state(self) -> None:
-        """Take part, in the other processes, in the `state` that rank 0 saves."""
+        """Take part in `state` while rank 0 calls it; all other processes must call this."""
 
     @abc.abstractmethod
     def load_state(self, state: Dict[str, Any]) -> None:
-        """Continue from what `state` returned; raise ValueError if names or shapes are not those of this model."""
+        """Load a result of `state`; raise ValueError if names or shapes do not match this model."""
 
     def _summed(self, totals: Sequence[float], batch: Batch) -> Tuple[Dict[str, float], Counts]:
         """Sum the outputs of a batch, by name, and its counts over the processes."""
         counts = self.task.count(batch)
         sums = self.processes.summed([*totals, *counts.values()])
-        outputs = dict(zip(self.task.outputs, sums))
-        count_sums = sums[len(self.task.outputs) :]
-        return outputs, {name: int(count) for name, count in zip(counts, count_sums)}
+        count_sums = map(int, sums[len(self.task.outputs) :])
+        return dict(zip(self.task.outputs, sums)), dict(zip(counts, count_sums))
 
     @property
     def share(self) -> Tuple[int, int]:
-        """Part of each global batch that this process reads: (index, parts), for `GlobalBatches`."""
+        """Share of each global batch that this process reads, (index, number of shares), for `GlobalBatches`."""
         return self.processes.rank, self.processes.size
 
     def feed(self, batches: GlobalBatches) -> Iterator[Batch]:
-        """Return the same batches, read in the way that suits the device."""
+        """Return the same batches, read ahead if that suits the device."""
         return batches
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The device of the host engine, and the types that it computes in."""
+"""The device of the host engine and its arithmetic."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.command import counted
 from pack_data.cli.timing import Clock, seconds_in_turn
 
-# Compute capability of the first NVIDIA GPUs with products in bfloat16 and TF32, and the variable-length kernel.
+# Compute capability of the first NVIDIA GPUs with bfloat16 and TF32 products and the variable-length kernel.
 AMPERE = (8, 0)
 
 
 def find_device(engine: EngineConfig, processes: Processes = ONE) -> torch.device:
-    """Return the device that `engine.device` names; each of several processes has a CUDA device of its machine.
+    """Return the device of `engine.device`; with several processes, each one gets a CUDA device of its machine.
 
     Args:
         engine: settings of the engine.
@@ -32,8 +32,9 @@ def find_device(engine: EngineConfig, processes: Processes = ONE) -> torch.devic
         devices = torch.cuda.device_count()
         if processes.local_rank >= devices:
             raise ValueError(
-                f"LOCAL_RANK is {processes.local_rank}, but this machine has {counted(devices, 'CUDA device')}, one per"
-                f" rank; use torchrun --nproc-per-node {devices}, or train on CPUs: --set engine.device=cpu"
+                f"LOCAL_RANK is {processes.local_rank}, but this machine has {counted(devices, 'CUDA device')}, and"
+                f" each rank needs one; use torchrun --nproc-per-node {devices}, or train on CPUs:"
+                " --set engine.device=cpu"
             )
         return torch.device("cuda", processes.local_rank)
     if engine.device == "auto":
@@ -46,7 +47,7 @@ def find_device(engine: EngineConfig, processes: Processes = ONE) -> torch.devic
 
 
 def device_name(device: torch.device) -> str:
-    """Return "CPU", or the name of the GPU."""
+    """Return "CPU" or the name of the GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
@@ -56,11 +57,11 @@ def capability(device: torch.device) -> Optional[Tuple[int, int]]:
 
 
 def clock_of(device: torch.device, *, of_process: bool = False) -> Clock:
-    """Return a clock in seconds; on CUDA it waits until the device has finished.
+    """Return a clock in seconds; on CUDA it waits for the device.
 
     Args:
-        device: device of the work.
-        of_process: on a CPU, count the time of this process only.
+        device: device that does the work.
+        of_process: on a CPU, count this process's CPU time instead of wall-clock time.
     """
     if device.type != "cuda":
         return time.process_time if of_process else time.perf_counter
@@ -73,7 +74,7 @@ def clock_of(device: torch.device, *, of_process: bool = False) -> Clock:
 
 
 def computes_in(precision: str, device: torch.device) -> bool:
-    """Return whether a device computes in `engine.precision`; a CPU may emulate bfloat16, which is as exact."""
+    """Return True if a device supports `engine.precision`; a CPU may emulate bfloat16, which is as exact."""
     version = capability(device)
     if version is None:
         return precision != "tf32"
@@ -81,14 +82,12 @@ def computes_in(precision: str, device: torch.device) -> bool:
 
 
 def refuse_precision(precision: str, device: torch.device) -> None:
-    """Raise ValueError if the device does not compute in `engine.precision`."""
+    """Raise ValueError if the device does not support `engine.precision`."""
     if computes_in(precision, device):
         return
     version = capability(device)
     if version is None:
-        raise ValueError(
-            "engine.precision is tf32, which CPUs do not have; use float32 or bfloat16"
-        )
+        raise ValueError("engine.precision is tf32, which needs a GPU; use float32 or bfloat16")
     raise ValueError(
         f"engine.precision is {precision}; {device_name(device)} has compute capability {version[0]}.{version[1]}, "
         f"{precision} needs {AMPERE[0]}.{AMPERE[1]}: --set engine.precision=float32"
@@ -96,17 +95,17 @@ def refuse_precision(precision: str, device: torch.device) -> None:
 
 
 def arithmetic(precision: str, device: torch.device) -> torch.dtype:
-    """Return the type of factors in products; weights, sums of gradients and the optimiser's state are float32."""
+    """Return the type of the operands of products; weights, gradients and optimiser state are float32."""
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 @contextlib.contextmanager
 def numerics_of(engine: EngineConfig, device: torch.device) -> Iterator[None]:
-    """Have CUDA compute as the settings say, whatever the process has chosen.
+    """Apply the numerics of the settings to CUDA inside the context, whatever the process uses outside.
 
-    float32 products are IEEE's, or TF32 if `engine.precision` is tf32; with `engine.deterministic` every kernel sums in
-    one order. Both settings belong to the process, so that they apply to the threads of the backward pass too. In
-    bfloat16 each weight is cast once and not in every micro-batch: no weight may change inside.
+    float32 products are IEEE, or TF32 if `engine.precision` is tf32; with `engine.deterministic` every kernel has a
+    fixed order of summation. Both are process-wide, so they also apply to the threads of the backward pass. In bfloat16
+    each weight is cast once instead of once per micro-batch, so no weight may change inside the context.
 
     Args:
         engine: settings of the engine.
@@ -140,19 +139,19 @@ def autocast(precision: str, device: torch.device) -> Any:
 
 
 def _casts_kept(precision: str, device: torch.device) -> Any:
-    """Return a context in which weights cast by `autocast` are kept: torch drops them with the outermost autocast."""
+    """Return a context that keeps weights cast by `autocast`: torch drops them with the outermost autocast."""
     if precision == "bfloat16":
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
 
 
 def product_rate(device: torch.device, engine: EngineConfig, *, size: int = 0) -> float:
-    """Measure the multiply-adds per second of a square matrix product in `engine.precision`, the best of three.
+    """Measure the multiply-adds per second of a square matrix product in `engine.precision`, best of three.
 
     Args:
         device: device of the engine.
         engine: settings of the engine.
-        size: rows of the matrices; 0: 4096 on CUDA, 1024 on a CPU.
+        size: rows of the matrices; 0 means 4096 on CUDA and 1024 on a CPU.
     """
     size = size or (4096 if device.type == "cuda" else 1024)
     factor = torch.ones(size, size, dtype=arithmetic(engine.precision, device), device=device)

@@ -1,7 +1,7 @@
 """The host engine: tasks on packs in plain PyTorch, on a CPU or a CUDA device.
 
-An update is a loop over micro-batches whose gradients add up, so that memory depends on the micro-batch only. Each
-micro-batch's loss is divided by their number: with the task's scales the sum is the mean over the update.
+An update loops over micro-batches and accumulates their gradients, so memory depends on the size of a micro-batch only.
+Each loss is divided by the number of micro-batches; with the task's scales their sum is the mean over the update.
 """
 
 from __future__ import annotations
@@ -46,19 +46,17 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.task import Task
 from pack_data.reading.fields import one_line
 
-# The stream of random numbers drawn from run.seed that dropout draws from.
-_DROPOUT = 2
+_DROPOUT = 2  # index of the random stream of dropout among those that run.seed starts
 
-
-_BACKEND: Any = "inductor"  # of torch.compile
+_BACKEND: Any = "inductor"  # backend of torch.compile
 
 _Result = TypeVar("_Result")
 
 
 def _compiled(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a call to static graphs, one for each mode."""
+    """Compile a call to static graphs, one per mode."""
     with _naming_compiler():
-        # dynamic=False: other shapes make another graph instead of a slower general one.
+        # dynamic=False: new shapes compile another graph instead of a slower general one.
         program = torch.compile(call, fullgraph=True, dynamic=False, backend=_BACKEND)
 
     def run(*fields: torch.Tensor) -> Any:
@@ -70,23 +68,23 @@ def _compiled(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _naming_compiler() -> Iterator[None]:
-    """Raise ValueError if torch cannot compile here: this Python is too new, or there is no C++ compiler."""
+    """Raise ValueError if torch cannot compile here, for lack of a C++ compiler or because Python is too new."""
     try:
         yield
     except RuntimeError as error:
         problem = one_line(error, 200)
-        of_compiler = type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
-        if not of_compiler and "torch.compile" not in problem:
+        is_compiler_error = type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+        if not is_compiler_error and "torch.compile" not in problem:
             raise
     else:
         return
     raise ValueError(
-        f"engine.compile is true, and torch does not compile here ({problem}): --set engine.compile=false"
+        f"engine.compile is true, but torch cannot compile here ({problem}); use --set engine.compile=false"
     )
 
 
 def _naming_memory(method: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Have a method of the engine raise ValueError with the settings to lower if the device has not enough memory."""
+    """Decorate a method of the engine: if memory runs out, raise ValueError with the settings to lower."""
 
     @functools.wraps(method)
     def checked(self: HostEngine, *arguments: Any, **options: Any) -> _Result:
@@ -94,10 +92,10 @@ def _naming_memory(method: Callable[..., _Result]) -> Callable[..., _Result]:
             return method(self, *arguments, **options)
         except torch.cuda.OutOfMemoryError as error:
             problem = one_line(error, 200)
-        # Raised here, because the error above keeps the tensors of its frames alive.
-        recompute = "" if self._recomputes else ", or --set engine.recompute_layers=true"
+        # Raised outside the handler: the error above keeps the tensors of its frames alive.
+        recompute = "" if self._recomputes else ", or use --set engine.recompute_layers=true"
         raise ValueError(
-            f"{device_name(self._device)} has not enough memory ({problem}); lower batch.micro_batch, which is "
+            f"{device_name(self._device)} is out of memory ({problem}); lower batch.micro_batch, which is "
             f"{self._config.batch.micro_batch}{recompute}"
         )
 
@@ -105,11 +103,18 @@ def _naming_memory(method: Callable[..., _Result]) -> Callable[..., _Result]:
 
 
 class HostEngine(Engine):
-    """One replica on one device; replicas of the configuration become further micro-batches of the same update.
+    """One replica on one device; further replicas of the configuration become micro-batches of the same update.
 
-    config: of any task; what is read of it are the sections `engine`, `batch`, `optimizer` and `run`, and its betas.
-    processes: that share the micro-batches of each update, a device each. A batch is then this process's rows, what is
-    returned is of all, and each has the same weights.
+    Args:
+        config: settings of the run.
+        task: the task to train.
+        packing_factor: sequences per pack.
+        device: a device of torch; chosen by `engine.device` if None.
+        processes: the processes that share the micro-batches of each update, each with a device and equal weights. The
+            methods then take the rows of one process and return results of all.
+
+    Raises:
+        ValueError: the device is missing or cannot run the configuration.
     """
 
     def __init__(
@@ -133,7 +138,7 @@ class HostEngine(Engine):
         if self._recomputes and config.engine.compile:
             _refuse_compiled()
         self.model = self._build().to(self._device)
-        # One object, so that a compiled program knows it again.
+        # Always the same object, so that a compiled program is not compiled again.
         self._padding_mask = PaddingMask(hidden_score(self.attention.kind))
         self._feed = feed_for(self._device)
         betas = config.betas(packing_factor)
@@ -149,29 +154,27 @@ class HostEngine(Engine):
             self._reduction = _Reduction(
                 self.model, self._program, self._device, compiled=config.engine.compile
             )
-        self._updates = 0  # made so far
+        self._updates = 0  # updates since the first, across resumptions
 
     def _build(self) -> torch.nn.Module:
-        config, task, attention = self._config, self.task, self.attention
-        network = build_network(
-            task,
-            config.run.seed,
-            attention="sdpa" if attention.kind == "varlen" else attention.kind,
-        )
+        task = self.task
+        attention = self.attention
+        dtype = arithmetic(self._config.engine.precision, self._device)
+        kind = "sdpa" if attention.kind == "varlen" else attention.kind
+        network = build_network(task, self._config.run.seed, attention=kind)
+
         if attention.kind == "varlen":
-            rule = block_rule(
-                arithmetic(config.engine.precision, self._device), task.model, self._device
-            )
+            rule = block_rule(dtype, task.model, self._device)
+            if not attention.mask:
+                rule = rule._replace(pays=SDPA_BLOCKS.pays)
             attend_within_sequences(
                 network,
-                sequences=task.max_sequences_per_pack or 0,  # which the kernel has
+                sequences=task.max_sequences_per_pack or 0,  # not None if the kernel is used
                 kernel=attention.kernel,
-                rule=rule if attention.mask else rule._replace(pays=SDPA_BLOCKS.pays),
+                rule=rule,
             )
-        if config.engine.precision == "bfloat16" and isinstance(
-            network.attention_mask, AttentionMask
-        ):
-            network.attention_mask.products = arithmetic(config.engine.precision, self._device)
+        if dtype == torch.bfloat16 and isinstance(network.attention_mask, AttentionMask):
+            network.attention_mask.products = dtype
         loss = getattr(network, "loss", None)
         if isinstance(loss, PretrainingLoss):
             loss.in_blocks = self._device.type == "cpu"
@@ -181,43 +184,54 @@ class HostEngine(Engine):
 
     @property
     def description(self) -> str:
-        name, engine, attention = device_name(self._device), self._config.engine, self.attention
+        engine = self._config.engine
+        name = device_name(self._device)
         if self._device.type == "cpu":
             if torch.backends.mps.is_available():
                 name += " (MPS, the Mac's GPU, is not used)"
             name += f", torch threads: {torch.get_num_threads()}"
         if self.processes.size > 1:
             name = f"{self.processes.size} ranks, each {name}"
-        parts = [f"host engine: {name}", engine.precision, f"{attention.kind} attention"]
-        parts[2] += f" ({attention.note})" if attention.note else ""
-        parts += ["layers recomputed"] * self._recomputes + ["compiled"] * engine.compile
-        parts += ["deterministic"] * (engine.deterministic and self._device.type == "cuda")
+        attention = f"{self.attention.kind} attention"
+        if self.attention.note:
+            attention += f" ({self.attention.note})"
+
+        parts = [f"host engine: {name}", engine.precision, attention]
+        if self._recomputes:
+            parts.append("layers recomputed")
+        if engine.compile:
+            parts.append("compiled")
+        if engine.deterministic and self._device.type == "cuda":
+            parts.append("deterministic")
         return ", ".join(parts)
 
     @_naming_memory
     def compile(self, batch: Batch) -> None:
-        first = {name: batch[name][: self._config.batch.micro_batch] for name in self.task.fields}
-        self._accumulate(first)
+        rows = self._config.batch.micro_batch
+        self._accumulate({name: batch[name][:rows] for name in self.task.fields})
         self._forget_gradients()
 
     @_naming_memory
     def step(self, batch: Batch, learning_rate: float) -> StepResult:
-        """Make one weight update, or change no weight and no moment if the loss or gradients are not finite.
+        """Make one weight update; if the loss or gradients are not finite, change neither weights nor moments.
 
-        The gradients' norm is read together with the totals, so a device is waited for once an update. It is read
-        before the update and not after: whether the update is made, and how far it is clipped, is then decided here.
-        Deciding on the device would need copies of weights and moments to go back to.
+        The gradient norm is read together with the totals, so that the host waits for the device once per update. It is
+        read before the update, because the host decides whether to update and how far to clip. Deciding on the device
+        would need copies of weights and moments to restore.
         """
         start = time.perf_counter()
         totals = self._accumulate(batch)
         gradients = [
             parameter.grad for parameter in self.model.parameters() if parameter.grad is not None
         ]
-        *sums, norm = torch.cat([totals, gradient_norm(gradients).to(totals).reshape(1)]).tolist()
+        device_norm = gradient_norm(gradients).to(totals).reshape(1)
+        *sums, norm = torch.cat([totals, device_norm]).tolist()
         result = self._result(sums, batch, start)._replace(gradient_norm=norm)
+
         if result.finite:
-            if self._config.optimizer.max_gradient_norm is not None:
-                clip(gradients, norm, self._config.optimizer.max_gradient_norm)
+            max_norm = self._config.optimizer.max_gradient_norm
+            if max_norm is not None:
+                clip(gradients, norm, max_norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
@@ -227,36 +241,42 @@ class HostEngine(Engine):
 
     @_naming_memory
     def gradients(self, batch: Batch, *, alone: bool = False, dropout: bool = False) -> Gradients:
-        mask, update = self.model.attention_mask, self._update
-        # The batch may have other micro-batches than an update has, as many in each process.
-        self._update = self.processes.size * micro_batches(
-            self.task, batch, self._config.batch.micro_batch
-        )
+        mask = self.model.attention_mask
+        micro_batches_per_update = self._update
+        # The batch may have more or fewer micro-batches than an update, but each process has the same number.
+        in_this_process = micro_batches(self.task, batch, self._config.batch.micro_batch)
+        self._update = self.processes.size * in_this_process
         if alone and isinstance(mask, AttentionMask):
             self.model.attention_mask = self._padding_mask
         try:
             result = self.accumulate(batch, dropout=dropout)
-            parameters = self.model.named_parameters()
-            found = {name: each.grad.clone() for name, each in parameters if each.grad is not None}
+            by_name = {}
+            for name, parameter in self.model.named_parameters():
+                if parameter.grad is not None:
+                    by_name[name] = parameter.grad.clone()
         finally:
-            self.model.attention_mask, self._update = mask, update
+            self.model.attention_mask = mask
+            self._update = micro_batches_per_update
             self._forget_gradients()
-        return Gradients(result, found)
+        return Gradients(result, by_name)
 
     def accumulate(self, batch: Batch, *, dropout: bool = True) -> StepResult:
-        """Make a step without its update: add the gradients of the batch to those of the parameters."""
+        """Add the gradients of a batch to those of the parameters, without an update."""
         start = time.perf_counter()
         return self._result(self._accumulate(batch, dropout).tolist(), batch, start)
 
     def _accumulate(self, batch: Batch, dropout: bool = True) -> torch.Tensor:
         self.model.train(dropout)
         number = micro_batches(self.task, batch, self._config.batch.micro_batch)
-        # Several processes: what makes the mean over them the mean over the update, empty micro-batches left out.
-        divisor = number if self._reduction is None else self._update / self.processes.size
+        divisor: float = number
+        if self._reduction is not None:
+            # The mean over processes is then the mean over the update, without empty micro-batches.
+            divisor = self._update / self.processes.size
         program = self._reduction or self._program
         totals = self._zeros()
-        own = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices=own), self._numerics():
+        cuda_devices = [self._device] if self._device.type == "cuda" else []
+
+        with torch.random.fork_rng(devices=cuda_devices), self._numerics():
             for index, fields in enumerate(self._micro_batches(batch, self.task.fields), start=1):
                 self._seed_dropout(self.processes.rank * number + index)
                 with self._reduced(last=index == number):
@@ -267,14 +287,13 @@ class HostEngine(Engine):
         return totals
 
     def _reduced(self, *, last: bool) -> ContextManager:
-        return (
-            contextlib.nullcontext()
-            if self._reduction is None
-            else self._reduction.after(last=last)
-        )
+        """Return a context in which gradients stay in this process, unless they are the last ones of the update."""
+        if self._reduction is None or last:
+            return contextlib.nullcontext()
+        return self._reduction.unreduced()
 
     def _forget_gradients(self) -> None:
-        # Several processes keep them, as they are the memory in which they are added up.
+        # Several processes keep the tensors, which are the buckets of the reduction.
         self.optimizer.zero_grad(set_to_none=self._reduction is None)
 
     @_naming_memory
@@ -294,35 +313,31 @@ class HostEngine(Engine):
     def predict(self, batch: Batch) -> np.ndarray:
         micro_batches(self.task, batch, self._config.batch.micro_batch, self.task.prediction_fields)
         self.model.eval()
-        found = []
+        predictions = []
         with torch.no_grad(), self._numerics():
             for fields in self._micro_batches(batch, self.task.prediction_fields):
                 with self._arithmetic():
-                    found.append(self._predictions(*fields))
-        self.processes.summed(())  # whether to stop
-        return torch.cat(found).cpu().numpy()
+                    predictions.append(self._predictions(*fields))
+        self.processes.summed(())  # exchanges the request to stop
+        return torch.cat(predictions).cpu().numpy()
 
     def _zeros(self) -> torch.Tensor:
-        """Where the outputs of the micro-batches are summed up, in float64: there may be thousands."""
+        """Return zeros to sum the outputs of micro-batches in, float64: there may be thousands."""
         return torch.zeros(len(self.task.outputs), dtype=torch.float64, device=self._device)
 
     def _micro_batches(self, batch: Batch, fields: Tuple[str, ...]) -> Iterator[List[torch.Tensor]]:
-        return self._feed(
-            cut([torch.from_numpy(batch[name]) for name in fields], self._config.batch.micro_batch)
-        )
+        tensors = [torch.from_numpy(batch[name]) for name in fields]
+        return self._feed(cut(tensors, self._config.batch.micro_batch))
 
     def _result(self, totals: List[float], batch: Batch, start: float) -> StepResult:
         sums, counts = self._summed(totals, batch)
-        number = (
-            len(batch["input_ids"]) // self._config.batch.micro_batch
-            if self._reduction is None
-            else self._update
-        )
-        means = self.task.means(sums, counts, dict.fromkeys(self.task.scales, number))
-        # The mean of the losses that the gradients come from; rounded apart, its parts need not add up to it.
-        return StepResult(
-            {**means, "loss": sums["loss"] / number}, time.perf_counter() - start, counts=counts
-        )
+        number = self._update
+        if self._reduction is None:
+            number = len(batch["input_ids"]) // self._config.batch.micro_batch
+        metrics = self.task.means(sums, counts, dict.fromkeys(self.task.scales, number))
+        # The loss that the gradients come from. Its parts are rounded separately and need not add up to it.
+        metrics = {**metrics, "loss": sums["loss"] / number}
+        return StepResult(metrics, time.perf_counter() - start, counts=counts)
 
     def _arithmetic(self) -> Any:
         return autocast(self._config.engine.precision, self._device)
@@ -331,17 +346,14 @@ class HostEngine(Engine):
         return numerics_of(self._config.engine, self._device)
 
     def _seed_dropout(self, micro_batch: int) -> None:
-        """Seed dropout by run.seed, the updates made, and the number of the micro-batch over all processes.
+        """Seed dropout from run.seed, the update and the index of the micro-batch over all processes.
 
-        So nothing of it need be saved, and a run is the same in any number of processes.
+        No random state has to be saved, and a run is the same with any number of processes.
         """
-        sequence = np.random.SeedSequence(
-            [self._config.run.seed, _DROPOUT, self._updates, micro_batch]
-        )
-        seed = int(sequence.generate_state(1, np.uint64)[0])
-        torch.default_generator.manual_seed(
-            seed
-        )  # torch.manual_seed would change the generators of all GPUs
+        entropy = [self._config.run.seed, _DROPOUT, self._updates, micro_batch]
+        seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
+        # torch.manual_seed would change the generators of all GPUs.
+        torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             with torch.cuda.device(self._device):
                 torch.cuda.manual_seed(seed)
@@ -353,10 +365,10 @@ class HostEngine(Engine):
         return {"model": self.weights(), "optimizer": neutral_state(self.optimizer, self.model)}
 
     def weights(self) -> Dict[str, torch.Tensor]:
-        weights = self.model.state_dict()
-        return {
-            name: tensor.detach().to(device="cpu", copy=True) for name, tensor in weights.items()
-        }
+        weights = {}
+        for name, tensor in self.model.state_dict().items():
+            weights[name] = tensor.detach().to(device="cpu", copy=True)
+        return weights
 
     def load_state(self, state: Dict[str, Any]) -> None:
         refuse_other_shapes("model state", state["model"], self.model.state_dict())
@@ -366,9 +378,9 @@ class HostEngine(Engine):
 
 
 def _recompute_layers(network: Any) -> None:
-    """Keep only each layer's input for the backward pass, in place: memory for a third of a forward and backward pass.
+    """Keep only the input of each layer for the backward pass, in place: saves memory, costs a third more time.
 
-    Values and gradients stay the same, bit for bit: dropout draws again what it drew.
+    Values and gradients are identical, bit for bit: dropout repeats its random numbers.
     """
     layer: Any
     for layer in network.bert.encoder.layer:
@@ -376,11 +388,11 @@ def _recompute_layers(network: Any) -> None:
 
 
 def _refuse_compiled() -> None:
-    """Raise ValueError where this torch cannot compile recomputed layers."""
+    """Raise ValueError if this torch cannot compile recomputed layers."""
     if not hasattr(torch, "compiler"):  # before torch 2.1
         raise ValueError(
-            f"engine.recompute_layers: true does not go with engine.compile: true in torch {torch.__version__}; switch "
-            "one off"
+            f"engine.recompute_layers: true needs engine.compile: false in torch {torch.__version__}; disable one of"
+            " them"
         )
 
 
@@ -391,14 +403,13 @@ def _recomputed(forward: Any, *inputs: Any) -> torch.Tensor:
 
 
 class _Reduction:
-    """The training program of a network; after the last micro-batch its gradients are means over the processes.
+    """The training program of a network; after the last micro-batch gradients are averaged over the processes.
 
-    It uses torch's DistributedDataParallel. One all-reduce of a flat gradient after the last backward pass would have
+    It uses torch's DistributedDataParallel. One all-reduce of a flat gradient after the last backward pass would give
     the same sums and send the same bytes, but DistributedDataParallel sends a bucket while the backward pass computes
-    the next one, and its buckets are the gradients, which saves memory (`_forget_gradients`). Its usual pitfalls do not
-    apply here: all shapes are constant, each process has the same number of micro-batches, and every parameter has a
-    gradient in each of them, even if all packs are empty. In float64 the sums differ from those of one process only by
-    the order of summation.
+    the next one, and its buckets are the gradients, which saves memory. Its usual pitfalls do not apply: shapes are
+    constant, each process has the same number of micro-batches, and every parameter has a gradient in each of them,
+    even if all packs are empty. In float64 the sums differ from those of one process by the order of summation only.
     """
 
     def __init__(
@@ -412,11 +423,11 @@ class _Reduction:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if compiled:
-            # A compiled program is one graph, which DistributedDataParallel's buckets must not cut.
+            # A compiled program is one graph, which the buckets must not split.
             from torch._dynamo import config as dynamo
 
             dynamo.optimize_ddp = False
-        # Numbers and objects travel by the default group, gloo: it needs no device, and notices at once who has ended.
+        # Numbers and objects use the default group, gloo: it needs no device and detects a lost process at once.
         group = dist.new_group(backend="nccl") if device.type == "cuda" else None
         self._reduced = DistributedDataParallel(
             _Called(network, program), gradient_as_bucket_view=True, process_group=group
@@ -425,13 +436,13 @@ class _Reduction:
     def __call__(self, *fields: torch.Tensor) -> Any:
         return self._reduced(*fields)
 
-    def after(self, *, last: bool) -> ContextManager:
-        """While entered, gradients stay in this process, unless these are the last of the update."""
-        return contextlib.nullcontext() if last else self._reduced.no_sync()
+    def unreduced(self) -> ContextManager:
+        """Return a context in which gradients stay in this process."""
+        return self._reduced.no_sync()
 
 
 class _Called(nn.Module):
-    """A network that is run by its program, which may be compiled."""
+    """A network that is run through its program, which may be compiled."""
 
     def __init__(self, network: nn.Module, program: Callable[..., Any]):
         super().__init__()

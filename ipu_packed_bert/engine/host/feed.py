@@ -23,7 +23,7 @@ def cut(fields: Sequence[torch.Tensor], rows: int) -> Iterator[_Fields]:
 
 
 class _Feed:
-    """Feed of a CPU, which yields the micro-batches as they are."""
+    """Feed of a CPU: yields the micro-batches unchanged."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -37,12 +37,12 @@ class _Feed:
 
 
 class _CudaFeed(_Feed):
-    """Feed of CUDA: a thread copies each micro-batch to pinned memory and from there to the device, on its own stream.
+    """Feed of CUDA: a thread copies micro-batches to pinned memory, then to the device on a separate stream.
 
-    The stream that works on a micro-batch waits for its copy; the host waits for neither.
+    The computing stream waits for the copy of its micro-batch; the host waits for neither.
     """
 
-    AHEAD = 2  # micro-batches that may wait on the device: one is copied while another one is ready
+    AHEAD = 2  # micro-batches in flight: one is being copied while another is ready
 
     def __init__(self, device: torch.device):
         super().__init__(device)
@@ -63,7 +63,7 @@ class _CudaFeed(_Feed):
                 moving.cancel()
 
     def _move(self, fields: _Fields) -> Tuple[_Fields, Any]:
-        """Return, in the thread, the fields on the device and the event that ends their copy."""
+        """Start the copy, in the thread; return the fields on the device and the event that marks its end."""
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             # The allocator of pinned memory keeps a block until the copies from it are done.
             moved = [field.pin_memory().to(self.device, non_blocking=True) for field in fields]
@@ -76,7 +76,7 @@ class _CudaFeed(_Feed):
         working = torch.cuda.current_stream(self.device)
         working.wait_event(event)
         for field in moved:
-            # Allocated on the copying stream: its memory must not be reused before the working stream is done with it.
+            # The copying stream allocated this memory; it must not reuse it before the computing stream is done.
             field.record_stream(working)
         return moved
 

@@ -1,4 +1,4 @@
-"""PopTorch, loaded and checked here only; the device that a configuration gets, and this process's part of the run."""
+"""PopTorch's import and version check, and the devices of this machine. Only this module imports poptorch directly."""
 
 from __future__ import annotations
 
@@ -9,97 +9,91 @@ from typing import NamedTuple, Optional
 from ipu_packed_bert.engine.ipu.poprun import Instance, find_instance
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.launch_lines import IPUS_OF_A_PROGRAM, instances_for
+from pack_data.cli.command import counted
 
 try:
     import poptorch
-except (
-    AssertionError
-) as error:  # on import, PopTorch asserts that torch is the version it was built with
+except AssertionError as error:
+    # On import, PopTorch asserts that torch is the version it was built with.
     raise ImportError(str(error)) from None
 
-_OLDEST = (3, 1)  # the names used here exist since PopTorch 3.1; they are checked against 3.4
+_OLDEST = (3, 1)  # first PopTorch with all names used here; they are checked against 3.4
 
-if tuple(int(part) for part in re.findall(r"\d+", poptorch.__version__)[:2]) < _OLDEST:
-    raise ImportError(f"PopTorch {poptorch.__version__} is too old, 3.4 is wanted")
+_version = tuple(int(part) for part in re.findall(r"\d+", poptorch.__version__)[:2])
+if _version < _OLDEST:
+    raise ImportError(f"PopTorch {poptorch.__version__} is too old; install 3.4")
 
 
 class Device(NamedTuple):
+    """The device of an IPU engine."""
+
     kind: str  # "ipu": hardware, or a program compiled for it; "ipu_model": the simulated one
-    reason: str  # one line for people
-    offline: bool = False
+    reason: str  # one line for users
+    offline: bool = False  # True: programs are compiled, and nothing runs
 
 
 def find_device(config: Config, *, simulated: bool = True) -> Optional[Device]:
-    """Find the device that `config`, of any task, can use on this machine; return None without one.
+    """Find the device of this machine that a configuration can use; return None if there is none.
 
-    A simulated device that was asked for, by `engine.ipu_model` or PopTorch's environment variables, wins over
-    hardware; one that nobody asked for is taken only where `engine.kind` is auto, no IPU at all is attached and
-    `simulated`. Raises ValueError, in one line, where IPUs are attached but fewer than the configuration wants.
+    A simulated device requested by `engine.ipu_model` or PopTorch's environment variables takes precedence over
+    hardware. Otherwise the run is simulated only if ``simulated`` is true, `engine.kind` is auto and no IPU is
+    attached. Each of several instances gets its IPUs or an error.
 
-    One of several instances looks for its own IPUs alone, and takes nothing else.
+    Raises ValueError if IPUs are attached, but fewer than the configuration needs.
     """
     instance = find_instance(config)
     if instance.instances > 1:
         return _device_of_instance(config, instance)
     if config.engine.offline_export is not None:
-        return Device(
-            "ipu",
-            f"no device: compiles for {_ipus_of(config)} into {config.engine.offline_export}",
-            offline=True,
-        )
-    asked_by = _model_asked_by(config)
-    if asked_by is not None:
-        return Device(
-            "ipu_model",
-            f"Poplar IPU Model, as asked for by {asked_by}: simulated, slow, without cycle counts",
-        )
+        reason = f"no device: compiles for {_ipus_of(config)} into {config.engine.offline_export}"
+        return Device("ipu", reason, offline=True)
+    requested_by = _model_requested_by(config)
+    if requested_by is not None:
+        reason = f"Poplar IPU Model, requested by {requested_by}: simulated, slow, no cycle counts"
+        return Device("ipu_model", reason)
+
     if poptorch.ipuHardwareIsAvailable(config.ipus):
         return Device("ipu", f"IPU hardware: {_ipus_of(config)}")
     attached = _fewer_attached(config.ipus)
     if attached:
         raise ValueError(_too_few(config, attached))
     if config.engine.kind == "auto" and simulated:
-        return Device("ipu_model", f"Poplar IPU Model, for want of {_ipus_of(config)}")
+        return Device("ipu_model", f"Poplar IPU Model, in place of {_ipus_of(config)}")
     return None
 
 
 def _device_of_instance(config: Config, instance: Instance) -> Device:
-    placement, number = config.placement, instance.instances
+    count = instance.instances
     if config.engine.offline_export is not None:
-        file = instance.own(config.engine.offline_export)
-        return Device(
-            "ipu",
-            f"no device: compiles for {_ipus_of(config)} in {number} instances, into {file}",
-            True,
-        )
-    asked_by = _model_asked_by(config)
-    if asked_by is not None:
+        file = instance.own_path(config.engine.offline_export)
+        reason = f"no device: compiles for {_ipus_of(config)} in {count} instances, into {file}"
+        return Device("ipu", reason, offline=True)
+    requested_by = _model_requested_by(config)
+    if requested_by is not None:
         raise ValueError(
-            f"{config.path}: poprun started {number} instances, and {asked_by} asks for the Poplar IPU Model, which is "
-            "one process: start it without poprun, or on IPUs"
+            f"{config.path}: poprun started {count} instances, but {requested_by} requests the Poplar IPU Model, which "
+            "runs in one process; start the run without poprun, or on IPUs"
         )
-    own = instance.replicas * placement.ipus_per_replica
-    words = (
-        f"{own} IPU{'' if own == 1 else 's'} ({instance.replicas} x {placement.ipus_per_replica})"
-    )
-    if poptorch.ipuHardwareIsAvailable(own):
-        return Device("ipu", f"IPU hardware: {_ipus_of(config)} in {number} instances of {words}")
-    attached = _fewer_attached(own)
+
+    per_replica = config.placement.ipus_per_replica
+    ipus = instance.replicas * per_replica
+    share = _ipus_of(config, instance.replicas)
+    if poptorch.ipuHardwareIsAvailable(ipus):
+        return Device("ipu", f"IPU hardware: {_ipus_of(config)} in {count} instances of {share}")
+    attached = _fewer_attached(ipus)
     raise ValueError(
-        f"{config.path}: instance {instance.rank} of {number} finds no device of {words}, its part of "
-        f"{_ipus_of(config)}; "
-        + (f"the largest it can attach has {attached}: " if attached else "it can attach none: ")
-        + "give poprun a partition with as many IPUs (see gc-info -l) and --ipus-per-replica "
-        f"{placement.ipus_per_replica}"
+        f"{config.path}: instance {instance.rank} of {count} needs a device of {share} of {_ipus_of(config)}, but the "
+        f"largest it can attach has {attached} IPUs; give poprun a larger partition (see gc-info -l) and"
+        f" --ipus-per-replica {per_replica}"
     )
 
 
-def _model_asked_by(config: Config) -> Optional[str]:
+def _model_requested_by(config: Config) -> Optional[str]:
     """Return the setting or variable that requests a simulated device, or None."""
-    if _switched_on("POPTORCH_IPU_MODEL"):  # wins over the small one in PopTorch
+    if _switched_on("POPTORCH_IPU_MODEL"):  # PopTorch prefers it to the small one
         return "POPTORCH_IPU_MODEL"
     if _switched_on("POPTORCH_SMALL_IPU_MODEL"):
-        return "POPTORCH_SMALL_IPU_MODEL, with 4 tiles an IPU"
+        return "POPTORCH_SMALL_IPU_MODEL, with 4 tiles per IPU"
     return "engine.ipu_model" if config.engine.ipu_model else None
 
 
@@ -108,9 +102,9 @@ def _switched_on(variable: str) -> bool:
 
 
 def _fewer_attached(wanted: int) -> int:
-    """Return the IPUs of the largest device below `wanted` IPUs that this process can attach, or 0.
+    """Return the size of the largest device with fewer than ``wanted`` IPUs that this process can attach, or 0.
 
-    PopTorch only says whether there is a device of a number of IPUs; these numbers are powers of two.
+    PopTorch can only be asked for a device of one size; sizes are powers of two.
     """
     number = wanted // 2
     while number and not poptorch.ipuHardwareIsAvailable(number):
@@ -119,50 +113,51 @@ def _fewer_attached(wanted: int) -> int:
 
 
 def _too_few(config: Config, attached: int) -> str:
-    """Describe too few attached IPUs for a configuration, and the way out."""
-    are = "1 IPU is" if attached == 1 else f"{attached} IPUs are"
-    found = f"{config.path}: {are} attached, wanted are {_ipus_of(config)}"
+    """Describe too few attached IPUs for a configuration, and the remedy."""
+    problem = f"{config.path}: needs {_ipus_of(config)}, but the largest device attached has {counted(attached, 'IPU')}"
     replicas = attached // config.placement.ipus_per_replica
     if replicas:
-        return f"{found}; {config.on_replicas(replicas)} fits them, with updates as large as before"
+        return f"{problem}; for updates of the same size there, use {config.on_replicas(replicas)}"
     return (
-        f"{found}; one replica alone is too large for them: attach more (see gc-info -l), take fewer"
-        " placement.ipus_per_replica, or --engine host"
+        f"{problem}, too few for one replica; attach more (see gc-info -l), lower placement.ipus_per_replica, or use"
+        " --engine host"
     )
 
 
-def _ipus_of(config: Config) -> str:
-    """Describe the IPUs of all replicas, such as "16 IPUs (4 x 4)"."""
-    placement = config.placement
-    plural = "" if config.ipus == 1 else "s"
-    return f"{config.ipus} IPU{plural} ({placement.replicas} x {placement.ipus_per_replica})"
+def _ipus_of(config: Config, replicas: int = 0) -> str:
+    """Describe the IPUs of some replicas, by default all, such as "16 IPUs (4 x 4)"."""
+    replicas = replicas or config.placement.replicas
+    per_replica = config.placement.ipus_per_replica
+    return f"{counted(replicas * per_replica, 'IPU')} ({replicas} x {per_replica})"
 
 
 def refuse_too_many(config: Config, replicas: int) -> None:
-    """Raise ValueError where the program of this process, with `replicas` of the run's, has more IPUs than it can."""
+    """Raise ValueError if the replicas of this process have more IPUs than one program supports."""
     ipus = replicas * config.placement.ipus_per_replica
     if ipus > IPUS_OF_A_PROGRAM:
         raise ValueError(
-            f"{config.path}: this process has {ipus} IPUs, a program at most {IPUS_OF_A_PROGRAM}; share "
-            f"{_ipus_of(config)} out among processes: poprun --num-instances {instances_for(config)}"
+            f"{config.path}: this process has {ipus} IPUs, but a program supports at most {IPUS_OF_A_PROGRAM}; divide "
+            f"{_ipus_of(config)} among processes: poprun --num-instances {instances_for(config)}"
             f" --num-replicas {config.placement.replicas}"
         )
 
 
 class _Inventory(NamedTuple):
-    poptorch: str  # its version
-    attached: int  # IPUs of the largest device, of those no larger than the configuration's
-    architecture: Optional[int]  # of the hardware, 2 for Mk2 and Bow; None without any
-    model_asked_by: Optional[str]  # what asks for a simulated device
+    poptorch: str  # version
+    attached: int  # IPUs of the largest device that is no larger than the configuration needs
+    architecture: Optional[int]  # 2 for Mk2 and Bow; None without hardware
+    model_requested_by: Optional[str]  # the setting or variable that requests a simulated device
 
 
 def inventory(config: Config) -> _Inventory:
-    """Return the devices of this machine; raise ValueError in one of several instances that poprun started."""
+    """Return the devices of this machine; raise ValueError if poprun started several instances."""
     if find_instance(config).instances > 1:
         raise ValueError(
-            f"{config.path}: poprun started several instances; the check is one process, without poprun"
+            f"{config.path}: poprun started several instances, but the check runs in one process; start it without"
+            " poprun"
         )
-    wanted = config.ipus
-    attached = wanted if poptorch.ipuHardwareIsAvailable(wanted) else _fewer_attached(wanted)
+    attached = config.ipus
+    if not poptorch.ipuHardwareIsAvailable(attached):
+        attached = _fewer_attached(attached)
     architecture = int(poptorch.ipuHardwareVersion()) if attached else None
-    return _Inventory(poptorch.__version__, attached, architecture, _model_asked_by(config))
+    return _Inventory(poptorch.__version__, attached, architecture, _model_requested_by(config))

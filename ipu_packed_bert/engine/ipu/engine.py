@@ -32,40 +32,47 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.placement import place
 from ipu_packed_bert.settings.rules import check_for_ipus
 from ipu_packed_bert.tasks.task import Task
+from pack_data.cli.command import counted
 
 
 class _Inference:
-    """A program without updates, which shares the IPUs with the training program: only one is on them at a time."""
+    """A program without updates. It shares the IPUs with the training program; one program is attached at a time."""
 
     def __init__(self, model: torch.nn.Module, options: poptorch.Options, iterations: int):
         self.iterations = iterations
         self.executor = poptorch.inferenceModel(model, options=options)
-        self.stale = False  # the weights are others than those that it has on the device
+        self.stale = False  # True: its weights on the device are outdated
 
     def __call__(self, tensors: Tuple[torch.Tensor, ...]) -> Any:
         if self.stale and self._attached:
             self.executor.copyWeightsToDevice()
-        self.stale = False  # a program that is not attached gets the weights when it is
+        self.stale = False  # attaching copies the weights
         return self.executor(*tensors)
 
     @property
     def _attached(self) -> bool:
         return self.executor.isCompiled() and self.executor.isAttachedToDevice()
 
-    def leave(self) -> None:
-        """Let go of the IPUs."""
+    def detach(self) -> None:
+        """Detach from the IPUs."""
         if self._attached:
             self.executor.detachFromDevice()
 
 
 class IpuEngine(Engine):
-    """PopTorch programs for training, evaluation and prediction, one of each at most.
+    """PopTorch programs for training, evaluation and prediction, at most one of each.
 
-    config: of any task; what is read of it are the sections `engine`, `placement`, `batch`, `optimizer` and `run`, and
-    its betas.
-    processes: poprun's instances, of which each has as many replicas and reads its share of each batch; what is
-    returned is of all.  The programs exchange gradients on the device, which waits without end for an instance that
-    does not come: all must run, attach, detach and read back the same programs in the same order.
+    Args:
+        config: settings of the run.
+        task: the task to train.
+        device: result of `find_device`.
+        packing_factor: sequences per pack.
+        processes: the instances of poprun, with equal numbers of replicas. Each reads its share of every batch; methods
+            return results of all. The programs exchange gradients on the device, which waits forever for a missing
+            instance: all instances must run, attach, detach and read back the same programs in the same order.
+
+    Raises:
+        ValueError: the device cannot run the configuration, or the processes are not those of poprun.
     """
 
     def __init__(
@@ -80,20 +87,25 @@ class IpuEngine(Engine):
         check_for_ipus(config, packing_factor)
         if device.kind == "ipu_model" and config.placement.replicas > 1:
             raise ValueError(
-                f"the Poplar IPU Model runs one replica, placement.replicas is {config.placement.replicas}; use"
+                f"the Poplar IPU Model runs one replica, but placement.replicas is {config.placement.replicas}; use"
                 " --set placement.replicas=1 --set placement.replicated_tensor_sharding=false"
             )
         self.task = task
         self.placement = place(config.placement, task.heads)
         self.config = config
         self.device = device
-        self.instance, self.processes = find_instance(config), processes
-        per_replica, in_model = config.placement.ipus_per_replica, int(device.kind == "ipu_model")
-        self.streams = [processes.size, self.instance.replicas, per_replica, in_model]
+        self.instance = find_instance(config)
+        self.processes = processes
+        self.streams = [
+            processes.size,
+            self.instance.replicas,
+            config.placement.ipus_per_replica,
+            int(device.kind == "ipu_model"),
+        ]
         if processes.size != self.instance.instances:
             raise ValueError(
-                f"poprun started {self.instance.instances} instances, and the engine was given {processes.size}; enter "
-                "`processes.joined` first, and give it what that yields"
+                f"poprun started {self.instance.instances} instances, but the engine has {processes.size}; enter"
+                " `processes.joined` and pass its result to the engine"
             )
         refuse_too_many(config, self.instance.replicas)
         self.accumulation = config.accumulation(packing_factor)
@@ -104,11 +116,11 @@ class IpuEngine(Engine):
             accumulation=self.accumulation,
             betas=betas,
             instance=self.instance,
-            # Executables load only where these are the same.
+            # An executable loads only with the same versions.
             versions={"poptorch": poptorch.__version__, "torch": torch.__version__},
         )
         if config.engine.executable is not None:
-            refuse_another(self.instance.own(config.engine.executable), self._facts)
+            refuse_another(self.instance.own_path(config.engine.executable), self._facts)
         self._program = build_program(config, task, self.placement)
         self._network = self._program.network
         self._optimizer = build_optimizer(self._program, config, betas=betas)
@@ -117,21 +129,19 @@ class IpuEngine(Engine):
             options=training_options(config, device, self.instance, accumulation=self.accumulation),
             optimizer=self._optimizer,
         )
-        self._inference: Dict[
-            str, _Inference
-        ] = {}  # by "evaluation" and "prediction", once they were asked for
+        # By name, "evaluation" and "prediction"; compiled when first used.
+        self._inference: Dict[str, _Inference] = {}
         self._updates = 0
-        # Optimiser state for a program not yet compiled.
-        self._waiting: Optional[Dict[str, Any]] = None
-        self._waiting_rng: Optional[List[int]] = None
-        self._host_is_behind = False  # the device has weights that were not read back
+        # States to restore once the training program is compiled.
+        self._pending_optimizer: Optional[Dict[str, Any]] = None
+        self._pending_random: Optional[List[int]] = None
+        self._host_is_behind = False  # True: the device has newer weights than the host
 
     @property
     def description(self) -> str:
-        engine = self.config.engine
-        weights = "half" if engine.half_weights else "float32"
-        stages = len(self.placement.stages)
-        return f"{self.device.reason}; {weights} weights, {stages} forward stage{'' if stages == 1 else 's'}"
+        weights = "half" if self.config.engine.half_weights else "float32"
+        stages = counted(len(self.placement.stages), "forward stage")
+        return f"{self.device.reason}; {weights} weights, {stages}"
 
     def compile(self, batch: Batch) -> None:
         if self._training.isCompiled():
@@ -140,38 +150,40 @@ class IpuEngine(Engine):
         self._free_for(None)
         self._program.train()
         if self.device.offline:
-            self._export(self.instance.own(str(self.config.engine.offline_export)), batch, tensors)
+            self._export(
+                self.instance.own_path(str(self.config.engine.offline_export)), batch, tensors
+            )
             return
         if self.config.engine.executable is not None:
-            self._load(self.instance.own(self.config.engine.executable), batch)
+            self._load(self.instance.own_path(self.config.engine.executable), batch)
         else:
             self._training.compile(*tensors)
         self._restore()
 
     def _export(self, path: str, batch: Batch, tensors: Tuple[torch.Tensor, ...]) -> None:
-        """Write the training program to a file, and the facts that determine it beside the file."""
+        """Write the training program to a file, and the facts that determine it to another."""
         with contextlib.suppress(FileNotFoundError):
-            note_of(path).unlink()  # of a former program
+            note_of(path).unlink()  # belongs to the program that is replaced
         self._training.compileAndExport(path, *tensors, export_model=False)
         write_note(path, {**self._facts, **input_facts(batch)})
 
     def _load(self, path: str, batch: Batch) -> None:
-        """Load the training program from a file; the weights are those of this process."""
+        """Load the training program from a file; the weights stay those of this process."""
         refuse_another(path, {**self._facts, **input_facts(batch)})
         try:
             self._training.loadExecutable(path)
         except poptorch.Error as error:
             problem = " ".join(str(error).split())[:300]
             raise ValueError(
-                f"engine.executable {path}: PopTorch does not load it ({problem}); compile it again with "
+                f"engine.executable {path}: PopTorch cannot load it ({problem}); compile it again with "
                 "engine.offline_export"
             ) from error
 
     def step(self, batch: Batch, learning_rate: float) -> StepResult:
         if self.device.offline:
             raise ValueError(
-                f"nothing runs on an offline target; the program is in {self.config.engine.offline_export},"
-                " drop engine.offline_export to train"
+                f"engine.offline_export is {self.config.engine.offline_export}, which only compiles the program; unset"
+                " it to train"
             )
         self.compile(batch)
         tensors = self._tensors(batch, self.accumulation)
@@ -186,10 +198,10 @@ class IpuEngine(Engine):
         self._updates += 1
         self._host_is_behind = True
         self._weights_changed()
-        counted = self.config.engine.log_cycles and self.device.kind == "ipu"
-        return self._result(
-            outputs, batch, seconds, int(self._training.cycleCount()) if counted else None
-        )
+        cycles = None
+        if self.config.engine.log_cycles and self.device.kind == "ipu":
+            cycles = int(self._training.cycleCount())
+        return self._result(outputs, batch, seconds, cycles)
 
     def evaluate(self, batch: Batch) -> StepResult:
         outputs, seconds = self._infer("evaluation", batch)
@@ -204,16 +216,15 @@ class IpuEngine(Engine):
     def _infer(
         self, name: str, batch: Batch, fields: Optional[Tuple[str, ...]] = None
     ) -> Tuple[Any, float]:
-        """Return the outputs of the inference program of this name, without dropout, and the seconds of its call."""
+        """Run an inference program without dropout; return its outputs and the seconds of the call."""
         iterations = self._iterations(name, batch, fields)
         tensors = self._tensors(batch, iterations, fields)
-        hardware = self.device.kind == "ipu"
         self._all_are_here()
         if self._training.isCompiled() and self._training.isAttachedToDevice():
             self._training.copyWeightsToHost()
             self._host_is_behind = False
-            if hardware:
-                # Both programs want the same IPUs. Detaching saves the optimiser's and the random state; the next step
+            if self.device.kind == "ipu":
+                # Both programs need the same IPUs. Detaching saves the optimiser's and the random state; the next step
                 # attaches again and restores them.
                 self._training.detachFromDevice()
         self._program.eval()
@@ -223,8 +234,11 @@ class IpuEngine(Engine):
                 options = evaluation_options(
                     self.config, self.device, self.instance, iterations=iterations, name=name
                 )
-                model = self._program if name == "evaluation" else Predictions(self._network).eval()
-                program = self._inference[name] = _Inference(model, options, iterations)
+                model: Any = self._program
+                if name == "prediction":
+                    model = Predictions(self._network).eval()
+                program = _Inference(model, options, iterations)
+                self._inference[name] = program
             self._free_for(program)
             started = time.perf_counter()
             outputs = program(tensors)
@@ -234,36 +248,34 @@ class IpuEngine(Engine):
         return outputs, seconds
 
     def _free_for(self, program: Optional[_Inference]) -> None:
-        """Take the other inference programs off the IPUs; None: all of them. One stays for its next batch."""
+        """Detach all inference programs but ``program`` from the IPUs."""
         if self.device.kind == "ipu":
-            for each in self._inference.values():
-                if each is not program:
-                    each.leave()
+            for other in self._inference.values():
+                if other is not program:
+                    other.detach()
 
     def _weights_changed(self) -> None:
         for program in self._inference.values():
             program.stale = True
 
     def close(self) -> None:
-        # An instance that fails alone must not wait for the others on the device: it ends, which frees its IPUs.
+        # An instance that fails alone must not wait for the others on the device; its end frees its IPUs.
         if self.processes.size > 1 and sys.exc_info()[0] is not None:
             return
-        for executor in (
-            *(program.executor for program in self._inference.values()),
-            self._training,
-        ):
+        executors = [program.executor for program in self._inference.values()]
+        for executor in [*executors, self._training]:
             if executor.isCompiled():
                 executor.destroy()
 
     def _all_are_here(self) -> None:
-        """Before anything for which the device waits: where another instance has failed, this raises instead."""
+        """Raise an error if another instance has failed, because the device would wait for it forever."""
         if self.processes.size > 1:
             self.processes.summed(())
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
     def feed(self, batches: GlobalBatches):
-        """Return the same batches, read ahead by another process if the configuration says so."""
+        """Return the same batches, read ahead by another process if `engine.asynchronous_loading` is true."""
         if not self.config.engine.asynchronous_loading:
             return batches
         return BatchesAhead(batches, read_ahead=_read_ahead)
@@ -271,50 +283,48 @@ class IpuEngine(Engine):
     def _tensors(
         self, batch: Batch, micro_batches_per_replica: int, fields: Optional[Tuple[str, ...]] = None
     ) -> Tuple[torch.Tensor, ...]:
-        """Return the rows of this process in a global batch, as PopTorch takes them: replica first, then time.
+        """Return the rows of this process in a global batch in PopTorch's order: replica first, then time.
 
-        Replica r finds at time t the micro-batch r x accumulation + t, so the batch is passed on as it is. An update
-        sums over all its rows: their order decides nothing.
+        Replica r gets at time t the micro-batch r x accumulation + t, which is the order of the batch. An update sums
+        over all rows, so their order does not matter.
         """
         fields = self.task.fields if fields is None else fields
-        found = micro_batches(self.task, batch, self.config.batch.micro_batch, fields)
-        wanted = micro_batches_per_replica * self.instance.replicas
-        if found != wanted:
+        number = micro_batches(self.task, batch, self.config.batch.micro_batch, fields)
+        needed = micro_batches_per_replica * self.instance.replicas
+        if number != needed:
             raise ValueError(
-                f"the batch holds {found} micro-batches, the program takes {wanted}"
+                f"the batch has {number} micro-batches, but the program needs {needed}"
                 f" ({micro_batches_per_replica} x {self.instance.replicas} replicas); fill it with empty packs"
             )
         return tuple(torch.from_numpy(np.ascontiguousarray(batch[name])) for name in fields)
 
     def _iterations(self, name: str, batch: Batch, fields: Optional[Tuple[str, ...]] = None) -> int:
-        """Micro-batches of a batch for each replica. Raises ValueError if they cannot be those of this program."""
-        found = micro_batches(self.task, batch, self.config.batch.micro_batch, fields)
-        iterations, rest = divmod(found, self.instance.replicas)
+        """Return the micro-batches of a batch per replica; raise ValueError if they do not fit the program."""
+        number = micro_batches(self.task, batch, self.config.batch.micro_batch, fields)
+        replicas = self.instance.replicas
+        iterations, rest = divmod(number, replicas)
         stages = len(self.placement.stages)
         if rest or iterations < stages:
             raise ValueError(
-                f"the evaluation batch holds {found} micro-batches; it needs a multiple of the"
-                f" {self.instance.replicas} replicas, and {stages} (the pipeline's stages) or more for each; fill it "
-                f"with"
-                " empty packs"
+                f"the evaluation batch has {number} micro-batches, but needs a multiple of {replicas}, the number of"
+                f" replicas, and at least {stages} per replica, the number of stages; fill it with empty packs"
             )
         program = self._inference.get(name)
         if program is not None and program.iterations != iterations:
             raise ValueError(
-                f"the evaluation batch holds {found} micro-batches, the compiled program takes"
-                f" {program.iterations * self.instance.replicas}; fill it with empty packs"
+                f"the evaluation batch has {number} micro-batches, but the compiled program needs"
+                f" {program.iterations * replicas}; fill it with empty packs"
             )
         return iterations
 
     def _result(self, outputs, batch: Batch, seconds: float, cycles: Optional[int]) -> StepResult:
-        """Means over the sequences of the update, of all instances."""
-        # One value a replica, or a scalar where there is one: sums over micro-batches either way.
+        """Return the metrics of a call, averaged over the sequences of all instances."""
+        # Each output is a sum over micro-batches, with one value per replica.
         totals = [float(output.to(torch.float64).sum()) for output in outputs]
         sums, counts = self._summed(totals, batch)
-        scaled = {
-            scale: float(batch[scale][0]) * counts[count]
-            for scale, count in self.task.scales.items()
-        }
+        scaled = {}
+        for scale, count in self.task.scales.items():
+            scaled[scale] = float(batch[scale][0]) * counts[count]
         return StepResult(self.task.means(sums, counts, scaled), seconds, cycles, counts=counts)
 
     # -- state --------------------------------------------------------------------------------------------------------
@@ -322,30 +332,28 @@ class IpuEngine(Engine):
     def state(self) -> Dict[str, Any]:
         random = self._read_back()
         parameters = self._parameters()
-        state: Dict[str, Any] = {"model": parameters}
-        if random is None:
-            held = self._waiting or {moment: {} for moment in MOMENTS}
-            state["optimizer"] = {"step": self._updates}
-            for moment in MOMENTS:
-                found = {
-                    name: held[moment].get(name, torch.zeros_like(each))
-                    for name, each in parameters.items()
-                }
-                state["optimizer"][moment] = {
-                    name: tensor.clone() for name, tensor in found.items()
-                }
+        optimizer: Dict[str, Any] = {"step": self._updates}
+        state = {"model": parameters, "optimizer": optimizer}
+        if random is not None:
+            optimizer.update(moments(self._optimizer.state_dict()["ipu_state"], parameters))
+            state["ipu_random"] = random
+            state["ipu_random_of"] = torch.tensor(self.streams)
             return state
-        state["optimizer"] = {
-            "step": self._updates,
-            **moments(self._optimizer.state_dict()["ipu_state"], parameters),
-        }
-        state["ipu_random"], state["ipu_random_of"] = random, torch.tensor(self.streams)
+
+        # No program has run: the moments are those of a loaded state, or zero.
+        pending = self._pending_optimizer or {}
+        for moment in MOMENTS:
+            loaded = pending.get(moment, {})
+            optimizer[moment] = {}
+            for name, parameter in parameters.items():
+                tensor = loaded.get(name, torch.zeros_like(parameter))
+                optimizer[moment][name] = tensor.clone()
         return state
 
     def weights(self) -> Dict[str, torch.Tensor]:
         if self.processes.size == 1:
             return super().weights()
-        assert not self._host_is_behind, "the other instances are not here to read them back"
+        assert not self._host_is_behind, "reading weights back takes all instances"
         return self._parameters()
 
     def join_state(self) -> None:
@@ -357,9 +365,9 @@ class IpuEngine(Engine):
         return {name: plain(tensor) for name, tensor in self._network.named_parameters()}
 
     def _read_back(self) -> Optional[torch.Tensor]:
-        """Weights, from the device to the host, by all instances; the random state, a row for each of several.
+        """Copy the weights from the device to the host, in all instances; return the random state.
 
-        None where no program runs.
+        With several instances it has a row for each; it is None if no program is compiled.
         """
         if not self._training.isCompiled() or self.device.offline:
             return None
@@ -384,13 +392,12 @@ class IpuEngine(Engine):
                 parameter.copy_(state["model"][name])
         self._weights_changed()
         self._updates = int(state["optimizer"]["step"])
-        self._waiting = state["optimizer"]
-        self._waiting_rng = None
-        if (
-            "ipu_random" in state and saved_by(state) == self.streams
-        ):  # else PopART refuses its size
+        self._pending_optimizer = state["optimizer"]
+        self._pending_random = None
+        # PopART refuses random states of another layout, because they differ in size.
+        if "ipu_random" in state and saved_by(state) == self.streams:
             rows = state["ipu_random"].reshape(self.processes.size, -1)
-            self._waiting_rng = rows[self.processes.rank].numpy().view(np.uint64).tolist()
+            self._pending_random = rows[self.processes.rank].numpy().view(np.uint64).tolist()
         self._host_is_behind = False
         if self._training.isCompiled() and not self.device.offline:
             if self._training.isAttachedToDevice():
@@ -398,17 +405,17 @@ class IpuEngine(Engine):
             self._restore()
 
     def _restore(self) -> None:
-        """Hand the optimiser state that waits to the compiled program."""
-        if self._waiting is not None:
-            held = self._optimizer.state_dict()
-            fill(held["ipu_state"], self._waiting)
-            self._optimizer.load_state_dict(held)
-            self._waiting = None
-        if self._waiting_rng is not None:
-            self._training.rng_state = self._waiting_rng
-            self._waiting_rng = None
+        """Load the pending optimiser and random state into the compiled program."""
+        if self._pending_optimizer is not None:
+            state = self._optimizer.state_dict()
+            fill(state["ipu_state"], self._pending_optimizer)
+            self._optimizer.load_state_dict(state)
+            self._pending_optimizer = None
+        if self._pending_random is not None:
+            self._training.rng_state = self._pending_random
+            self._pending_random = None
 
 
 def _read_ahead(reader: Reader) -> Iterator[Tuple[torch.Tensor, ...]]:
-    """Yield the reader's batches from a process of PopTorch's, which keeps three ready."""
+    """Yield the reader's batches from a process of PopTorch, which keeps three ready."""
     return iter(poptorch.AsynchronousDataAccessor(reader, buffer_size=3, load_indefinitely=True))

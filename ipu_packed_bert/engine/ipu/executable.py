@@ -1,4 +1,4 @@
-"""Programs compiled without a device: what they were compiled for, in a file beside each.  Loads without the SDK."""
+"""Programs compiled without a device, each with a JSON file of the facts it was compiled for. Loads without the SDK."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ from ipu_packed_bert.engine.ipu.poprun import Instance
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.declare import plain, shown
 from ipu_packed_bert.tasks.task import Task
-from pack_data.reading.fields import Fields, read_object
+from pack_data.reading.fields import read_object
 from pack_data.reading.files import write_atomically
 
 _FORMAT = 1
-_SECTIONS = (
-    "loss",
-    "optimizer",
-    "batch",
-    "engine",
-    "placement",
-)  # that decide a program, beside the model
-# Settings of the program's sections that are not in it: of the host, of where it runs and where its parts lie, or
-# values that are sent to the device with every update. What is not named here decides.
+# Sections that determine a program, together with the model.
+_SECTIONS = ("loss", "optimizer", "batch", "engine", "placement")
+# Settings of these sections that do not affect the program: they concern the host and the paths of files, or their
+# values are sent to the device with every update. All others do.
 _NOT_COMPILED = frozenset(
     """
     model.initializer_range
@@ -48,33 +43,32 @@ def program_facts(
     instance: Instance,
     versions: Dict[str, str],
 ) -> Facts:
-    """Return the facts that determine a training program of `task`, except the shapes of its inputs.
+    """Return the facts that determine a training program, except the shapes of its inputs.
 
-    `instance`: this process; `accumulation` and `betas`: as the packing factor leaves them.
+    ``accumulation`` and ``betas`` are those after the adjustment to the packing factor.
     """
     facts: Facts = dict(versions)
     for key in config.settings:
         if key.partition(".")[0] in _SECTIONS:
             facts[key] = plain(config.value(key))
-    facts.update((f"model.{name}", plain(value)) for name, value in vars(task.model).items())
+    for name, value in vars(task.model).items():
+        facts[f"model.{name}"] = plain(value)
     facts.update(task.program_facts)
     facts = {name: value for name, value in facts.items() if name not in _NOT_COMPILED}
+
     facts["engine.recompute_layers"] = config.engine.recomputes(ipus=True)
-    facts["engine.profile_directory"] = (
-        config.engine.profile_directory is not None
-    )  # wherever it is
+    # Profiling changes the program, its directory does not.
+    facts["engine.profile_directory"] = config.engine.profile_directory is not None
     if instance.instances > 1:
         facts["instance"] = f"{instance.rank} of {instance.instances}"
-    return {
-        **facts,
-        "accumulation": accumulation,
-        "betas": list(betas),
-        "replicas of a process": instance.replicas,
-    }
+    facts["accumulation"] = accumulation
+    facts["betas"] = list(betas)
+    facts["replicas of a process"] = instance.replicas
+    return facts
 
 
 def input_facts(batch: Batch) -> Facts:
-    """Return the shapes of a batch in the form of :func:`program_facts`."""
+    """Return the shapes and types of a batch in the form of :func:`program_facts`."""
     return {f"input {name}": f"{array.dtype} {list(array.shape)}" for name, array in batch.items()}
 
 
@@ -84,12 +78,13 @@ def note_of(executable: str) -> Path:
 
 
 def write_note(executable: str, facts: Facts) -> None:
+    """Write the facts of an executable to its JSON file."""
     note = {"format": _FORMAT, "bytes": Path(executable).stat().st_size, "compiled_for": facts}
     write_atomically(note_of(executable), (json.dumps(note, indent=1) + "\n").encode())
 
 
 def refuse_another(executable: str, facts: Facts) -> None:
-    """Raise ValueError, in one line, unless the executable is there, whole, and was compiled for what `facts` say."""
+    """Raise ValueError unless the executable exists, is complete, and was compiled for these facts."""
     again = (
         f"compile it again: --set engine.offline_export={executable} --set engine.executable=null"
     )
@@ -98,7 +93,7 @@ def refuse_another(executable: str, facts: Facts) -> None:
         raise note.error("format", f"must be {_FORMAT}")
     if not Path(executable).is_file() or Path(executable).stat().st_size != note.any("bytes"):
         raise ValueError(
-            f"engine.executable {executable}: not there, or not the file that was written; {again}"
+            f"engine.executable {executable}: missing, or not of the size that was written; {again}"
         )
     compiled = note.object("compiled_for")
     different = [
@@ -107,11 +102,8 @@ def refuse_another(executable: str, facts: Facts) -> None:
     if different:
         name = different[0]
         more = f" ({len(different) - 1} more differ)" if len(different) > 1 else ""
+        value = shown(compiled.any(name))[:200] if name in compiled else "of another version"
         raise ValueError(
-            f"engine.executable {executable}: compiled for {name} {_before(compiled, name)}, this run has "
-            f"{shown(facts[name])}{more}; set it back, or {again}"
+            f"engine.executable {executable}: compiled for {name} {value}, but this run has {shown(facts[name])}"
+            f"{more}; restore the setting, or {again}"
         )
-
-
-def _before(compiled: Fields, name: str) -> str:
-    return shown(compiled.any(name))[:200] if name in compiled else "of another version"

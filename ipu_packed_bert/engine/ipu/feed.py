@@ -1,4 +1,4 @@
-"""Global batches, read ahead by another process.  Loads without the SDK."""
+"""Global batches, read ahead by another process. Loads without the SDK."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, Pa
 
 @dataclass(frozen=True)
 class Reader:
-    """The batches of a run from a given place on, as an iterable that can travel to another process."""
+    """The batches of a run from a position on, as an iterable that can be sent to another process."""
 
     packs: Callable[[], Packs]
     layout: Layout
     share: Tuple[int, int]
     start: Dict[str, Any]  # GlobalBatches.state()
     updates_per_epoch: int
-    complaint: str  # a file: what ends the reading, in one line
+    error_file: str  # receives the error that ends the reading, one line
 
     def __len__(self) -> int:
         return self.updates_per_epoch
@@ -31,9 +31,9 @@ class Reader:
         try:
             yield from self._tensors()
         except (ValueError, OSError, MemoryError) as error:
-            # The other process has no way to hand over an exception. It leaves a line and ends without a traceback.
+            # An exception cannot be sent to the other process. A file has its message instead of a traceback.
             line = " ".join(str(error).split()) or type(error).__name__
-            Path(self.complaint).write_text(line, encoding="utf-8", errors="replace")
+            Path(self.error_file).write_text(line, encoding="utf-8", errors="replace")
             raise SystemExit(1) from None
 
     def _tensors(self) -> Iterator[Tuple[torch.Tensor, ...]]:
@@ -46,20 +46,21 @@ class Reader:
 
 
 class BatchesAhead:
-    """`loader.GlobalBatches`, decoded in a process of its own.
+    """`GlobalBatches` that another process decodes. The tensors of a batch are valid until the next one is requested.
 
-    PopTorch holds Python's lock while a program runs, so that a thread would read nothing meanwhile. The tensors of a
-    batch are good until the next one is asked for.
+    A thread could not read ahead, because PopTorch holds Python's lock while a program runs.
 
-    read_ahead: Reader -> an iterator over the tensors of its batches, without end, that another process fills; its
-    `terminate()` ends that process (PopTorch's `AsynchronousDataAccessor`).
+    Args:
+        batches: the batches to read ahead.
+        read_ahead: starts a process that reads, and returns an endless iterator over the tensors of its batches, whose
+            `terminate()` ends the process (PopTorch's `AsynchronousDataAccessor`).
     """
 
     def __init__(self, batches: GlobalBatches, *, read_ahead: Callable[[Reader], Any]):
         self._batches = batches
         self._read_ahead = read_ahead
         self._accessor: Any = None
-        self._folder: Any = None  # of the reader's complaint
+        self._folder: Any = None  # temporary directory of the error file
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
@@ -73,46 +74,42 @@ class BatchesAhead:
         try:
             if self._accessor is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="packed-bert-")
-                complaint = str(self._complaint)
-                self._accessor = self._read_ahead(
-                    Reader(
-                        batches.packs.again(),
-                        batches.layout,
-                        batches.share,
-                        batches.state(),
-                        batches.updates_per_epoch,
-                        complaint,
-                    )
+                reader = Reader(
+                    batches.packs.again(),
+                    batches.layout,
+                    batches.share,
+                    batches.state(),
+                    batches.updates_per_epoch,
+                    str(self._error_file),
                 )
+                self._accessor = self._read_ahead(reader)
             tensors = next(self._accessor)
-        except (
-            Exception
-        ) as error:  # PopTorch raises its own error, or AssertionError, where the process has died
-            raise self._died(error) from error
-        batch = {name: tensor.numpy() for name, tensor in zip(batches.layout.fields, tensors)}
-        self._batches.load_state({**self._batches.state(), **self._after()._asdict()})
-        return batch
+        except Exception as error:
+            # PopTorch raises its own error or AssertionError if the process has ended.
+            raise self._reading_error(error) from error
+        batches.load_state({**batches.state(), **self._next_position()._asdict()})
+        return {name: tensor.numpy() for name, tensor in zip(batches.layout.fields, tensors)}
 
     @property
-    def _complaint(self) -> Path:
-        return Path(self._folder.name, "complaint")
+    def _error_file(self) -> Path:
+        return Path(self._folder.name, "error")
 
-    def _died(self, error: Exception) -> ValueError:
-        if self._complaint.is_file():
-            return ValueError(self._complaint.read_text(encoding="utf-8"))
+    def _reading_error(self, error: Exception) -> ValueError:
+        if self._error_file.is_file():
+            return ValueError(self._error_file.read_text(encoding="utf-8"))
         problem = " ".join(str(error).split())[:200] or type(error).__name__
         return ValueError(
-            f"the process that reads the batches has ended ({problem}): killed, or out of memory; --set "
-            "engine.asynchronous_loading=false reads them in this one"
+            f"the process that reads the batches has ended ({problem}), perhaps out of memory; use --set"
+            " engine.asynchronous_loading=false to read them in the main process"
         )
 
-    def _after(self) -> Position:
-        """Where the batch after the current one begins."""
+    def _next_position(self) -> Position:
+        """Return the position of the batch after the current one."""
         epoch, packs = self._batches.position
         packs += self._batches.packs_per_update
-        return (
-            Position(epoch + 1, 0) if packs >= len(self._batches.packs) else Position(epoch, packs)
-        )
+        if packs >= len(self._batches.packs):
+            return Position(epoch + 1, 0)
+        return Position(epoch, packs)
 
     def load_state(self, state: Dict[str, Any], *, same_batch: bool = True) -> None:
         self._stop()

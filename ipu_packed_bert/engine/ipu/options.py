@@ -1,4 +1,4 @@
-"""PopTorch's options of the training and the evaluation program, and its optimiser."""
+"""PopTorch options of the training and inference programs, and PopTorch's optimiser."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _TYPES = {"float16": torch.float16, "float32": torch.float32}
 def _common_options(
     config: Config, device: Device, instance: Instance, *, name: str
 ) -> poptorch.Options:
-    """Return the options that training and evaluation share."""
-    engine, placement = config.engine, config.placement
+    """Return the options that training and inference share."""
+    engine = config.engine
+    placement = config.placement
     if instance.distributed:
         options = poprun.options(placement.ipus_per_replica)
         options.showCompilationProgressBar(instance.rank == 0)
@@ -30,12 +31,11 @@ def _common_options(
         options.replicationFactor(placement.replicas)
     options.modelName(name)
     options.randomSeed(config.run.seed)
-    # One value for each replica, summed over the micro-batches of the call.
+    # One value per replica, summed over the micro-batches of the call.
     options.outputMode(poptorch.OutputMode.Sum)
     options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
-    options.setAvailableMemoryProportion(
-        {f"IPU{ipu}": share for ipu, share in enumerate(placement.available_memory_proportion)}
-    )
+    proportions = enumerate(placement.available_memory_proportion)
+    options.setAvailableMemoryProportion({f"IPU{ipu}": share for ipu, share in proportions})
     options.Precision.setPartialsType(torch.float16 if engine.half_partials else torch.float32)
     options.enableSyntheticData(engine.synthetic_data)
     if device.offline:
@@ -49,16 +49,17 @@ def _common_options(
             {"opt.useAutoloader": "true", "target.syncReplicasIndependently": "true"}
         )
     if engine.profile_directory is not None:
-        # After the engine options: these are set as a whole, and profiling adds its own to them.
-        options.enableProfiling(instance.own(engine.profile_directory))
+        # After the engine options, which replace all others: profiling adds to them.
+        options.enableProfiling(instance.own_path(engine.profile_directory))
     return options
 
 
 def training_options(
     config: Config, device: Device, instance: Instance, *, accumulation: int
 ) -> poptorch.Options:
-    """Options of the training program: one update a call."""
-    engine, placement = config.engine, config.placement
+    """Return the options of the training program: one update per call."""
+    engine = config.engine
+    placement = config.placement
     options = _common_options(config, device, instance, name="training")
     options.deviceIterations(1)
     options.Training.gradientAccumulation(accumulation)
@@ -71,27 +72,27 @@ def training_options(
         .useOnChipStorage(not placement.optimizer_state_off_chip)
         .useReplicatedTensorSharding(placement.replicated_tensor_sharding)
     )
-    # PopTorch recomputes by itself on several IPUs, a stage from its input, and never on one.
+    # By default PopTorch recomputes each stage from its input on several IPUs, and nothing on one.
     if not engine.recomputes(ipus=True):
         options._Popart.set("autoRecomputation", 0)  # None
     elif placement.ipus_per_replica == 1:
-        options._Popart.set("autoRecomputation", 4)  # RecomputeAll, but for the checkpoints
+        options._Popart.set("autoRecomputation", 4)  # RecomputeAll, except checkpoints
     if placement.ipus_per_replica > 1:
         _tune_backend(options)
     return options
 
 
 def _tune_backend(options: poptorch.Options) -> None:
-    """Backend settings of Graphcore's published BERT pre-training (graphcore/examples, nlp/bert/pytorch)."""
+    """Apply the backend settings of Graphcore's published BERT pre-training (graphcore/examples, nlp/bert/pytorch)."""
     # Gradient accumulators never leave the device.
     options._Popart.set("disableGradAccumulationTensorStreams", True)
-    # Load and store of the optimiser state overlap with other updates as far as memory allows; the first IPU holds the
-    # embedding table and has no memory for it.
+    # Loads and stores of the optimiser state overlap with other updates as far as memory allows; the first IPU has no
+    # memory for that, because it holds the embedding table.
     options._Popart.set("accumulateOuterFragmentSettings.schedule", 3)  # OverlapMemoryOptimized
     options._Popart.set("accumulateOuterFragmentSettings.excludedVirtualGraphs", ["0"])
     options._Popart.set("subgraphCopyingStrategy", 1)  # JustInTime
     options._Popart.set("scheduleNonWeightUpdateGradientConsumersEarly", True)
-    # One gradient accumulator for the table that both the embedding and the vocabulary projection use.
+    # The embedding and the vocabulary projection share a table and its gradient accumulator.
     options._Popart.setPatterns(
         {"TiedGather": True, "TiedGatherAccumulate": True, "UpdateInplacePrioritiesForIpu": True}
     )
@@ -100,9 +101,9 @@ def _tune_backend(options: poptorch.Options) -> None:
 def evaluation_options(
     config: Config, device: Device, instance: Instance, *, iterations: int, name: str = "evaluation"
 ) -> poptorch.Options:
-    """Return the options of an inference program, in which micro-batches are device iterations: nothing accumulates.
+    """Return the options of an inference program, with a device iteration per micro-batch.
 
-    name: evaluation, whose outputs are sums, or prediction, whose outputs are those of every row, in their order.
+    Outputs of "evaluation" are sums; outputs of "prediction" are those of every row, in order.
     """
     options = _common_options(config, device, instance, name=name)
     if name == "prediction":
@@ -115,28 +116,26 @@ def evaluation_options(
 def build_optimizer(
     program: Program, config: Config, *, betas: Tuple[float, float]
 ) -> torch.optim.Optimizer:
-    """Build PopTorch's LAMB or AdamW with the common parameter groups; all constants but the rate are compiled in."""
-    settings, engine = config.optimizer, config.engine
-    groups = parameter_groups(
-        program.network.named_parameters(), weight_decay=settings.weight_decay
-    )
+    """Build PopTorch's LAMB or AdamW with the common parameter groups; only the learning rate is not compiled in."""
+    settings = config.optimizer
+    engine = config.engine
+    weights = program.network.named_parameters()
+    groups = parameter_groups(weights, weight_decay=settings.weight_decay)
     shared = dict(
         lr=settings.learning_rate,
         betas=betas,
         eps=EPSILON,
         weight_decay=settings.weight_decay,
         bias_correction=settings.bias_correction,
-        # Automatic scaling starts from 1 and finds its own factor.
+        # Automatic scaling starts from 1 and adapts the factor.
         loss_scaling=1.0 if engine.automatic_loss_scaling else engine.loss_scaling,
         accum_type=_TYPES[engine.gradient_accumulator_type],
         first_order_momentum_accum_type=_TYPES[engine.first_moment_type],
         second_order_momentum_accum_type=torch.float32,
     )
     if settings.name == "adamw":
-        groups = [
-            {name: value for name, value in group.items() if name != "max_weight_norm"}
-            for group in groups
-        ]
+        for group in groups:
+            group.pop("max_weight_norm", None)
         optimizer = poptorch.optim.AdamW(groups, max_grad_norm=settings.max_gradient_norm, **shared)
     else:
         optimizer = poptorch.optim.LAMB(groups, max_weight_norm=MAX_WEIGHT_NORM, **shared)

@@ -1,6 +1,6 @@
-"""The instances that poprun starts: which part of the run each one has, and where they meet on the host.
+"""The instances that poprun starts: the replicas of each, and their connection on the host.
 
-The only module that knows popdist, and no more of it than published applications call.  Loads without the SDK.
+Only this module imports popdist, and it calls nothing but what published applications call. Loads without the SDK.
 """
 
 from __future__ import annotations
@@ -12,105 +12,111 @@ from typing import Any, List, Mapping, NamedTuple, Optional
 from ipu_packed_bert.processes.ranks import Ranks, of_poprun
 from ipu_packed_bert.settings.config import Config
 
-_begun: List[Any] = []  # popdist, once it is ready
+_initialised: List[Any] = []  # popdist, once it is initialised
 
 
-def begun() -> Any:
-    """popdist, ready to be asked, and with it PopTorch's collectives; None in a process that poprun did not start.
+def _popdist() -> Any:
+    """Initialise popdist, and with it PopTorch's collectives; return None if poprun did not start this process.
 
-    To be called before anything of PopTorch is set up.  Raises ValueError where poprun's process has no popdist.
+    Must be called before anything of PopTorch is set up. Raises ValueError if poprun started this process, but popdist
+    does not load.
     """
-    if _begun:
-        return _begun[0]
+    if _initialised:
+        return _initialised[0]
     try:
         import popdist
     except ImportError as error:
         if not of_poprun():
             return None
         raise ValueError(
-            f"poprun started this process, and popdist does not load ({error}); install the Poplar SDK's wheels into "
-            "this environment"
+            f"poprun started this process, but popdist does not load ({error}); install the wheels of the Poplar SDK"
+            " into this environment"
         ) from error
     if not popdist.isPopdistEnvSet():
         return None
     popdist.init()
-    _begun.append(popdist)
+    _initialised.append(popdist)
     return popdist
 
 
 def options(ipus_per_replica: int) -> Any:
-    """PopTorch's options of an instance: how many replicas it has, and which devices they are."""
+    """Return PopTorch options with the replicas and devices of this instance."""
     import popdist.poptorch
 
     return popdist.poptorch.Options(ipus_per_replica=ipus_per_replica)
 
 
 class Instance(NamedTuple):
-    """One of the processes that poprun started, with `replicas` of the run's replicas."""
+    """One of the processes that poprun started."""
 
     rank: int
     instances: int
-    replicas: int
-    distributed: bool  # poprun started it
+    replicas: int  # in this process
+    distributed: bool  # True if poprun started the process
 
-    def own(self, path: str) -> str:
-        """Return the path that only this instance writes, in place of a file or directory that all instances name."""
+    def own_path(self, path: str) -> str:
+        """Return a path that only this instance writes, derived from one that all instances are configured with."""
         return path if self.instances == 1 else f"{path}-{self.rank}-of-{self.instances}"
 
 
 def find_instance(config: Config) -> Instance:
-    """Find this instance; raise ValueError if poprun was given another number of replicas than the configuration."""
+    """Find this instance; raise ValueError if poprun has another number of replicas than the configuration."""
     replicas = config.placement.replicas
-    popdist = begun()
+    popdist = _popdist()
     if popdist is None:
         return Instance(0, 1, replicas, False)
-    total, own, instances = (
-        popdist.getNumTotalReplicas(),
-        popdist.getNumLocalReplicas(),
-        popdist.getNumInstances(),
-    )
+    total = popdist.getNumTotalReplicas()
+    local = popdist.getNumLocalReplicas()
+    instances = popdist.getNumInstances()
     if total != replicas:
         raise ValueError(
-            f"poprun has {total} replicas, placement.replicas is {replicas}; the loss of an update is normalised over"
-            " all of them, so give poprun --num-replicas the configured number"
+            f"poprun has {total} replicas, but placement.replicas is {replicas}; the loss of an update is normalised"
+            f" over all of them, so use poprun --num-replicas {replicas}"
         )
-    if own * instances != total:
+    if local * instances != total:
         raise ValueError(
-            f"poprun gives this one of {instances} instances {own} of {total} replicas; each needs as many: give "
-            f"--num-instances a number that divides {total}"
+            f"poprun gives this instance {local} of {total} replicas, but each of {instances} instances needs the same"
+            f" number; set --num-instances to a divisor of {total}"
         )
-    return Instance(popdist.getInstanceIndex(), instances, own, True)
+    return Instance(popdist.getInstanceIndex(), instances, local, True)
 
 
-# ---- what instances exchange on the host ----------------------------------------------------------------------------
+# ---- communication on the host --------------------------------------------------------------------------------------
 
 
 class Instances(Ranks):
-    launcher, restart = "poprun", "the same line with --resume-if-there does"
+    """The processes of a run that poprun started."""
+
+    launcher = "poprun"
+    restart = "the same line with --resume-if-there does"
 
 
 def instances() -> Optional[Ranks]:
-    """Return the processes of the run, which have not met yet, or None if poprun started one."""
-    popdist = begun()
+    """Return the processes of the run, which are not connected yet; None if poprun started fewer than two."""
+    popdist = _popdist()
     if popdist is None or popdist.getNumInstances() == 1:
         return None
-    rank, size = popdist.getInstanceIndex(), popdist.getNumInstances()
+    rank = popdist.getInstanceIndex()
+    size = popdist.getNumInstances()
     return Instances(_meeting_point(rank, size), rank, size, rank)
 
 
-_PORT = 29500
+_PORT = 29500  # torchrun's default
 
 
 def _meeting_point(rank: int, size: int, environment: Mapping[str, str] = os.environ) -> Any:
-    """Connect to a store of torch.distributed that all instances reach, at MASTER_ADDR, which one host need not set."""
+    """Connect to the instances' store of torch.distributed at MASTER_ADDR, which is optional on one host."""
     import torch.distributed as dist
 
-    # Open MPI, by which poprun starts processes, says how many it started in all and on this host.
-    everywhere, here = (environment.get(f"OMPI_COMM_WORLD_{each}SIZE") for each in ("", "LOCAL_"))
-    address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT", str(_PORT))
-    if address is None and everywhere != here:
+    # poprun starts processes by Open MPI, which sets their number in total and on this host.
+    total = environment.get("OMPI_COMM_WORLD_SIZE")
+    on_this_host = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    address = environment.get("MASTER_ADDR")
+    port = environment.get("MASTER_PORT", str(_PORT))
+    if address is None and total != on_this_host:
         raise ValueError(
-            f'{size} instances on several hosts; name the first host: poprun --mpi-local-args="-x MASTER_ADDR=HOST" ...'
+            f"the {size} instances run on several hosts, but MASTER_ADDR is not set; name the first host: poprun"
+            ' --mpi-local-args="-x MASTER_ADDR=HOST" ...'
         )
     address = address or "127.0.0.1"
     try:
@@ -118,6 +124,6 @@ def _meeting_point(rank: int, size: int, environment: Mapping[str, str] = os.env
     except (RuntimeError, ValueError, TypeError) as error:
         problem = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"the instances do not meet at {address}:{port} ({problem}); set MASTER_ADDR to the first host and "
-            "MASTER_PORT to a port that is free there"
+            f"the instances cannot connect at {address}:{port} ({problem}); set MASTER_ADDR to the first host and "
+            "MASTER_PORT to a free port there"
         ) from error

@@ -1,4 +1,4 @@
-"""What PopTorch compiles: the plain network with what the device needs differently, and where its blocks begin."""
+"""The modules that PopTorch compiles: the plain network, adapted to the device and divided into blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ipu_packed_bert.tasks.task import Task
 
 
 class _SerialisedProduct(nn.Module):
-    """`model.bert.VocabularyProduct` in `factor` parts of the vocabulary, one after the other in the same memory."""
+    """`model.bert.VocabularyProduct`, computed in `factor` parts of the vocabulary that share memory."""
 
     def __init__(self, factor: int):
         super().__init__()
@@ -38,15 +38,15 @@ class _SerialisedProduct(nn.Module):
 
 
 def _checkpoint(module: nn.Module, inputs: Tuple, output: torch.Tensor) -> torch.Tensor:
-    """Forward hook: keep this output, recompute what led to it when gradients need it."""
+    """Keep this output, so that gradients recompute only what follows it (a forward hook)."""
     return poptorch.recomputationCheckpoint(output)
 
 
 def _adapt(network: PackedBert, config: Config, task: Task) -> None:
-    """Put into a network what the device needs differently, in place; names, shapes and values of its weights stay."""
+    """Replace modules that the device needs in another form, in place; weights keep names, shapes and values."""
     if config.engine.mask == "product":
         depth = task.max_sequences_per_pack
-        assert depth is not None  # the data set is there
+        assert depth is not None  # known once the data set is open
         mask_in_product(network, sequences=depth, columns=mask_columns(task.model, depth))
     for module in network.modules():
         if isinstance(module, PretrainingLoss):
@@ -65,40 +65,40 @@ def _adapt(network: PackedBert, config: Config, task: Task) -> None:
 
 
 def _begin_blocks(network: PackedBert, placement: Placement) -> None:
-    """Mark in a network where the blocks of `placement` begin, in place."""
+    """Mark the modules with which the blocks of a placement begin, in place."""
     for block in placement.blocks:
         poptorch.BeginBlock(network.get_submodule(block.module), block.name, ipu_id=block.ipu)
 
 
 class Program(nn.Module):
-    """What PopTorch compiles: the network, with its loss named as the one that gradients come from."""
+    """The module for training and evaluation: the network, with its loss marked as the source of gradients."""
 
     def __init__(self, network: PackedBert):
         super().__init__()
         self.network = network
 
     def forward(self, *fields) -> Tuple[torch.Tensor, ...]:
-        """Run the task's fields of a micro-batch, in their order."""
+        """Compute the task's outputs from its fields of a micro-batch, in order."""
         loss, *sums = self.network(*fields)
-        # The loss may be a sum of several, so it must be named; it is a scalar already.
+        # PopTorch must know the loss, which may be a sum; it is a scalar already.
         return (poptorch.identity_loss(loss, reduction="none"), *sums)
 
 
 class Predictions(nn.Module):
-    """What PopTorch compiles to predict: the network of a task without its loss."""
+    """The module for prediction: the network of a task without its loss."""
 
     def __init__(self, network: PackedBert):
         super().__init__()
         self.network = network
 
     def forward(self, *fields) -> torch.Tensor:
-        """Map the task's `prediction_fields` of a micro-batch, in their order, to the predictions of each row."""
+        """Compute the predictions of each row from the task's `prediction_fields` of a micro-batch, in order."""
         network: Any = self.network
         return network.predictions(*fields)
 
 
 def build_program(config: Config, task: Task, placement: Placement) -> Program:
-    """Build the network for PopTorch, with its initial weights."""
+    """Build the network for PopTorch with its initial weights."""
     network = build_network(task, config.run.seed, attention="eager")
     _adapt(network, config, task)
     _begin_blocks(network, placement)

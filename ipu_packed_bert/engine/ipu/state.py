@@ -1,4 +1,4 @@
-"""The optimiser's state on the device and in a checkpoint, each from the other.  Loads without the SDK."""
+"""Conversion of the optimiser's state between device and checkpoint. Loads without the SDK."""
 
 from __future__ import annotations
 
@@ -8,54 +8,59 @@ import torch
 
 from ipu_packed_bert.model.optimizer import MOMENTS
 
+_Tensors = Dict[str, torch.Tensor]  # by name
+
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor as a plain torch.Tensor of at least float32; PopTorch's parameters have a class of their own."""
-    wide = torch.promote_types(tensor.dtype, torch.float32)
-    return torch.from_numpy(tensor.detach().to(wide).numpy().copy())
+    """Copy a tensor as a plain torch.Tensor of at least float32; parameters of PopTorch are of another class."""
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    array = tensor.detach().to(dtype).numpy()
+    return torch.from_numpy(array.copy())
 
 
-# PopART's names of an optimiser's tensors: a prefix, three underscores and the weight's name in the compiled model.
+# PopART names an optimiser's tensor by this prefix, three underscores and the weight's name in the compiled model.
 _MOMENTS = dict(zip(("Accl1", "Accl2"), MOMENTS))
 
 
-def _weight_of(key: str, names: Iterable[str]) -> Tuple[str, Optional[str]]:
-    """Split "Accl1___model.network.bert.x" into ("Accl1", "bert.x"); None if the rest ends in no parameter's name."""
-    prefix, _, path = key.partition("___")
-    parts = path.split(".")
-    candidates = (".".join(parts[first:]) for first in range(len(parts)))
-    return prefix, next((name for name in candidates if name in names), None)
+def _split_key(key: str, names: Iterable[str]) -> Tuple[str, Optional[str]]:
+    """Split "Accl1___model.network.bert.x" into ("Accl1", "bert.x"); None if no suffix is a parameter's name."""
+    prefix, _, name = key.partition("___")
+    while name not in names:
+        _, separator, name = name.partition(".")
+        if not separator:
+            return prefix, None
+    return prefix, name
 
 
-def moments(
-    device: Dict[str, torch.Tensor], parameters: Dict[str, torch.Tensor]
-) -> Dict[str, Dict[str, torch.Tensor]]:
+def moments(device: _Tensors, parameters: _Tensors) -> Dict[str, _Tensors]:
     """Convert the optimiser tensors of the device to {"exp_avg": {name: float32}, "exp_avg_sq": {name: float32}}."""
-    found: Dict[str, Dict[str, torch.Tensor]] = {moment: {} for moment in _MOMENTS.values()}
+    state: Dict[str, _Tensors] = {moment: {} for moment in MOMENTS}
     for key, tensor in device.items():
-        prefix, name = _weight_of(key, parameters)
+        prefix, name = _split_key(key, parameters)
         if prefix in _MOMENTS and name is not None:
-            found[_MOMENTS[prefix]][name] = plain(tensor).reshape(parameters[name].shape)
-    for moment, tensors in found.items():
-        missing = sorted(set(parameters) - set(tensors))
+            moment = _MOMENTS[prefix]
+            shape = parameters[name].shape
+            state[moment][name] = plain(tensor).reshape(shape)
+
+    for moment, tensors in state.items():
+        missing = sorted(parameters.keys() - tensors.keys())
         if missing:
             raise ValueError(
-                f"the device returned no {moment} of {missing[0]} and {len(missing) - 1} others, so the optimiser's "
-                f"state"
-                f" cannot be saved; it has {sorted(device)[:3]} ..."
+                f"the device returned no {moment} of {missing[0]} and {len(missing) - 1} others, so the optimiser's"
+                f" state cannot be saved; it returned {sorted(device)[:3]} ..."
             )
-    return found
+    return state
 
 
-def fill(device: Dict[str, torch.Tensor], state: Dict[str, Any]) -> None:
+def fill(device: _Tensors, state: Dict[str, Any]) -> None:
     """Overwrite the device's optimiser tensors with an engine-neutral state, in place."""
     for key, tensor in list(device.items()):
-        prefix, name = _weight_of(key, state["exp_avg"])
+        prefix, name = _split_key(key, state["exp_avg"])
         if name is None:
             continue
         if prefix in _MOMENTS:
-            device[key] = (
-                state[_MOMENTS[prefix]][name].to(tensor.dtype).reshape(tensor.shape).clone()
-            )
+            moment = state[_MOMENTS[prefix]][name]
+            moment = moment.to(tensor.dtype).reshape(tensor.shape)
+            device[key] = moment.clone()
         elif prefix == "Step":
             device[key] = torch.full_like(tensor, state["step"])

@@ -132,7 +132,7 @@ def test_the_kernel_is_for_half_types_from_8_0_on_without_dropout(kernel, monkey
     ):
         assert words in _without_kernel(device, **{**BEST, name: value})
     assert _without_kernel(CPU, **BEST)
-    assert "capability 8.0, this is 7.5" in _without_kernel(pretend(monkeypatch, (7, 5)), **BEST)
+    assert "capability 8.0, this GPU has 7.5" in _without_kernel(pretend(monkeypatch, (7, 5)), **BEST)
 
 
 def test_a_torch_without_the_kernel_is_named(monkeypatch):

@@ -160,7 +160,7 @@ def test_compiled_it_is_one_graph_for_each_mode(monkeypatch):
     assert len(graphs) == 2
     assert set(compiled.state()["model"]) == set(plain.state()["model"])
     count_graphs(monkeypatch, "no_compiler_here")
-    with refused("engine.compile is true, and torch does not compile here .*--set engine.compile=false"):
+    with refused("engine.compile is true, but torch cannot compile here .*--set engine.compile=false"):
         host_engine(change(CONFIG, engine={"compile": True}), packing_factor=1.0, device="cpu").compile(batches[0])
 
 
@@ -228,7 +228,7 @@ def test_attention_chosen_for_the_machine():
         return pick_attention(config, Pretraining(config), cpu)
 
     def within(dense):
-        return Attention("varlen", mask=True, note=f"or {dense}, by lengths")
+        return Attention("varlen", mask=True, note=f"or {dense}, depending on lengths")
 
     dropout = {"model": {"attention_dropout": 0.1}}
     assert attention(CONFIG) == within("sdpa")

@@ -186,7 +186,7 @@ def test_a_mistake_that_one_instance_meets_ends_all_before_the_next_update(found
 def test_each_instance_has_a_program_of_its_own(found, folder):
     """Programs may differ by the instance: none overwrites another's, and each finds its own again."""
     assert ends(found["exported"]) == [0, 0] and ends(found["loaded"]) == [0, 0]
-    assert f"engine.executable={folder / 'program'}\n" in found["exported"][0]["out"]
+    assert f"engine.executable={folder / 'program'} to" in found["exported"][0]["out"]
     files = {path.name for path in folder.glob("program*")}
     assert files == {f"program-{index}-of-2{end}" for index in (0, 1) for end in ("", ".json")}
     assert len(read_log(folder / "loaded" / LOG)) == STEPS
@@ -200,7 +200,7 @@ def test_the_files_that_are_told_of_are_those_that_instances_write():
 
     words = compiled_words("program", 2)
     for index in range(2):
-        assert words.replace("-I-", f"-{index}-").startswith(Instance(index, 2, 2, True).own("program") + ",")
+        assert words.replace("-I-", f"-{index}-").startswith(Instance(index, 2, 2, True).own_path("program") + ",")
     assert compiled_words("program", 1).startswith("program; ")
 
 
@@ -253,7 +253,9 @@ def test_the_stand_in_wants_init_first_and_once():
             poptorch.inferenceModel(torch.nn.Linear(1, 1), options=poptorch.Options())
 
 
-@pytest.mark.parametrize("attached, says", [(8, ""), (4, "the largest it can attach has 4"), (0, "it can attach none")])
+@pytest.mark.parametrize(
+    "attached, says", [(8, ""), (4, "the largest it can attach has 4"), (0, "can attach has 0 IPUs")]
+)
 def test_an_instance_looks_for_its_own_ipus(attached, says, by_poprun):
     with installed(ipus=attached, poprun=PopRun(index=1, instances=2, replicas=4)):
         if not says:
@@ -261,7 +263,7 @@ def test_an_instance_looks_for_its_own_ipus(attached, says, by_poprun):
             assert choice.hardware and choice.reason == "IPU hardware: 16 IPUs (4 x 4) in 2 instances of 8 IPUs (2 x 4)"
             return
         for kind in ("ipu", "auto"):
-            with refused("instance 1 of 2 finds no device of 8 IPUs") as caught:
+            with refused("instance 1 of 2 needs a device of 8 IPUs") as caught:
                 choose_engine(pod16(f"engine.kind={kind}"))
             assert says in str(caught.value)
 
@@ -269,8 +271,8 @@ def test_an_instance_looks_for_its_own_ipus(attached, says, by_poprun):
 @pytest.mark.parametrize(
     "poprun, says",
     [
-        (dict(replicas=2), "poprun has 2 replicas, placement.replicas is 4"),
-        (dict(replicas=4, local_replicas=1), "this one of 2 instances 1 of 4 replicas"),
+        (dict(replicas=2), "poprun has 2 replicas, but placement.replicas is 4"),
+        (dict(replicas=4, local_replicas=1), "this instance 1 of 4 replicas"),
     ],
 )
 def test_shares_that_are_not_those_of_the_configuration_are_refused(poprun, says, by_poprun):
@@ -285,15 +287,15 @@ def test_several_instances_are_neither_simulated_nor_on_the_host(by_poprun, monk
 
         with refused("packed_phase2_pod16.yml", "poprun"):
             sdk.devices.inventory(config)
-        with refused("give it what that yields"):
+        with refused("pass its result to the engine"):
             build_engine(config, Pretraining(config), choose_engine(config), packing_factor=2.0)
         monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
-        with refused("POPTORCH_IPU_MODEL asks for the Poplar IPU Model"):
+        with refused("POPTORCH_IPU_MODEL requests the Poplar IPU Model"):
             choose_engine(config)
         monkeypatch.delenv("POPTORCH_IPU_MODEL")
         host = pod16("engine.kind=host")
         ranks = poprun.Instances(None, 0, 2, 0)
-        with refused("whose launcher is torchrun"):
+        with refused("needs torchrun"):
             build_engine(host, Pretraining(host), choose_engine(host), packing_factor=2.0, processes=ranks)
 
 
@@ -333,11 +335,11 @@ def test_poprun_without_popdist_is_one_line(main, by_poprun, capsys):
     with installed():
         assert run_main(main, ["--config", "packed_host"]) == 2
     text = capsys.readouterr().err
-    assert text.startswith("error: poprun started this process, and popdist does not load") and text.count("\n") == 1
+    assert text.startswith("error: poprun started this process, but popdist does not load") and text.count("\n") == 1
 
 
 def test_what_one_process_makes_is_refused(by_poprun):
-    with pytest.raises(ValueError, match="poprun started this process: each would make all of an experiment"):
+    with pytest.raises(ValueError, match="poprun started this process, but each process would repeat an experiment"):
         refuse_several("an experiment")
     with pytest.raises(ValueError, match="without poprun"), joined(command="a benchmark"):
         pass
@@ -351,7 +353,7 @@ def test_where_instances_meet(monkeypatch):
     store.set("here", "yes")
     assert store.get("here") == b"yes"
     several = {**one_host, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
-    with refused("2 instances on several hosts; name the first host"):
+    with refused("2 instances run on several hosts"):
         _meeting_point(1, 2, several)
-    with refused("do not meet at 127.0.0.1:-1"):
+    with refused("cannot connect at 127.0.0.1:-1"):
         _meeting_point(0, 2, {**several, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "-1"})
