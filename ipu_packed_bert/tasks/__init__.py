@@ -1,9 +1,10 @@
-"""Tasks: what is trained on packs, one file each.
+"""Tasks that are trained on packs, one module each.
 
-    task          the contract between a task and what trains it; examples: what tasks with files of examples share
-    pretraining   questions   classification   tokens   own: a class in a file of the user's
+    task                                              the interface between a task and the training loop
+    examples                                          base class of tasks with files of examples
+    pretraining, questions, classification, tokens    the tasks; a user's task is a class in a file
 
-Beside them what they read and score with: files, scores; and starting_weights, where a run begins.
+`files` and `inputs` read examples and make sequences, `scores` has metrics, `starting_weights` loads checkpoints.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from ipu_packed_bert.settings.user_task import is_own, own_class
 
 
 def task_class(name: str) -> Any:
-    """Import and return the class of a task that learns from files, by its name in the configuration."""
+    """Import and return the class of a task with files of examples, by its name in the configuration."""
     if is_own(name):
         return own_class(name)
-    module, _, kind = TASKS[name].implementation.partition(".")
-    return getattr(import_module(f"ipu_packed_bert.tasks.{module}"), kind)
+    module, _, class_name = TASKS[name].implementation.partition(".")
+    return getattr(import_module(f"ipu_packed_bert.tasks.{module}"), class_name)

@@ -1,7 +1,7 @@
-"""Classification and regression of texts, or pairs of texts.
+"""Classification and regression of texts or pairs of texts.
 
-One label, several labels or a number for every sequence of a pack, from its own [CLS].
-Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden size; C classes.
+The [CLS] of each sequence of a pack predicts one label, several labels or a number.
+Suffixes as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden size; C classes.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ PROBLEM_TYPES = {
     MULTI_LABEL: "multi_label_classification",
     REGRESSION: "regression",
 }
-_THRESHOLD = 0.5  # probability above which a label of several is predicted
-_LARGEST_TARGET = 1e38  # of regression; a target is float32
+_THRESHOLD = 0.5  # probability above which a label is predicted, if there may be several
+_LARGEST_TARGET = 1e38  # largest target of regression, which is float32
 
 
 class _PackedBertForSequenceClassification(PackedBert):
-    """A packed BERT with the weights' names of Hugging Face's BertForSequenceClassification.
+    """A packed BERT with the weight names of Hugging Face's BertForSequenceClassification.
 
-    kind "single_label": target labels int32 [B, D]; "multi_label": labels [B, D, C] of 0 and 1; "regression": labels
-    [B, D], C = 1.
+    Labels are int32 [B, D] for kind "single_label", 0 and 1 [B, D, C] for "multi_label", and [B, D] with C = 1 for
+    "regression".
     """
 
     def __init__(self, model: ModelConfig, *, classes: int, kind: str, attention: str = "eager"):
@@ -67,7 +67,7 @@ class _PackedBertForSequenceClassification(PackedBert):
     def predictions(
         self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD
     ) -> torch.Tensor:
-        """Return class logits, [B, D, C], at least float32; those of absent sequences are finite and meaningless."""
+        """Compute class logits [B, D, C], at least float32; those of absent sequences are finite but meaningless."""
         hidden_BSH = self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         pooled_BDH = self.bert.pooler(self.first_slots(hidden_BSH, cls_positions_BD))
         logits_BDC = self.classifier(self.dropout(pooled_BDH))
@@ -91,18 +91,18 @@ class _PackedBertForSequenceClassification(PackedBert):
         weight_BD = present_BD.to(logits_BDC.dtype)
         if self.kind == SINGLE_LABEL:
             loss_BD = cross_entropy(logits_BDC, labels)
-            right_BD = correct(logits_BDC, labels)
+            correct_BD = correct(logits_BDC, labels)
         elif self.kind == MULTI_LABEL:
             labels_BDC = labels.to(logits_BDC.dtype)
-            loss_BD = F.binary_cross_entropy_with_logits(
-                logits_BDC, labels_BDC, reduction="none"
-            ).mean(2)
-            right_BD = ((logits_BDC > 0) == (labels_BDC > 0)).all(2)
+            loss_BDC = F.binary_cross_entropy_with_logits(logits_BDC, labels_BDC, reduction="none")
+            loss_BD = loss_BDC.mean(2)
+            correct_BD = ((logits_BDC > 0) == (labels_BDC > 0)).all(2)
         else:
-            loss_BD = (logits_BDC.squeeze(2) - labels.to(logits_BDC.dtype)) ** 2
-            right_BD = torch.zeros_like(present_BD)
+            difference_BD = logits_BDC.squeeze(2) - labels.to(logits_BDC.dtype)
+            loss_BD = difference_BD**2
+            correct_BD = torch.zeros_like(present_BD)
         loss = ((loss_BD * weight_BD).sum(1) * scale_B).sum()
-        return LossAndCorrect(loss, (right_BD & present_BD).to(weight_BD.dtype).sum())
+        return LossAndCorrect(loss, (correct_BD & present_BD).to(weight_BD.dtype).sum())
 
 
 class _Text(NamedTuple):
@@ -110,8 +110,8 @@ class _Text(NamedTuple):
 
     parts: Tuple[str, ...]
     labels: Optional[Tuple[str, ...]]  # None if the file has none; empty for regression
-    number: float  # regression
-    where: str
+    number: float  # target of regression
+    where: str  # file and line, for messages
 
 
 class ClassificationTask(LabelTask):
@@ -175,21 +175,21 @@ class ClassificationTask(LabelTask):
         return labels
 
     def inputs(self, examples: Sequence[_Text], what: str) -> Inputs:
-        """Make [CLS] text [SEP], or [CLS] first [SEP] second [SEP]; a text that is too long loses its end.
+        """Make [CLS] text [SEP] or [CLS] first [SEP] second [SEP], truncated to a row.
 
-        Of a pair the longer one is cut first.  Target `labels`: int32 [n], float32 [n, C] of 0 and 1, or float32 [n],
-        depending on the kind; zeros for texts without labels.
+        The longer text of a pair is truncated first. The target `labels` is int32 [n], float32 [n, C] of 0 and 1, or
+        float32 [n], depending on the kind, with zeros for texts without labels.
         """
         slots = self.max_sequence_length
         parts = list(zip(*(text.parts for text in examples)))
-        encoded = [[tokens.ids for tokens in self.tokenizer.encode(texts)] for texts in parts]
-        rows = [
-            self.tokenizer.joined(_shortened(ids, slots - len(parts) - 1)) for ids in zip(*encoded)
-        ]
+        room = slots - len(parts) - 1
+        encoded = []
+        for texts in parts:
+            encoded.append([tokens.ids for tokens in self.tokenizer.encode(texts)])
+        rows = [self.tokenizer.joined(_shortened(ids, room)) for ids in zip(*encoded)]
         ids, segments = zip(*rows)
-        inputs = Inputs.of(
-            ids, np.concatenate(segments), targets={"labels": self._targets(examples, what)}
-        )
+        targets = {"labels": self._targets(examples, what)}
+        inputs = Inputs.of(ids, np.concatenate(segments), targets=targets)
 
         note = f"{what}: {len(examples):,} texts of {inputs.lengths.mean():.0f} tokens"
         cut = int((inputs.lengths == slots).sum())
@@ -214,13 +214,14 @@ class ClassificationTask(LabelTask):
 
     @property
     def scores(self) -> Tuple[str, ...]:
-        """The names of the metrics; F1 alone is of the second of two labels."""
+        """Names of the metrics; `f1`, of the second label, exists for two labels only."""
         if self.name == REGRESSION:
             return ("pearson", "spearman", "mean_squared_error")
         if self.name == MULTI_LABEL:
             return ("micro_f1", "macro_f1", "all_right")
-        f1_of_second = ("f1",) if len(self.labels or ()) == 2 else ()
-        return ("accuracy", *f1_of_second, "macro_f1", "matthews")
+        if len(self.labels or ()) == 2:
+            return ("accuracy", "f1", "macro_f1", "matthews")
+        return ("accuracy", "macro_f1", "matthews")
 
     def network(self, attention: str) -> PackedBert:
         classes = max(1, len(self.labels or ()))
@@ -238,16 +239,15 @@ class ClassificationTask(LabelTask):
         return Scored(metrics, {"predictions.json": answers}, answers)
 
     def _answers(self, logits: np.ndarray) -> List[Dict[str, Any]]:
-        """Return JSON values for logits [n, C]: a label and its probability, labels and theirs, or a number."""
+        """Convert logits [n, C] to JSON values: a label or labels with probabilities, or a number."""
         names = self.labels or []
         if self.name == REGRESSION:
             return [{"prediction": float(value)} for value in logits[:, 0]]
         if self.name == MULTI_LABEL:
             answers: List[Dict[str, Any]] = []
             for row in _sigmoid(logits):
-                likely = {
-                    names[number]: float(row[number]) for number in np.flatnonzero(row > _THRESHOLD)
-                }
+                chosen = np.flatnonzero(row > _THRESHOLD)
+                likely = {names[number]: float(row[number]) for number in chosen}
                 answers.append({"prediction": list(likely), "probabilities": likely})
             return answers
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -276,7 +276,7 @@ class ClassificationTask(LabelTask):
                 "all_right": 100.0 * float((likely == wanted).all(axis=1).mean()),
             }
         classes = logits.argmax(axis=1)
-        numbers = np.union1d(classes, labels)  # macro-F1 is of the classes that occur
+        numbers = np.union1d(classes, labels)  # macro-F1 is over the classes that occur
         return {
             "accuracy": 100.0 * float((classes == labels).mean()),
             "f1": 100.0 * micro_f1(classes == 1, labels == 1),
@@ -292,7 +292,7 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
     return 1.0 / (1.0 + np.exp(-logits))
 
 
-_Target = Tuple[Tuple[str, ...], float]  # labels and number of a _Text
+_Target = Tuple[Tuple[str, ...], float]  # `labels` and `number` of a _Text
 
 
 def _one_label(raw: Any) -> _Target:
@@ -302,10 +302,12 @@ def _one_label(raw: Any) -> _Target:
 
 
 def _labels(raw: Any) -> _Target:
-    parts = raw if isinstance(raw, list) else [part.strip() for part in str(raw).split("|")]
-    has_repeats = isinstance(raw, list) and len(set(map(str, raw))) < len(
-        raw
-    )  # as a list of 0 and 1 has
+    has_repeats = False
+    if isinstance(raw, list):
+        parts = raw
+        has_repeats = len(set(map(str, raw))) < len(raw)  # for example a list of 0 and 1
+    else:
+        parts = [part.strip() for part in str(raw).split("|")]
     if raw is None or isinstance(raw, dict) or has_repeats or not all(map(is_label, parts)):
         raise ValueError
     return tuple(dict.fromkeys(str(part) for part in parts if part != "")), math.nan
@@ -321,7 +323,7 @@ def _number(raw: Any) -> _Target:
     return (), number
 
 
-# Kind -> the labels and the number of a value; ValueError for another value than the rule allows.
+# Kind -> a function from a value to a target, which raises ValueError if the value breaks the rule.
 _READERS: Dict[str, Callable[[Any], _Target]] = {
     SINGLE_LABEL: _one_label,
     MULTI_LABEL: _labels,
@@ -335,7 +337,7 @@ _RULES = {
 
 
 def _shortened(parts: Sequence[np.ndarray], room: int) -> List[np.ndarray]:
-    """Return the beginnings of one or two lists of tokens that fit into `room`; the longer one is cut first."""
+    """Truncate one or two lists of tokens to ``room`` tokens together; the longer one is truncated first."""
     if len(parts) == 1:
         return [parts[0][:room]]
     first, second = parts

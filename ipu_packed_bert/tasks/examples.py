@@ -1,4 +1,4 @@
-"""Tasks that learn from files of examples, whose sequences are packed when the task is made."""
+"""Tasks that train on files of examples, which are packed when the task is created."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class LossAndCorrect(NamedTuple):
     """The scalars that a network returns for a micro-batch."""
 
     loss: torch.Tensor  # sum over its sequences, or labelled tokens, times the scale
-    correct: torch.Tensor  # how many of them are right; 0 for regression
+    correct: torch.Tensor  # number of correct ones; 0 for regression
 
 
 class Scored(NamedTuple):
-    """The score and the answers that follow from the network's outputs."""
+    """The scores and predictions computed from outputs of the network."""
 
     metrics: Dict[str, Any]  # empty if the file has no labels
     files: Dict[str, Any]  # JSON values by file name, predictions.json among them
@@ -57,32 +57,32 @@ class Scored(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A file whose records are all to be answered, instead of the configuration's files."""
+    """A file of records to predict, which replaces the files of the configuration."""
 
     source: ExampleSource
-    labels: bool = False  # read, to score the answers
+    labels: bool = False  # True: read labels, to score the predictions
 
 
 class _Predicted(NamedTuple):
     """The predictions for each sequence, in order: [length, ...] for its slots, or [...] for the sequence."""
 
-    outputs: Optional[List[np.ndarray]]  # None unless all batches came
+    outputs: Optional[List[np.ndarray]]  # None if an interruption ended the batches
     counts: Counts
     seconds: float
 
 
 class ExampleTask(Task):
-    """A task that learns from one file and is scored on another: `training` and `evaluation`, None without a file.
+    """A task with a file to train on and a file to evaluate, `training` and `evaluation`, None without a file.
 
-    Fields of a batch besides those of the slots: cls_positions (slot of each sequence's [CLS]) and sequence_numbers
-    (number of the sequence in the data, from 1; 0 for none) [B, D], then the targets and `scale`.
+    Besides fields of slots, batches have cls_positions (slot of each sequence's [CLS]) and sequence_numbers (1-based
+    index of the sequence in the data; 0 for none) [B, D], then the targets and `scale`.
 
     Args:
-        config: The configuration, whose files are read.
-        tokenizer: Cuts the texts into tokens.
+        config: The configuration, which names the files.
+        tokenizer: Splits texts into tokens.
         model: The sizes of the network.
-        labels: The labels of a checkpoint that is a classifier already.
-        asked: The file that is answered without any training: `evaluation`.  The configuration's files are not read.
+        labels: The labels of a checkpoint that is already a classifier.
+        asked: A file to predict, which becomes `evaluation`; the files of the configuration are then not read.
     """
 
     counts = {"sequences": "sequence_numbers"}
@@ -94,10 +94,10 @@ class ExampleTask(Task):
     )
     losses = ("loss",)
     prediction_fields: Tuple[str, ...] = ("input_ids", "input_mask", "segment_ids", "positions")
-    settings: Type[TaskConfig] = TaskConfig  # of a user's task: those of its section `task`
-    of_slots: bool  # predictions are of slots [B, S, ...], else of sequences [B, D, ...]
+    settings: Type[TaskConfig] = TaskConfig  # class of the section `task`, for a user's task
+    of_slots: bool  # True: predictions [B, S, ...] per slot; False: [B, D, ...] per sequence
 
-    labels: Optional[List[str]]  # of a classifier, by their numbers; other tasks have none
+    labels: Optional[List[str]]  # of a classifier, by class; None for other tasks
     training: Optional[Inputs] = None
     evaluation: Optional[Inputs] = None
     training_packs: Optional[ExamplePacks] = None
@@ -117,24 +117,24 @@ class ExampleTask(Task):
         self.model = model
         self.asked = asked
         self.max_sequence_length = config.data.max_sequence_length
-        self.notes: List[str] = []  # what a user should know about the data, one line each
-        files = (
-            {"evaluation": asked.source}
-            if asked
-            else {what: getattr(config.data, what) for what in _FILES}
-        )
-        self.sources = {
-            what: ExampleSource.of(name) for what, name in files.items() if name is not None
-        }
+        self.notes: List[str] = []  # facts about the data for users, one line each
+        self.sources: Dict[str, ExampleSource] = {}
+        if asked:
+            self.sources["evaluation"] = asked.source
+        else:
+            for what in _FILES:
+                name = getattr(config.data, what)
+                if name is not None:
+                    self.sources[what] = ExampleSource.of(name)
         with_labels = asked is None or asked.labels
-        read = {
-            what: self.read(source, config, labels=with_labels)
-            for what, source in self.sources.items()
-        }
+        read = {}
+        for what, source in self.sources.items():
+            read[what] = self.read(source, config, labels=with_labels)
         self.labels = self.begin(read, labels)
-        self.examples: List[Any] = []  # those of `evaluation`
+
+        self.examples: List[Any] = []  # of `evaluation`
         for what, examples in read.items():
-            examples = self._drawn(examples, what)
+            examples = self._sample(examples, what)
             setattr(self, what, self.inputs(examples, what))
             self.examples = examples if what == "evaluation" else []
         self._pack()
@@ -142,26 +142,27 @@ class ExampleTask(Task):
     @classmethod
     @abc.abstractmethod
     def read(cls, source: ExampleSource, config: Config, *, labels: bool) -> List[Any]:
-        """Return the examples of a file, in file order.  labels: False leaves their labels unread."""
+        """Return the examples of a file, in file order; read their labels if ``labels`` is True."""
 
     def begin(
         self, read: Dict[str, List[Any]], labels: Optional[Sequence[str]]
     ) -> Optional[List[str]]:
-        """Return the labels of a classifier, from all examples of `training` and `evaluation`; may replace these."""
+        """Return the labels of a classifier from all examples by file; may replace examples in ``read``."""
         return None
 
     @abc.abstractmethod
     def inputs(self, examples: Sequence[Any], what: str) -> Inputs:
-        """Return the sequences of examples; what: `training` or `evaluation`."""
+        """Return the sequences of examples; ``what`` is `training` or `evaluation`."""
 
     @property
     def program_facts(self) -> Mapping[str, Any]:
         return {} if self.labels is None else {"task.name": self.name, "labels": len(self.labels)}
 
     def _pack(self) -> None:
-        """Pack both files, with the same number of places for sequences: one shape serves training and evaluation."""
+        """Pack both files with the same number of places for sequences, so that their batches have equal shapes."""
         data = self.config.data
         packed = {}
+        depth = 1
         for what in self.sources:
             inputs = getattr(self, what)
             packing = pack_inputs(
@@ -171,7 +172,7 @@ class ExampleTask(Task):
                 max_sequences_per_pack=data.max_sequences_per_pack,
             )
             packed[what] = (inputs, packing)
-        depth = max([1, *(packing.largest_depth for _, packing in packed.values())])
+            depth = max(depth, packing.largest_depth)
         self.max_sequences_per_pack = depth
         if "training" in packed:
             self.training_packs = ExamplePacks(
@@ -182,7 +183,7 @@ class ExampleTask(Task):
 
     @property
     def packs(self) -> ExamplePacks:
-        """The packs of `training`, or of `evaluation` if there is no training."""
+        """Packs of `training`, or of `evaluation` without training."""
         packs = self.training_packs or self.evaluation_packs
         assert packs is not None  # a configuration names at least one file
         return packs
@@ -190,18 +191,18 @@ class ExampleTask(Task):
     @staticmethod
     @abc.abstractmethod
     def texts_of(example: Any) -> Sequence[str]:
-        """Return the texts of an example that are cut into tokens."""
+        """Return the texts of an example that are tokenised."""
 
     @classmethod
     def texts(cls, config: Config) -> List[str]:
-        """Return all texts of the training file, each once, from which a vocabulary is trained."""
+        """Return the distinct texts of the training file, to train a vocabulary on."""
         examples = cls.read(ExampleSource.of(str(config.data.training)), config, labels=True)
         return list(dict.fromkeys(chain.from_iterable(map(cls.texts_of, examples))))
 
     @property
     @abc.abstractmethod
     def scores(self) -> Tuple[str, ...]:
-        """The names of the metrics of `score`; all are percentages except correlations and errors."""
+        """Names of the metrics of `score`, which are percentages except for correlations and errors."""
 
     @property
     @abc.abstractmethod
@@ -210,10 +211,10 @@ class ExampleTask(Task):
 
     @abc.abstractmethod
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
-        """Return the score and the answers for the outputs of all sequences."""
+        """Compute scores and predictions from the outputs of all sequences."""
 
     def evaluate(self, engine: Any, batches: Iterable[Batch]) -> Optional[Evaluation]:
-        """Score the network's outputs for every sequence of `evaluation`; None unless all batches came."""
+        """Score the network's outputs for all sequences of `evaluation`; None if an interruption ended the batches."""
         outputs, counts, seconds = self.predict(engine, batches)
         if outputs is None:
             return None
@@ -223,44 +224,42 @@ class ExampleTask(Task):
         return Evaluation(counts, metrics, seconds, files=files)
 
     def predict(self, engine: Any, batches: Iterable[Batch]) -> _Predicted:
-        """Compute the outputs of all sequences of the batches, of all processes together."""
+        """Compute the outputs of all sequences, over all processes."""
         outputs: Dict[int, np.ndarray] = {}
         batch_counts: List[Counts] = []
         start = time.perf_counter()
         for batch in batches:
-            outputs.update(self.outputs_of(engine.predict(batch), batch))
+            outputs.update(self._outputs_of(engine.predict(batch), batch))
             batch_counts.append(self.count(batch))
         for part in engine.processes.gathered(outputs):
             outputs.update(part)
         batch_counts = list(chain.from_iterable(engine.processes.gathered(batch_counts)))
         seconds = time.perf_counter() - start
 
-        counts = {
-            name: sum(count[name] for count in batch_counts)
-            for name in ("packs", "tokens", *self.counts)
-        }
-        is_complete = self.evaluation is not None and len(outputs) == len(self.evaluation)
-        return _Predicted(
-            [outputs[number] for number in range(len(outputs))] if is_complete else None,
-            counts,
-            seconds,
-        )
+        counts = {}
+        for name in ("packs", "tokens", *self.counts):
+            counts[name] = sum(count[name] for count in batch_counts)
+        if self.evaluation is None or len(outputs) < len(self.evaluation):
+            return _Predicted(None, counts, seconds)
+        in_order = [outputs[number] for number in range(len(outputs))]
+        return _Predicted(in_order, counts, seconds)
 
-    def outputs_of(self, predictions: np.ndarray, batch: Batch) -> Iterator[Tuple[int, np.ndarray]]:
-        """Yield the number (from 0) and the outputs of each sequence of a batch.
-
-        These are its slots of [B, S, ...], or its place of [B, D, ...].
-        """
+    def _outputs_of(
+        self, predictions: np.ndarray, batch: Batch
+    ) -> Iterator[Tuple[int, np.ndarray]]:
+        """Yield the index and outputs of each sequence of a batch: its slots [B, S, ...] or place [B, D, ...]."""
         for row, place in zip(*np.nonzero(batch["sequence_numbers"])):
             index = batch["input_mask"][row] == place + 1 if self.of_slots else place
             yield int(batch["sequence_numbers"][row, place]) - 1, predictions[row, index]
 
-    def _drawn(self, examples: List[Any], what: str) -> List[Any]:
-        """Return a random sample in file order, of the size that the configuration states for this file."""
+    def _sample(self, examples: List[Any], what: str) -> List[Any]:
+        """Return a random sample in file order, of the size that the configuration sets for the file."""
         data = self.config.data
-        number, seed = data.evaluation_examples, _EVALUATION_SEED
+        number = data.evaluation_examples
+        seed = _EVALUATION_SEED
         if what == "training":
-            number, seed = data.training_examples, data.seed
+            number = data.training_examples
+            seed = data.seed
         if self.asked is not None or number is None or number >= len(examples):
             return examples
         chosen = np.sort(np.random.default_rng(seed).choice(len(examples), number, replace=False))
@@ -268,9 +267,9 @@ class ExampleTask(Task):
 
 
 class LabelTask(ExampleTask):
-    """A task of classification.
+    """A classification task.
 
-    Its examples have `labels`, None if the file has none, and `where`, their place for messages.
+    Its examples have the attributes `labels`, None if the file has none, and `where`, file and line for messages.
     """
 
     label_setting: str  # the setting that names the column of the labels
@@ -299,19 +298,22 @@ class LabelTask(ExampleTask):
                 labels = sorted(training_labels, key=_in_order)
         if labels is None:
             raise ValueError(
-                f"{self.config.start.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint "
-                "that was trained on them"
+                f"{self.config.start.checkpoint}: its config.json has no labels (id2label); pass a checkpoint that was "
+                "fine-tuned for this task"
             )
         self._numbers = {label: number for number, label in enumerate(labels)}
         return list(labels)
 
     def number_of(self, label: str, where: str) -> int:
-        """Return the number of a label.  Raises ValueError for a label that is not in the training file."""
+        """Return the class of a label; raise ValueError if the training file does not have it."""
         if label not in self._numbers:
             names = list(self._numbers)
-            known = ", ".join(map(named, names[:5])) + (", ..." if len(names) > 5 else "")
+            known = ", ".join(map(named, names[:5]))
+            if len(names) > 5:
+                known += ", ..."
             raise ValueError(
-                f"{where}: label {shown(label)} is none of the {len(names)} of the training file ({known})"
+                f"{where}: label {shown(label)} is not one of the {len(names)} of the training file ({known}); correct "
+                "or remove the record"
             )
         return self._numbers[label]
 
@@ -330,4 +332,6 @@ class LabelTask(ExampleTask):
 
 def _in_order(label: str) -> Tuple[int, int, str]:
     """Return a sort key that puts integers first, by value, then texts."""
-    return (0, int(label), "") if re.fullmatch(r"[+-]?\d{1,18}", label) else (1, 0, label)
+    if re.fullmatch(r"[+-]?\d{1,18}", label):
+        return (0, int(label), "")
+    return (1, 0, label)

@@ -1,6 +1,6 @@
-"""Readers of the files that tasks learn from and answer: JSON, JSONL and tables; plain, .gz or .xz, or standard input.
+"""Readers of files of examples: JSON, JSONL and tables; plain, .gz or .xz, or standard input.
 
-Errors name file, line and field, those of several records together.
+Errors name file, line and field; those of several records are reported together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pack_data.reading.fields import Fields, named, one_line, parse_json, shown
 from pack_data.reading.files import open_unpacked
 
 STANDARD_INPUT = "-"
-# Ending of a name, before .gz or .xz -> content.
+# File name extension, before .gz or .xz -> format.
 _FORMATS = {
     ".json": "json",
     ".jsonl": "jsonl",
@@ -44,16 +44,16 @@ _FORMATS = {
     ".txt": "conll",
 }
 _SUFFIXES = (".gz", ".xz")
-_MOST_CHARACTERS = 1 << 28  # of a file that is read whole, decompressed
-_LONGEST_LINE = 1 << 24
-_LONGEST_LABEL = 1000
-_MOST_FAULTS = 20  # lines of one message
+_MOST_CHARACTERS = 1 << 28  # of a decompressed JSON file, which is read into memory
+_LONGEST_LINE = 1 << 24  # characters
+_LONGEST_LABEL = 1000  # characters
+_MOST_FAULTS = 20  # records named by one message
 _WAY_OUT = "get the file again"
 
 
 @dataclass(frozen=True)
 class ExampleSource:
-    """A file to read, or standard input; `str` gives its name for messages."""
+    """A file or standard input; `str` returns its name for messages."""
 
     path: Path
     format: str = ""  # a value of _FORMATS; "" for other endings
@@ -62,7 +62,7 @@ class ExampleSource:
     def of(
         cls, name: Union[str, Path, ExampleSource], format: Optional[str] = None
     ) -> ExampleSource:
-        """Return the source of this name.  format: the content of standard input, which has no ending."""
+        """Return the source of a name; ``format`` is that of standard input, which has no extension."""
         if isinstance(name, ExampleSource):
             return name
         path = Path(name)
@@ -74,7 +74,7 @@ class ExampleSource:
 
     @contextmanager
     def _opened(self, newline: str) -> Iterator[IO[str]]:
-        """Open the text, decompressed by the name's ending, without a byte order mark."""
+        """Open the text, decompressed by the file name extension, without a byte order mark."""
         with contextlib.ExitStack() as stack:
             if str(self.path) == STANDARD_INPUT:
                 file: Any = sys.stdin.buffer
@@ -89,7 +89,7 @@ class ExampleSource:
                 text.detach()
 
     def lines(self, newline: str = "\n") -> Iterator[str]:
-        """Yield line after line, so that only one of them is in memory; newline: as of Python's `open`."""
+        """Yield the lines one by one; ``newline`` is that of Python's `open`."""
         with self._opened(newline) as file:
             for number in itertools.count(1):
                 line = file.readline(_LONGEST_LINE + 1)
@@ -160,10 +160,10 @@ def is_label(value: Any) -> bool:
 
 
 def located(config: Config, data_dir: Optional[Path]) -> Config:
-    """Return the configuration with the full paths of its files, which are looked for in `data_dir` first."""
+    """Return the configuration with the full paths of its files, which may be in ``data_dir``."""
     if data_dir is not None and not data_dir.is_dir():
         raise ValueError(
-            f"--data-dir {data_dir}: no such directory; pass the one that holds the data files"
+            f"--data-dir {data_dir}: no such directory; pass the directory of the data files"
         )
     paths: Dict[str, Any] = {}
     for name in ("training", "evaluation"):
@@ -180,37 +180,37 @@ def _locate(name: str, data_dir: Optional[Path]) -> Path:
     for path in candidates:
         if path.is_file():
             return path
-    places = " or ".join(dict.fromkeys(map(str, candidates)))
+    paths = " or ".join(dict.fromkeys(map(str, candidates)))
     raise ValueError(
-        f"{places}: no such file; name it with --set data.training=FILE or data.evaluation=FILE, or pass its directory "
-        "with --data-dir"
+        f"{paths}: no such file; pass it with --set data.training=FILE or data.evaluation=FILE, or its directory with"
+        " --data-dir"
     )
 
 
 class TableRow(NamedTuple):
-    """One record of a table and the line it begins on, for messages."""
+    """A record of a table and its first line, for messages."""
 
     line: int
     values: Dict[str, Any]
 
 
-_Made = TypeVar("_Made")
+_Example = TypeVar("_Example")
 
 
 def read_records(
     source: ExampleSource,
-    make: Callable[[TableRow, str], _Made],
+    make: Callable[[TableRow, str], _Example],
     *,
     what: str,
     columns: Sequence[str] = (),
     hint: str = "",
-) -> List[_Made]:
+) -> List[_Example]:
     """Make an example of each record of a CSV or TSV file with a header, or of JSONL.
 
     Args:
         source: The file.
-        make: Makes the example of a record and its place, "FILE line 3"; may raise ValueError.
-        what: A word for a record.
+        make: Makes an example of a record and its place, "FILE line 3"; may raise ValueError.
+        what: A noun for a record.
         columns: The columns that each record must have.
         hint: How to choose other columns, for the message about a missing one.
 
@@ -218,14 +218,14 @@ def read_records(
         The examples, in file order.
 
     Raises:
-        ValueError: Records cannot be used (all of them are named), or there is none.
+        ValueError: Records are invalid (all of them are named), or there is none.
     """
     if source.format not in ("csv", "tsv", "json", "jsonl"):
         raise ValueError(f"{source}: its name must end in .csv, .tsv or .jsonl (then .gz or .xz)")
     faults = Faults(source)
     has_header = source.format in ("csv", "tsv")
     records = _delimited_lines(source, faults) if has_header else _json_lines(source, faults)
-    made = []
+    examples = []
     for record in records:
         where = f"{source} line {record.line}"
         missing = [name for name in columns if name not in record.values]
@@ -236,18 +236,18 @@ def read_records(
                 raise ValueError(
                     f"{where}: no column {shown(missing[0])}, the columns are {names}{hint}"
                 )
-            made.append(make(record, where))
+            examples.append(make(record, where))
     faults.refuse()
-    if not made:
-        raise ValueError(f"{source}: holds no {what}")
-    return made
+    if not examples:
+        raise ValueError(f"{source}: has no {what}; pass a file with at least one")
+    return examples
 
 
 def _delimited_lines(source: ExampleSource, faults: Faults) -> Iterator[TableRow]:
-    # A quote in a TSV file is a character like any other, as in the GLUE files.
-    options: Dict[str, Any] = (
-        {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if source.format == "tsv" else {}
-    )
+    options: Dict[str, Any] = {}
+    if source.format == "tsv":
+        # Quotes are ordinary characters, as in the GLUE files.
+        options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     reader = csv.reader(source.lines(newline=""), strict=True, **options)
     line = 1
     try:
@@ -259,7 +259,7 @@ def _delimited_lines(source: ExampleSource, faults: Faults) -> Iterator[TableRow
             elif row:
                 with faults.of_record():
                     raise ValueError(
-                        f"{source} line {line}: {len(row)} columns, the header has {len(header)}"
+                        f"{source} line {line}: {len(row)} columns, but the header has {len(header)}"
                     )
             line = reader.line_num + 1
     except csv.Error as error:

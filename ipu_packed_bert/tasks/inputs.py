@@ -1,4 +1,4 @@
-"""The sequences of a task in memory: tokens of texts, packed by the packers and the pack layout of `pack_data`."""
+"""The sequences of a task in memory: tokens of texts, packed with `pack_data`."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from pack_data.store.packs import (
 from pack_data.store.sequences import Sequences, ragged_index
 from pack_data.text.vocabulary import AnyVocabulary
 
-_TEXTS_AT_A_TIME = 1024  # the tokenizers library returns large objects
+_TEXTS_AT_A_TIME = 1024  # texts; the objects that the tokenizers library returns are large
 
 
 class Tokens(NamedTuple):
     """The tokens of one text."""
 
     ids: np.ndarray  # int32 [n]
-    spans: np.ndarray  # int64 [n, 2]: first character, and the one after the last
+    spans: np.ndarray  # int64 [n, 2]: first character, and one after the last
 
 
 class Tokenizer:
-    """A vocabulary that makes arrays of tokens.
+    """A vocabulary that returns arrays of tokens.
 
     Args:
-        vocabulary: Cuts texts into tokens.
-        read: Called with the number of texts after each part of them has been tokenised.
+        vocabulary: Splits texts into tokens.
+        read: Called with the number of texts after each batch of them, for progress.
     """
 
     def __init__(self, vocabulary: AnyVocabulary, *, read: Callable[[int], Any] = int):
@@ -73,27 +73,22 @@ class Tokenizer:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """n sequences of a task.
+    """The n sequences of a task."""
 
-    lengths [n]; input_ids, segment_ids and `slots` flat, one sequence after another; slot_targets: name -> place in the
-    sequence [n]; targets: name -> any other target [n, ...].
-    """
-
-    lengths: np.ndarray
-    input_ids: np.ndarray
-    segment_ids: np.ndarray
-    slot_targets: Mapping[str, np.ndarray] = field(default_factory=dict)
-    targets: Mapping[str, np.ndarray] = field(default_factory=dict)
-    slots: Mapping[str, np.ndarray] = field(default_factory=dict)
+    lengths: np.ndarray  # tokens [n]
+    input_ids: np.ndarray  # flat, one sequence after another
+    segment_ids: np.ndarray  # flat
+    slot_targets: Mapping[str, np.ndarray] = field(default_factory=dict)  # slots in a sequence [n]
+    targets: Mapping[str, np.ndarray] = field(default_factory=dict)  # other targets [n, ...]
+    slots: Mapping[str, np.ndarray] = field(default_factory=dict)  # other columns of tokens, flat
 
     @classmethod
     def of(
         cls, ids: Sequence[np.ndarray], segment_ids: np.ndarray, **further: Mapping[str, np.ndarray]
     ) -> Inputs:
-        """Join the ids of each sequence; segment_ids and `slots` are flat already."""
-        return cls(
-            np.array(list(map(len, ids)), np.int64), np.concatenate(ids), segment_ids, **further
-        )
+        """Join the ids of all sequences; segment_ids and `slots` are already flat."""
+        lengths = np.array(list(map(len, ids)), np.int64)
+        return cls(lengths, np.concatenate(ids), segment_ids, **further)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -105,7 +100,7 @@ class Inputs:
 
     @cached_property
     def sequences(self) -> Sequences:
-        """The sequences as `pack_data` assembles them, numbered from 1; without `targets`."""
+        """The sequences for `pack_data`, numbered from 1 and without `targets`."""
         columns = {
             "cls_positions": np.zeros(len(self), np.int64),
             **self.slot_targets,
@@ -115,13 +110,13 @@ class Inputs:
 
 
 class ExamplePacks(Packs):
-    """The sequences in packs, dealt out anew in each epoch: every epoch has other packs of the same lengths.
+    """The sequences in packs. Each epoch assigns sequences of equal length to packs anew.
 
     Args:
         inputs: The sequences.
         packing: The lengths that share a pack.
-        seed: Decides, with the epoch, which sequences of equal length share a pack.
-        depth: Places for sequences in a row, at least those of the deepest pack; None: these.
+        seed: Seed of the assignment, together with the epoch.
+        depth: Places for sequences in a row; at least, and by default, those of the deepest pack.
 
     Raises:
         ValueError: A sequence is too long.
@@ -146,7 +141,7 @@ class ExamplePacks(Packs):
         return self.packing.packs
 
     def order(self, epoch: int) -> np.ndarray:
-        return np.arange(len(self))  # the sequences are shuffled as they are dealt out
+        return np.arange(len(self))  # the assignment shuffles the sequences already
 
     def again(self) -> Callable[[], Packs]:
         depth = self.schema.max_sequences_per_pack
@@ -156,12 +151,10 @@ class ExamplePacks(Packs):
         return _fields(self.inputs, self.schema, self._records(numbers, epoch))
 
     def alone(self, numbers: np.ndarray, epoch: int) -> Batch:
-        """Return the sequences of these packs, each alone in its row: the reference for packing."""
         sequences = self._records(numbers, epoch)["sequence_numbers"]
         rows = [[number - 1] for number in sequences[sequences > 0].tolist()]
-        return rows_of(
-            self.inputs, rows, self.schema.max_sequence_length, self.schema.max_sequences_per_pack
-        )
+        schema = self.schema
+        return rows_of(self.inputs, rows, schema.max_sequence_length, schema.max_sequences_per_pack)
 
     def _records(self, numbers: np.ndarray, epoch: int) -> np.ndarray:
         if self._epoch != epoch:
@@ -186,25 +179,30 @@ def _schema_of(inputs: Inputs, slots: int, depth: int) -> PackSchema:
 def rows_of(
     inputs: Inputs, rows: Sequence[Sequence[int]], slots: int, depth: Optional[int] = None
 ) -> Batch:
-    """Return the fields of rows that hold the sequences of these numbers (from 0), without scales.
+    """Return the fields of rows of sequences, without scales.
 
-    A row has `slots` slots and `depth` places for sequences; None: as many as the fullest row needs.  Raises ValueError
-    if a row does not fit.
+    Args:
+        inputs: The sequences.
+        rows: The indices of the sequences of each row.
+        slots: Slots of a row.
+        depth: Places for sequences in a row; by default those of the fullest row.
+
+    Raises:
+        ValueError: A row does not fit.
     """
     counts = np.array(list(map(len, rows)), np.int64)
     numbers = np.array(list(chain.from_iterable(rows)), np.int64)
     schema = _schema_of(inputs, slots, depth or max(1, int(counts.max(initial=0))))
     row = np.repeat(np.arange(len(rows)), counts)
     place = ragged_index(np.zeros(len(rows), np.int64), counts)
-    return _fields(
-        inputs, schema, assemble(schema, inputs.sequences.take(numbers), row, place, len(rows))
-    )
+    records = assemble(schema, inputs.sequences.take(numbers), row, place, len(rows))
+    return _fields(inputs, schema, records)
 
 
 def _fields(inputs: Inputs, schema: PackSchema, records: np.ndarray) -> Batch:
     batch = decode(schema, records)
     for name, values in inputs.targets.items():
-        # An absent sequence gets the first one's target; its weight is 0.
+        # An absent sequence gets the target of the first one; its weight is 0.
         batch[name] = values[np.maximum(batch["sequence_numbers"], 1) - 1]
     return batch
 
@@ -212,7 +210,7 @@ def _fields(inputs: Inputs, schema: PackSchema, records: np.ndarray) -> Batch:
 def pack_inputs(
     inputs: Inputs, *, max_sequence_length: int, packer: str, max_sequences_per_pack: Optional[int]
 ) -> Packing:
-    """Pack the lengths once, for every epoch."""
+    """Pack the lengths of sequences; the packing is the same in all epochs."""
     histogram = LengthHistogram.from_lengths(inputs.lengths, max_sequence_length)
     packing = get_packer(packer)(histogram, max_sequences_per_pack=max_sequences_per_pack)
     packing.check(histogram)

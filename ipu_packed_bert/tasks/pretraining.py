@@ -1,4 +1,4 @@
-"""Pre-training: masked tokens and, where configured, the next sentence."""
+"""Pre-training: masked tokens and, if configured, next-sentence prediction."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ if TYPE_CHECKING:
 
 
 class Pretraining(Task):
-    """The task of `config` on packs of `schema`; without one the depth is the configuration's.
+    """The pre-training task of a configuration.
 
-    Raises ConfigError where the two contradict each other.
+    Args:
+        config: settings of the run.
+        schema: schema of the data set; without one the configuration limits the sequences per pack.
+
+    Raises:
+        ConfigError: schema and configuration contradict each other.
     """
 
     name = "pretraining"
@@ -32,11 +37,7 @@ class Pretraining(Task):
         self._loss = config.loss
         self.model = config.model
         self.max_sequence_length = config.data.max_sequence_length
-        self.max_sequences_per_pack = (
-            schema.max_sequences_per_pack
-            if schema is not None
-            else config.data.max_sequences_per_pack
-        )
+        self.max_sequences_per_pack = (schema or config.data).max_sequences_per_pack
         masked = "masked_tokens" if config.loss.normalisation == "token" else "sequences"
         self.scales = {"mlm_scale": masked, "nsp_scale": "sequences"}
         self.metrics = (
@@ -49,7 +50,7 @@ class Pretraining(Task):
 
     @property
     def heads(self) -> Tuple[PlacedPart, ...]:
-        """What follows the last layer, as a placement may move it."""
+        """Modules after the last layer, each of which a placement may move."""
         parts = [("MLM head", "cls.predictions")]
         if self._loss.next_sentence:
             parts += [("pooler", "bert.pooler"), ("NSP head", "cls.seq_relationship")]

@@ -1,12 +1,12 @@
 """Question answering on paragraphs (SQuAD 1.1 and 2).
 
-Files become windows, every sequence of a pack has a start and an end of an answer, and the logits of the windows become
-one answer for each question.
+Questions are divided into windows, the sequences of packs. The network predicts start and end of the answer in each
+window, and the windows of a question give one answer.
 
-As in BERT's own procedure: a paragraph that is too long for a row is cut into overlapping windows, the label of a
-window that does not hold the whole answer is [CLS], a token's score counts in the window that shows most of its
-surroundings, and the answer is the best span over all windows.
-Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden size.
+As in BERT's procedure, a paragraph that is too long for a row is divided into overlapping windows. The label of a
+window without the whole answer is [CLS]. A token is scored in the window with most of its context. The answer is the
+best span over all windows.
+Suffixes as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden size.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from ipu_packed_bert.tasks.inputs import Inputs, Tokenizer, Tokens
 from ipu_packed_bert.tasks.scores import best_threshold, score_answers
 from pack_data.reading.fields import Fields, named, said_of, shown
 
-_MOST_OF_QUESTION = 64  # tokens; a longer question is cut
-_N_BEST = 20  # answers kept for each question
+_MOST_OF_QUESTION = 64  # tokens; longer questions are truncated, as in BERT's procedure
+_N_BEST = 20  # candidate answers per question, as in BERT's procedure
 
 
-def span_log_probabilities(logits_BS, input_mask_BS, present_BD, hidden: float) -> torch.Tensor:
-    """Return log-probabilities of each sequence's slots, [B, D, S]: a softmax over the slots of the sequence alone.
+def _span_log_probabilities(logits_BS, input_mask_BS, present_BD, hidden: float) -> torch.Tensor:
+    """Return log-probabilities of the slots of each sequence, [B, D, S]: a softmax over that sequence's slots.
 
-    The mask is added to the logits: 0 on the slots of sequence d, `hidden` on all others, as in the attention
-    (`model.packed.hidden_score`), so that their probability is exactly 0.  An absent sequence sees every slot: its
-    values are finite and meaningless, where an empty softmax would be NaN.
+    The additive mask is 0 on the slots of sequence d and ``hidden`` on all others, as in attention
+    (`model.packed.hidden_score`), so that their probability is exactly 0. An absent sequence has no mask, because an
+    empty softmax would be NaN: its values are finite but meaningless.
     """
     numbers_D = torch.arange(
         1, present_BD.shape[1] + 1, dtype=input_mask_BS.dtype, device=input_mask_BS.device
@@ -53,7 +53,7 @@ def span_log_probabilities(logits_BS, input_mask_BS, present_BD, hidden: float) 
 
 
 class _PackedBertForQuestionAnswering(PackedBert):
-    """A packed BERT with the weights' names of Hugging Face's BertForQuestionAnswering."""
+    """A packed BERT with the weight names of Hugging Face's BertForQuestionAnswering."""
 
     def __init__(self, model: ModelConfig, *, attention: str = "eager"):
         super().__init__(model, attention=attention, pooler=False)
@@ -64,10 +64,7 @@ class _PackedBertForQuestionAnswering(PackedBert):
     def predictions(
         self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS
     ) -> torch.Tensor:
-        """Return logits of every slot to be the start and the end of its sequence's answer, [B, S, 2].
-
-        At least float32.
-        """
+        """Compute logits of every slot as start and end of its sequence's answer, [B, S, 2], at least float32."""
         logits_BS2 = self.qa_outputs(
             self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         )
@@ -88,24 +85,23 @@ class _PackedBertForQuestionAnswering(PackedBert):
         present_BD = sequence_numbers_BD > 0
         weight_BD = present_BD.to(logits_BS2.dtype)
         loss_BD = torch.zeros_like(weight_BD)
-        right_BD = present_BD
+        correct_BD = present_BD
         for end, position_BD in enumerate((start_positions_BD, end_positions_BD)):
-            log_BDS = span_log_probabilities(
+            log_BDS = _span_log_probabilities(
                 logits_BS2[:, :, end], input_mask_BS, present_BD, self.span_hidden
             )
-            # Not a gather, whose gradient would be a scatter on IPUs.
-            wrong = F.nll_loss(
-                log_BDS.flatten(0, 1), position_BD.to(torch.int64).flatten(), reduction="none"
-            )
-            loss_BD = loss_BD + 0.5 * wrong.view(position_BD.shape)
-            right_BD = right_BD & correct(log_BDS, position_BD)
-        # The loss of an absent sequence is finite (its slot 0 is seen), and its weight is 0.
+            # nll_loss instead of gather: the gradient of a gather is a scatter on IPUs.
+            targets = position_BD.to(torch.int64).flatten()
+            losses = F.nll_loss(log_BDS.flatten(0, 1), targets, reduction="none")
+            loss_BD = loss_BD + 0.5 * losses.view(position_BD.shape)
+            correct_BD = correct_BD & correct(log_BDS, position_BD)
+        # The loss of an absent sequence is finite, and its weight is 0.
         loss = ((loss_BD * weight_BD).sum(1) * scale_B).sum()
-        return LossAndCorrect(loss, right_BD.to(weight_BD.dtype).sum())
+        return LossAndCorrect(loss, correct_BD.to(weight_BD.dtype).sum())
 
 
 class QuestionsTask(ExampleTask):
-    """Questions cut into windows, and one answer for each question."""
+    """Questions divided into windows, with one answer per question."""
 
     name = "squad"
     architecture = "BertForQuestionAnswering"
@@ -118,7 +114,7 @@ class QuestionsTask(ExampleTask):
     )
     heads: Tuple[PlacedPart, ...] = (PlacedPart("answer head", "qa_outputs"),)
     of_slots = True
-    windows: Windows  # of the questions that are evaluated or asked
+    windows: Windows  # of the questions to evaluate or predict
 
     @property
     def _squad(self) -> SquadConfig:
@@ -126,7 +122,7 @@ class QuestionsTask(ExampleTask):
 
     @classmethod
     def read(cls, source: ExampleSource, config: Config, *, labels: bool) -> List[Question]:
-        """Read a SQuAD file, version 1.1 or 2, or JSONL with a question and its context per line."""
+        """Read a SQuAD file, version 1.1 or 2, or JSONL with a question and its context on each line."""
         reader = _QuestionReader(source, labels)
         if source.format == "jsonl":
             read_records(source, reader.add_record, what="question")
@@ -148,7 +144,7 @@ class QuestionsTask(ExampleTask):
                 kept = [
                     question for question in questions if question.labelled or not question.unplaced
                 ]
-                self._keep(read, what, kept or questions, "with no other answers are left out")
+                self._keep(read, what, kept or questions, "without other answers are left out")
         if not self._squad.null_answers and self.asked is None:
             for what, questions in read.items():
                 kept = [
@@ -156,7 +152,8 @@ class QuestionsTask(ExampleTask):
                 ]
                 if not kept:
                     raise ValueError(
-                        f"{self.sources[what]}: no question has an answer; use them with --set task.null_answers=true"
+                        f"{self.sources[what]}: no question has an answer; use the file with --set"
+                        " task.null_answers=true"
                     )
                 self._keep(
                     read, what, kept, "without an answer are left out (task.null_answers is false)"
@@ -173,8 +170,8 @@ class QuestionsTask(ExampleTask):
             kept = [question for question in read["evaluation"] if question.paragraph not in seen]
             if not kept:
                 raise ValueError(
-                    f"{self.sources['evaluation']}: all its paragraphs are in {self.sources['training']}; evaluate on "
-                    "others"
+                    f"{self.sources['evaluation']}: all its paragraphs are also in {self.sources['training']}; evaluate"
+                    " on other paragraphs, or set task.drop_seen_paragraphs=false"
                 )
             self._keep(read, "evaluation", kept, "on paragraphs of the training file are left out")
 
@@ -199,11 +196,9 @@ class QuestionsTask(ExampleTask):
 
     @property
     def scores(self) -> Tuple[str, ...]:
-        return (
-            ("exact", "f1", "best_exact", "best_f1")
-            if self._squad.null_answers
-            else ("exact", "f1")
-        )
+        if self._squad.null_answers:
+            return ("exact", "f1", "best_exact", "best_f1")
+        return ("exact", "f1")
 
     @property
     def scorable(self) -> bool:
@@ -229,22 +224,24 @@ class QuestionsTask(ExampleTask):
                     metrics[f"best_{of}_threshold"] = best.threshold
 
         n_best = {}
-        lines = []
+        records = []
         for name, prediction in predictions.items():
             n_best[name] = [candidate._asdict() for candidate in prediction.candidates]
-            chosen = [
-                each.probability for each in prediction.candidates if each.text == prediction.text
-            ]
-            line = {
+            probabilities = {
+                candidate.text: candidate.probability for candidate in prediction.candidates
+            }
+            record = {
                 "id": name,
                 "prediction": prediction.text,
-                "probability": chosen[0] if chosen else 0.0,
+                "probability": probabilities.get(prediction.text, 0.0),
             }
-            lines.append({**line, "null_odds": prediction.null_odds} if null_answers else line)
+            if null_answers:
+                record["null_odds"] = prediction.null_odds
+            records.append(record)
         files: Dict[str, Any] = {"predictions.json": answers, "nbest_predictions.json": n_best}
         if null_answers:
             files["null_odds.json"] = odds
-        return Scored(metrics, files, lines)
+        return Scored(metrics, files, records)
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -263,13 +260,13 @@ class Question(NamedTuple):
     id: str
     text: str
     paragraph: str
-    answers: Tuple[Answer, ...]  # empty if there is no answer, or the file does not tell
-    labelled: bool  # the file has its answers, or says that there is none
-    unplaced: int = 0  # answers left out because they have no place in the paragraph
+    answers: Tuple[Answer, ...]  # empty if there is no answer, or if it is not known
+    labelled: bool  # True if the file has answers, or states that there are none
+    unplaced: int = 0  # answers without a position in the paragraph, which are left out
 
 
 class _QuestionReader:
-    """The questions read so far, each id once.  labels: False leaves their answers unread."""
+    """The questions read so far, with distinct ids; answers are read if ``labels`` is True."""
 
     def __init__(self, source: ExampleSource, labels: bool):
         self.source = source
@@ -278,7 +275,7 @@ class _QuestionReader:
         self._ids: Set[str] = set()
 
     def add_record(self, record: TableRow, where: str) -> None:
-        """Add a line of JSONL; without an id, the number of the line is the question's."""
+        """Add a line of JSONL; a question without an id gets the number of its line."""
         entry = Fields.of(
             record.values, where, "a line has question, context, and may have id and answers"
         )
@@ -300,12 +297,12 @@ class _QuestionReader:
                                 self._add(entry, _id(entry), context, where)
         faults.refuse()
         if not self.questions:
-            raise ValueError(f"{where}: holds no question")
+            raise ValueError(f"{where}: has no questions; pass a file with at least one")
 
     def _add(self, entry: Fields, name: str, context: str, where: str) -> None:
         if name in self._ids:
             raise ValueError(
-                f"{where}: question {named(name)} occurs twice; give each question its own id"
+                f"{where}: question {named(name)} occurs twice; make the ids of all questions distinct"
             )
         self._ids.add(name)
         answers: Tuple[Answer, ...] = ()
@@ -335,17 +332,17 @@ def _text(fields: Fields, key: str) -> str:
 
 
 def _answers(entry: Fields, name: str, context: str, where: str) -> Tuple[Tuple[Answer, ...], bool]:
-    """Return the answers of a question, and whether the file says that there is none.
+    """Return the answers of a question, and True if the file states that there are none.
 
-    The start of an answer that does not stand in its context is -1, as in CMRC2018.
+    An answer that is not in its context has the start -1, as in CMRC2018.
     """
     entries: List[Fields] = []
     if isinstance(entry.values.get("answers") if isinstance(entry.values, dict) else None, dict):
-        lists = entry.object("answers")  # as the data sets of Hugging Face write it
+        lists = entry.object("answers")  # the format of Hugging Face data sets
         texts = lists.list_of("text", Fields.any)
         starts = lists.list_of("answer_start", Fields.any)
         if len(texts) != len(starts):
-            raise lists.error("text", f"must have as many entries as answer_start, {len(starts)}")
+            raise lists.error("text", f"must have {len(starts)} entries, like answer_start")
         if not texts:
             return (), True
         for number, (text, start) in enumerate(zip(texts, starts)):
@@ -364,15 +361,15 @@ def _answers(entry: Fields, name: str, context: str, where: str) -> Tuple[Tuple[
         actual = context[start : start + len(text)]
         if actual != text or not text:
             raise ValueError(
-                f"{where}: question {named(name)}: the text at character {start} is {shown(actual)}, not the answer "
-                f"{shown(text)}; correct answer_start"
+                f"{where}: question {named(name)}: the text at character {start} is {shown(actual)} instead of the "
+                f"answer {shown(text)}; correct answer_start"
             )
         answers.append(Answer(text, start))
     return tuple(answers), "is_impossible" in entry and entry.boolean("is_impossible")
 
 
 def gold(questions: Sequence[Question]) -> Dict[str, List[str]]:
-    """Return the texts of the right answers, by question."""
+    """Return the texts of the correct answers, by question."""
     return {question.id: [answer.text for answer in question.answers] for question in questions}
 
 
@@ -380,12 +377,12 @@ def gold(questions: Sequence[Question]) -> Dict[str, List[str]]:
 
 
 class Window(NamedTuple):
-    """A part of a paragraph with its question: its tokens, and where they begin in the sequence."""
+    """A part of a paragraph with its question."""
 
-    question: int
-    first: int  # token of the paragraph
-    tokens: int
-    offset: int  # slot of the first of them
+    question: int  # index
+    first: int  # first token in the paragraph
+    tokens: int  # number of tokens
+    offset: int  # slot of the first token in the sequence
 
 
 class Windows(NamedTuple):
@@ -405,14 +402,13 @@ def _make_windows(
 ) -> Windows:
     """Make the windows of all questions, those of a question one after another.
 
-    Targets `start_positions` and `end_positions` are those of the first answer, or 0, the place of [CLS], for a window
-    that does not hold all of it.
+    The targets `start_positions` and `end_positions` are the slots of the first answer, or 0, the slot of [CLS], in a
+    window that does not contain all of it.
     """
     texts = list(dict.fromkeys(question.paragraph for question in questions))
     paragraphs = dict(zip(texts, tokenizer.encode(texts)))
-    most_of_question = min(
-        _MOST_OF_QUESTION, max_sequence_length - 4
-    )  # leaves room for a token of the paragraph
+    # Leaves room for [CLS], two [SEP] and a token of the paragraph.
+    most_of_question = min(_MOST_OF_QUESTION, max_sequence_length - 4)
     windows: List[Window] = []
     ids: List[np.ndarray] = []
     segments: List[np.ndarray] = []
@@ -423,29 +419,25 @@ def _make_windows(
         paragraph = paragraphs[question.paragraph]
         answer = _answer_tokens(question, paragraph)
         offset = len(query) + 2
-        for first, count in _cut(
-            len(paragraph.ids), max_sequence_length - offset - 1, settings.stride
-        ):
+        room = max_sequence_length - offset - 1
+        for first, count in _cut(len(paragraph.ids), room, settings.stride):
             row, kinds = tokenizer.joined([query, paragraph.ids[first : first + count]])
             windows.append(Window(number, first, count, offset))
             ids.append(row)
             segments.append(kinds)
+            target = (0, 0)
             if answer is not None and first <= answer[0] and answer[1] < first + count:
-                targets.append((answer[0] - first + offset, answer[1] - first + offset))
-            else:
-                targets.append((0, 0))
+                shift = offset - first
+                target = (answer[0] + shift, answer[1] + shift)
+            targets.append(target)
     starts, ends = np.array(targets, np.int64).reshape(-1, 2).T
     places = {"start_positions": starts, "end_positions": ends}
-    return Windows(
-        questions,
-        paragraphs,
-        windows,
-        Inputs.of(ids, np.concatenate(segments), slot_targets=places),
-    )
+    inputs = Inputs.of(ids, np.concatenate(segments), slot_targets=places)
+    return Windows(questions, paragraphs, windows, inputs)
 
 
 def _cut(tokens: int, room: int, stride: int) -> List[Tuple[int, int]]:
-    """Return first token and number of tokens of each window: one every `stride` tokens until the end is in one."""
+    """Return (first token, number of tokens) of windows that begin every ``stride`` tokens, up to the end."""
     windows = []
     first = 0
     while True:
@@ -474,10 +466,10 @@ def _answer_tokens(question: Question, paragraph: Tokens) -> Optional[Tuple[int,
 
 
 def _max_context(windows: Sequence[Window], tokens: int) -> np.ndarray:
-    """Return which window shows most of a token's surroundings, bool [windows, tokens]; exactly one for each token.
+    """Return the window with most context of each token, bool [windows, tokens], with one True per token.
 
-    By BERT's rule: the smaller of the numbers of tokens left and right of it, plus a hundredth of the window's length;
-    the first of equals.
+    Context is BERT's: the smaller of the numbers of tokens to the left and right, plus a hundredth of the window's
+    length. Of equals the first window counts.
     """
     scores = np.full((len(windows), tokens), -np.inf)
     for number, window in enumerate(windows):
@@ -488,7 +480,7 @@ def _max_context(windows: Sequence[Window], tokens: int) -> np.ndarray:
 
 
 class _Candidate(NamedTuple):
-    """A possible answer; "" for no answer."""
+    """A candidate answer; "" for no answer."""
 
     text: str
     score: float  # sum of the two logits
@@ -496,26 +488,29 @@ class _Candidate(NamedTuple):
 
 
 class _Prediction(NamedTuple):
-    text: str
-    best_text: str  # the best answer, even if `text` is no answer
+    text: str  # "" for no answer
+    best_text: str  # the best answer, also if `text` is empty
     candidates: Tuple[_Candidate, ...]  # best first
-    null_odds: float  # score of no answer minus that of the best one
+    null_odds: float  # score of no answer minus score of the best answer
 
 
 def _answer_questions(
     windows: Windows, logits: Sequence[np.ndarray], settings: SquadConfig
 ) -> Dict[str, _Prediction]:
-    """Return one prediction for each question, in order.  logits: of each window, its sequence's [length, 2]."""
-    of_question: Dict[int, List[int]] = {}
+    """Return the prediction of each question from the logits [length, 2] of all windows."""
+    by_question: Dict[int, List[int]] = {}
     for number, window in enumerate(windows.windows):
-        of_question.setdefault(window.question, []).append(number)
+        by_question.setdefault(window.question, []).append(number)
     predictions = {}
     for number, question in enumerate(windows.questions):
         spans = windows.paragraphs[question.paragraph].spans
-        own_windows = [windows.windows[index] for index in of_question[number]]
-        own_logits = [logits[index].astype(np.float64) for index in of_question[number]]
+        indices = by_question[number]
         predictions[question.id] = _answer(
-            question.paragraph, spans, own_windows, own_logits, settings
+            question.paragraph,
+            spans,
+            [windows.windows[index] for index in indices],
+            [logits[index].astype(np.float64) for index in indices],
+            settings,
         )
     return predictions
 
@@ -527,22 +522,23 @@ def _answer(
     logits: Sequence[np.ndarray],
     settings: SquadConfig,
 ) -> _Prediction:
-    """Return the prediction of a question from its windows.  spans: characters of the paragraph's tokens [n, 2]."""
+    """Return the prediction of a question from its windows; ``spans`` [n, 2] are the characters of tokens."""
     null = min(float(values[0].sum()) for values in logits)
     best = _best_texts(paragraph, spans, windows, logits, settings)
-    odds = null - max(best.values(), default=null)  # a paragraph without a token has no span
+    odds = null - max(best.values(), default=null)  # a paragraph without tokens has no span
     best_text = next(iter(best), "")
-    is_unanswered = not best or (settings.null_answers and odds > settings.null_score_threshold)
+    text = best_text
+    if settings.null_answers and odds > settings.null_score_threshold:
+        text = ""
 
     scores = {**best, "": null} if settings.null_answers else best
     ranked = sorted(scores.items(), key=lambda item: -item[1])
     values = np.array([score for _, score in ranked])
     weights = np.exp(values - values.max(initial=-np.inf))
-    candidates = [
-        _Candidate(text, score, float(weight / weights.sum()))
-        for (text, score), weight in zip(ranked, weights)
-    ]
-    return _Prediction("" if is_unanswered else best_text, best_text, tuple(candidates), odds)
+    candidates = []
+    for (candidate, score), weight in zip(ranked, weights):
+        candidates.append(_Candidate(candidate, score, float(weight / weights.sum())))
+    return _Prediction(text, best_text, tuple(candidates), odds)
 
 
 def _best_texts(
@@ -552,7 +548,7 @@ def _best_texts(
     logits: Sequence[np.ndarray],
     settings: SquadConfig,
 ) -> Dict[str, float]:
-    """Return the n best texts, best first, with their scores."""
+    """Return the scores of the best texts, best first."""
     scored: List[Tuple[float, int, int]] = []
     for window, counts, values in zip(windows, _max_context(windows, len(spans)), logits):
         scored += _best_spans(window, counts, values, settings)
@@ -560,7 +556,7 @@ def _best_texts(
     for score, first, last in sorted(scored, key=lambda span: (-span[0], span[1], span[2])):
         end = int(spans[last, 1])
         while end < len(paragraph) and unicodedata.combining(paragraph[end]):
-            end += 1  # an accent that the vocabulary strips
+            end += 1  # the tokenizer strips accents
         best.setdefault(paragraph[spans[first, 0] : end], score)
         if len(best) == _N_BEST:
             break
@@ -570,10 +566,10 @@ def _best_texts(
 def _best_spans(
     window: Window, counts: np.ndarray, logits: np.ndarray, settings: SquadConfig
 ) -> List[Tuple[float, int, int]]:
-    """Return the best (score, first token, last token) of a window, best first.
+    """Return the best spans of a window as (score, first token, last token), best first.
 
-    The first token of a span is one that counts here (so a span seen in several windows is scored once), its last one
-    is in the window too, and it is not longer than allowed.
+    A span is in the window, is not longer than allowed, and begins with a token that is scored in this window, so that
+    spans in several windows are scored once.
     """
     starts, ends = logits[window.offset : window.offset + window.tokens].T
     length = min(settings.max_answer_length, window.tokens)
@@ -583,7 +579,7 @@ def _best_spans(
     padded = np.concatenate([ends, np.full(length - 1, -np.inf)])
     scores = starts[:, None] + np.lib.stride_tricks.sliding_window_view(padded, length)
     scores[~counts[window.first : window.first + window.tokens]] = -np.inf
-    # Different spans may have the same text, of which the best counts: so more of them than texts.
+    # More spans than texts, because several spans may have the same text.
     order = np.argsort(-scores, axis=None, kind="stable")[: 4 * _N_BEST]
     firsts, extras = np.divmod(order[scores.flat[order] > -np.inf], length)
     return [

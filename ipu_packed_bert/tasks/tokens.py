@@ -1,7 +1,7 @@
-"""Token classification: words with a label each, such as the names in a sentence.
+"""Token classification: a label for each word, such as the names in a sentence.
 
-A word's label belongs to its first token; the other tokens have none.
-Letters as in `model/bert.py`: B rows, S slots; C classes.
+The first token of a word has its label; the other tokens have none.
+Suffixes as in `model/bert.py`: B rows, S slots; C classes.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from pack_data.reading.fields import shown
 
 
 class _PackedBertForTokenClassification(PackedBert):
-    """A packed BERT with the weights' names of Hugging Face's BertForTokenClassification.
+    """A packed BERT with the weight names of Hugging Face's BertForTokenClassification.
 
-    labels [B, S]: 1 + class, 0 for a slot without a label.
+    Labels [B, S] are 1 + class, and 0 for slots without a label.
     """
 
     def __init__(self, model: ModelConfig, *, classes: int, attention: str = "eager"):
@@ -51,7 +51,7 @@ class _PackedBertForTokenClassification(PackedBert):
     def predictions(
         self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS
     ) -> torch.Tensor:
-        """Return class logits, [B, S, C], at least float32."""
+        """Compute class logits [B, S, C], at least float32."""
         hidden_BSH = self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         logits_BSC = self.classifier(self.dropout(hidden_BSH))
         return logits_BSC if logits_BSC.dtype == torch.float64 else logits_BSC.float()
@@ -62,10 +62,9 @@ class _PackedBertForTokenClassification(PackedBert):
         logits_BSC = self.predictions(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         used_BS = (labels_BS > 0).to(logits_BSC.dtype)
         class_BS = (labels_BS - 1).clamp(min=0)
-        loss = ((cross_entropy(logits_BSC, class_BS) * used_BS).sum(1) * scale_B).sum()
-        return LossAndCorrect(
-            loss, (correct(logits_BSC, class_BS).to(used_BS.dtype) * used_BS).sum()
-        )
+        loss_BS = cross_entropy(logits_BSC, class_BS) * used_BS
+        correct_BS = correct(logits_BSC, class_BS).to(used_BS.dtype) * used_BS
+        return LossAndCorrect((loss_BS.sum(1) * scale_B).sum(), correct_BS.sum())
 
 
 class _Sentence(NamedTuple):
@@ -92,7 +91,7 @@ class TokensTask(LabelTask):
 
     @classmethod
     def read(cls, source: ExampleSource, config: Config, *, labels: bool) -> List[_Sentence]:
-        """Read JSONL with a list of words and a list of labels, or CoNLL: any other file but CSV.
+        """Read JSONL with a list of words and a list of labels, or CoNLL, the format of all other files but CSV.
 
         CoNLL has a word and its label per line, and an empty line between sentences.
         """
@@ -109,7 +108,7 @@ class TokensTask(LabelTask):
             )
         sentences = _conll_sentences(source, labels)
         if not sentences:
-            raise ValueError(f"{source}: holds no sentence")
+            raise ValueError(f"{source}: has no sentences; pass a file with words and labels")
         return sentences
 
     @staticmethod
@@ -117,25 +116,23 @@ class TokensTask(LabelTask):
         return (" ".join(example.words),)
 
     def inputs(self, examples: Sequence[_Sentence], what: str) -> Inputs:
-        """Make [CLS] words [SEP]; a sentence that is too long loses its end."""
+        """Make [CLS] words [SEP], truncated to a row."""
         room = self.max_sequence_length - 2
-        encoded = iter(
-            self.tokenizer.encode([word for sentence in examples for word in sentence.words])
-        )
+        words = chain.from_iterable(sentence.words for sentence in examples)
+        encoded = iter(self.tokenizer.encode(list(words)))
         ids: List[np.ndarray] = []
         labels: List[np.ndarray] = []
-        self._firsts: List[
-            List[int]
-        ] = []  # of each sentence: where each word begins, -1 for a word without a token
+        # For each sentence, the first token of each word, or -1 for a word without a token in the row.
+        self._firsts: List[List[int]] = []
         faults = Faults(self.sources[what])
         for sentence in examples:
             pieces = [next(encoded).ids for _ in sentence.words]
             row, _ = self.tokenizer.joined([np.concatenate(pieces)[:room]])
-            starts = np.cumsum([1, *map(len, pieces)]).tolist()
-            firsts = [
-                start if len(piece) and start <= room else -1
-                for start, piece in zip(starts, pieces)
-            ]
+            firsts = []
+            start = 1
+            for piece in pieces:
+                firsts.append(start if len(piece) and start <= room else -1)
+                start += len(piece)
             row_labels = np.zeros(len(row), np.int32)
             with faults.of_record():
                 for first, label in zip(firsts, sentence.labels or ()):
@@ -152,7 +149,9 @@ class TokensTask(LabelTask):
         note = f"{what}: {len(examples):,} sentences of {inputs.lengths.mean():.0f} tokens"
         cut = sum(firsts.count(-1) for firsts in self._firsts)
         if cut:
-            note += f"; {cut:,} words beyond {room + 2} tokens, or without a token, have no answer"
+            note += (
+                f"; {cut:,} words beyond {room + 2} tokens, or without a token, get no prediction"
+            )
         self.notes.append(note)
         return inputs
 
@@ -170,18 +169,20 @@ class TokensTask(LabelTask):
         names = self.labels or []
         predictions: List[List[Optional[str]]] = []
         for logits, firsts in zip(outputs, self._firsts):
-            predictions.append(
-                [names[int(logits[first].argmax())] if first >= 0 else None for first in firsts]
-            )
-        rows = [
-            (list(sentence.words), labels) for sentence, labels in zip(self.examples, predictions)
-        ]
-        files = {"predictions.json": [{"words": words, "labels": labels} for words, labels in rows]}
-        answers: List[Dict[str, Any]] = [
-            {"prediction": labels, "words": words} for words, labels in rows
-        ]
-        labels = [sentence.labels for sentence in self.examples]
-        return Scored(_word_scores(predictions, labels) if self.scorable else {}, files, answers)
+            predicted: List[Optional[str]] = []
+            for first in firsts:
+                predicted.append(names[int(logits[first].argmax())] if first >= 0 else None)
+            predictions.append(predicted)
+        records: List[Dict[str, Any]] = []
+        answers: List[Dict[str, Any]] = []
+        for sentence, labels in zip(self.examples, predictions):
+            words = list(sentence.words)
+            records.append({"words": words, "labels": labels})
+            answers.append({"prediction": labels, "words": words})
+        metrics: Dict[str, Any] = {}
+        if self.scorable:
+            metrics = _word_scores(predictions, [sentence.labels for sentence in self.examples])
+        return Scored(metrics, {"predictions.json": records}, answers)
 
 
 def _sentence(record: TableRow, where: str, columns: TokensConfig, with_labels: bool) -> _Sentence:
@@ -221,9 +222,9 @@ def _conll_sentences(source: ExampleSource, with_labels: bool) -> List[_Sentence
 def _word_scores(
     predictions: Sequence[Sequence[Optional[str]]], labels: Sequence[Any]
 ) -> Dict[str, Any]:
-    """Return the percentage of the words that are right, and F1 of whole spans if labels are B-X, I-X and O.
+    """Return the percentage of correct words and, if labels are B-X, I-X and O, F1 of spans.
 
-    A word without an answer is wrong.
+    A word without a prediction counts as wrong.
     """
     pairs = list(zip(chain.from_iterable(predictions), chain.from_iterable(labels)))
     right = sum(prediction == label for prediction, label in pairs)

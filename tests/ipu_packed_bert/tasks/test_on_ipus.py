@@ -287,7 +287,7 @@ def test_a_program_compiled_elsewhere(checkpoint, tmp_path, capsys):
     with installed(ipus=16):
         other = ("--config", config, "--engine", "ipu", "--out", tmp_path / "other")
         assert command(*other, "--set", f"engine.executable={file}") == 2
-    assert "compiled for labels 4, this run has 3" in capsys.readouterr().err
+    assert "compiled for labels 4, but this run has 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,10 @@ def test_a_program_compiled_elsewhere(checkpoint, tmp_path, capsys):
         ("placement.replicas=3", "placement.replicas x placement.ipus_per_replica is 3 x 2 = 6; must be a power of"),
         ("placement.layers_per_ipu=[1]", "placement.layers_per_ipu has 1 values; must have one for each of the 2 IPUs"),
         ("batch.sequences_per_update=5", "needs a row for each of its 3 stages: --set batch.sequences_per_update="),
-        ("placement.replicas=8", "4 IPUs are attached, wanted are 16 IPUs (8 x 2); --set placement.replicas=2 fits"),
+        (
+            "placement.replicas=8",
+            "attached has 4 IPUs; for updates of the same size there, use --set placement.replicas=2",
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(checkpoint, tmp_path, capsys, settings, message):
@@ -326,5 +329,5 @@ def test_a_network_is_simulated_only_where_that_is_asked_for(checkpoint, tmp_pat
         assert "engine    host engine" in capsys.readouterr().out
         asked = ("--set", "engine.ipu_model=true")
         assert command("--config", config, "--out", tmp_path / "model", *asked) == 0
-        assert "engine    Poplar IPU Model, as asked for by engine.ipu_model" in capsys.readouterr().out
+        assert "engine    Poplar IPU Model, requested by engine.ipu_model" in capsys.readouterr().out
     assert load_config(tmp_path / "host" / "config.yml").engine.kind == "host"

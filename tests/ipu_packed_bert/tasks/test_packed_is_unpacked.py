@@ -11,7 +11,7 @@ from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.model.packed import hidden_score
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.inputs import ExamplePacks, Inputs, pack_inputs
-from ipu_packed_bert.tasks.questions import span_log_probabilities
+from ipu_packed_bert.tasks.questions import _span_log_probabilities
 from ipu_packed_bert.training.compare_unpacked import compare_unpacked
 from ipu_packed_bert.training.examples import prepare
 from tests.fine_tuning_files import KINDS, SLOTS, tiny_config, training_file
@@ -75,7 +75,7 @@ PRESENT = torch.tensor([[True, True, True, False]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_sequence_has_the_probabilities_it_has_alone(dtype, attention):
     logits = torch.randn(1, 8, dtype=dtype)
-    found = span_log_probabilities(logits, MASK, PRESENT, hidden_score(attention))
+    found = _span_log_probabilities(logits, MASK, PRESENT, hidden_score(attention))
     for number, slots in enumerate((slice(0, 2), slice(2, 5), slice(5, 6))):
         assert torch.allclose(found[0, number, slots], torch.log_softmax(logits[0, slots], dim=0), rtol=0, atol=1e-6)
         assert torch.exp(found[0, number, slots]).sum().item() == pytest.approx(1.0)
@@ -87,14 +87,14 @@ def test_a_sequence_has_the_probabilities_it_has_alone(dtype, attention):
 )
 def test_other_sequences_logits_have_no_effect(attention, value):
     logits = torch.randn(1, 8)
-    before = span_log_probabilities(logits, MASK, PRESENT, hidden_score(attention))[0, 1, 2:5]
+    before = _span_log_probabilities(logits, MASK, PRESENT, hidden_score(attention))[0, 1, 2:5]
     logits[0, [0, 1, 5, 6, 7]] = value
-    assert torch.equal(span_log_probabilities(logits, MASK, PRESENT, hidden_score(attention))[0, 1, 2:5], before)
+    assert torch.equal(_span_log_probabilities(logits, MASK, PRESENT, hidden_score(attention))[0, 1, 2:5], before)
 
 
 def test_a_sequence_that_is_not_there_is_finite():
     logits = torch.randn(1, 8, requires_grad=True)
-    found = span_log_probabilities(logits, MASK, PRESENT, float("-inf"))
+    found = _span_log_probabilities(logits, MASK, PRESENT, float("-inf"))
     assert torch.isfinite(found[0, 3]).all()
     (found[0, 3].sum() * 0.0 + found[0, 0, 0]).backward()
     assert torch.isfinite(logits.grad).all() and float(logits.grad[0, 2:].abs().max()) == 0.0
@@ -112,7 +112,7 @@ def test_other_sequences_tokens_have_no_effect(checkpoint, tmp_path, attention, 
         **batch,
         "input_ids": np.where(first, batch["input_ids"], (batch["input_ids"] * 7 + 3) % 40).astype(np.int32),
     }
-    before, after = (dict(made.task.outputs_of(made.engine.predict(each), each)) for each in (batch, changed))
+    before, after = (dict(made.task._outputs_of(made.engine.predict(each), each)) for each in (batch, changed))
     one, other = (int(batch["sequence_numbers"][row, place]) - 1 for place in (0, 1))
     assert float(np.abs(before[one] - after[one]).max()) <= 1e-12
     assert float(np.abs(before[other] - after[other]).max()) > 1e-6
@@ -322,7 +322,7 @@ def test_a_task_keeps_its_contract(checkpoint, tmp_path, kind):
     assert isinstance(task, task_class(kind)) and task.name == kind
     assert (
         set(task.scales) <= set(task.fields)
-        and set(task.counts.values()) <= set(task.carried)
+        and set(task.counts.values()) <= set(task.layout(task.config, 1.0).fields)
         and "sequences" in task.counts
     )
     arguments = network.forward.__code__.co_varnames[1 : len(task.fields) + 1]

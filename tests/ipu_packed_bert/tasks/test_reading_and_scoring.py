@@ -486,7 +486,7 @@ def test_labels_and_their_targets(tmp_path):
         "task": {"name": "single_label"},
         "data": {"training": str(path), "evaluation": str(tmp_path / "other.csv")},
     }
-    with pytest.raises(ValueError, match="other.csv line 2: label '11' is none of the 2 of the training file"):
+    with pytest.raises(ValueError, match="other.csv line 2: label '11' is not one of the 2 of the training file"):
         ClassificationTask(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL)
 
 

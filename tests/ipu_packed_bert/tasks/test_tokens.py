@@ -39,7 +39,7 @@ def test_both_forms_of_files(tmp_path):
 @pytest.mark.parametrize(
     "name, text, message",
     [
-        ("a.txt", "\n\n", "holds no sentence"),
+        ("a.txt", "\n\n", "has no sentences"),
         ("a.txt", "river\nstone\n", "has no labels; name their column"),
         ("a.txt", "river O\n\nstone\n", "line 3: some records have labels and some have none"),
         ("a.csv", "word,label\nriver,O\n", "a.csv: a CSV file"),
@@ -76,7 +76,7 @@ def test_an_unknown_label_is_named(tmp_path):
     training, evaluation = tmp_path / "a.conll", tmp_path / "b.conll"
     training.write_text("river O\nstone X\n")
     evaluation.write_text("river Y\n")
-    with pytest.raises(ValueError, match="b.conll line 1: label 'Y' is none of the 2 of the training file"):
+    with pytest.raises(ValueError, match="b.conll line 1: label 'Y' is not one of the 2 of the training file"):
         read(training, evaluation)
 
 
