@@ -1,14 +1,13 @@
-"""Updates of packs beside the same updates of the same sequences, each alone in its row: how fast, and how equal.
+"""Speed and equality of packed updates and of updates of the same sequences with one sequence per row.
 
-Both sides go through one network with one set of weights, in turn, so that they see the same machine. The unpacked side
-is BERT as it is without packs: a mask of the padding instead of one of blocks, unless the engine's attention leaves
-padding out. The weight update itself is left out: it is the same on both sides, and comes once an update.
+Both sides run in turn on one network with the same weights, so that the state of the machine affects them equally. The
+unpacked side is plain BERT: a padding mask instead of a block mask, unless the engine's attention skips padding. The
+weight update is left out, because it is the same on both sides.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Dict, Iterable, NamedTuple, Optional
 
 import numpy as np
 
@@ -17,24 +16,24 @@ from ipu_packed_bert.engine.base import Engine, Gradients
 from pack_data.cli.command import progress_bar
 from pack_data.cli.timing import quartiles, rounds_in_turn
 
-# Gradients of one update from two orders of summation: up to this relative difference they are equal, by precision.
-# Measured 1e-6 and 1e-2; a pack without its block mask differs by 0.1 and more.
+# Largest relative difference of equal gradients that were summed in different orders, by precision. Measured: 1e-6 in
+# float32 and 1e-2 in bfloat16; without its block mask a pack differs by 0.1 or more.
 EXPECTED = {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 5e-2}
 
 
 class SideBySide(NamedTuple):
-    """What came of both sides; the arrays have one value a round."""
+    """Result of a comparison; the arrays have one value per round."""
 
     packed: np.ndarray  # sequences per second
-    unpacked: np.ndarray
-    packing_factor: float  # sequences in a pack, of the batches compared
-    loss_difference: Optional[float]  # the largest one, relative; None with dropout, which differs
-    gradient_difference: Optional[
-        float
-    ]  # the largest one, relative, L2 over all gradients of an update
+    unpacked: np.ndarray  # sequences per second
+    packing_factor: float  # sequences per pack, in the batches compared
+    loss_difference: Optional[float]  # largest relative difference; None with dropout
+    # Largest relative difference, L2 over all gradients of an update; None with dropout, which differs between sides.
+    gradient_difference: Optional[float]
 
     @property
     def speed_ups(self) -> np.ndarray:
+        """Speed of the packed side divided by that of the unpacked side, per round."""
         return self.packed / self.unpacked
 
     def to_json(self) -> Dict[str, Any]:
@@ -54,13 +53,13 @@ class SideBySide(NamedTuple):
 def compare_unpacked(
     engine: Engine, batches: GlobalBatches, *, updates: int
 ) -> Optional[SideBySide]:
-    """Compare updates of `batches` from the engine's state, which stays as it is, bit for bit; dropout is off.
+    """Compare packed and unpacked updates without dropout; the state of the engine does not change.
 
-    None where the engine has no program for unpacked rows.
+    Return None if the engine has no program for unpacked rows.
     """
     pairs = list(batches.same_sequences(updates))
     rounds = [pairs[number % len(pairs)] for number in range(updates)]
-    with progress_bar(2 * (updates + 1), "unpacked beside packed") as bar:
+    with progress_bar(2 * (updates + 1), "packed and unpacked") as bar:
         return side_by_side(engine, rounds, bar=bar)
 
 
@@ -72,57 +71,63 @@ def side_by_side(
     dropout: bool = False,
     unpacked_by: Optional[Engine] = None,
 ) -> Optional[SideBySide]:
-    """Each round's batches in both layouts, in alternating order; the first round is made twice, and warms up.
+    """Run the batches of each round in both layouts, in alternating order; the first round runs twice, to warm up.
 
-    unpacked_by: the engine of the unpacked side, of equal weights, where it is another.
+    ``unpacked_by`` is the engine of the unpacked side, if it differs; its weights must be equal.
     """
-    engines = {"packed": engine, "unpacked": unpacked_by or engine}
     rounds = list(rounds)
     pairs = rounds[:1] + rounds
 
-    def one_side(name: str, number: int) -> Optional[Gradients]:
-        return engines[name].gradients(
-            getattr(pairs[number], name), alone=name == "unpacked", dropout=dropout
-        )
+    def run_packed(number: int) -> Optional[Gradients]:
+        return engine.gradients(pairs[number].packed, dropout=dropout)
 
-    rates: Dict[str, List[float]] = {name: [] for name in engines}
+    def run_unpacked(number: int) -> Optional[Gradients]:
+        batch = pairs[number].unpacked
+        return (unpacked_by or engine).gradients(batch, alone=True, dropout=dropout)
+
+    sides = {"packed": run_packed, "unpacked": run_unpacked}
+    packed_rates = []
+    unpacked_rates = []
     sequences = packs = 0
-    losses, gradients = [0.0], [0.0]
-    for number, made in rounds_in_turn(
-        {name: partial(one_side, name) for name in engines}, len(rounds), bar
-    ):
-        found = {name: each for name, each in made.items() if each is not None}
-        if len(found) < len(made):
+    loss_difference = gradient = 0.0
+    for number, results in rounds_in_turn(sides, len(rounds), bar):
+        packed = results["packed"]
+        unpacked = results["unpacked"]
+        if packed is None or unpacked is None:
             return None
         if not number:
             continue
-        own = found["packed"].result.counts or engine.task.count(pairs[number].packed)
-        sequences, packs = sequences + own["sequences"], packs + own["packs"]
-        for side, each in found.items():
-            rates[side].append(own["sequences"] / seconds_of(each, getattr(pairs[number], side)))
-        expected = found["unpacked"].result.loss
-        losses.append(abs(found["packed"].result.loss - expected) / max(abs(expected), 1e-30))
-        gradients.append(gradient_difference(found["packed"], found["unpacked"]))
+        batch, unpacked_batch = pairs[number]
+        counts = packed.result.counts or engine.task.count(batch)
+        sequences += counts["sequences"]
+        packs += counts["packs"]
+        packed_rates.append(counts["sequences"] / seconds_of(packed, batch))
+        unpacked_rates.append(counts["sequences"] / seconds_of(unpacked, unpacked_batch))
+
+        loss = unpacked.result.loss
+        difference = abs(packed.result.loss - loss) / max(abs(loss), 1e-30)
+        loss_difference = max(loss_difference, difference)
+        gradient = max(gradient, gradient_difference(packed, unpacked))
     return SideBySide(
-        np.array(rates["packed"]),
-        np.array(rates["unpacked"]),
+        np.array(packed_rates),
+        np.array(unpacked_rates),
         sequences / packs,
-        None if dropout else max(losses),
-        None if dropout else max(gradients),
+        None if dropout else loss_difference,
+        None if dropout else gradient,
     )
 
 
-def seconds_of(made: Gradients, batch: Batch) -> float:
-    """Of the rows that hold something; the time of the others, which fill the batch up, is not counted."""
-    return made.result.seconds * float((batch["input_mask"] > 0).any(axis=1).mean())
+def seconds_of(gradients: Gradients, batch: Batch) -> float:
+    """Return the seconds of a batch, scaled to the fraction of rows that are not empty."""
+    return gradients.result.seconds * float((batch["input_mask"] > 0).any(axis=1).mean())
 
 
-def gradient_difference(one: Gradients, other: Gradients) -> float:
-    """|one - other| / |other|, L2 over all parameters that have a gradient."""
-    assert one.by_name.keys() == other.by_name.keys()
-    difference = sum(
-        float((tensor.double() - other.by_name[name].double()).square().sum())
-        for name, tensor in one.by_name.items()
-    )
-    size = sum(float(tensor.double().square().sum()) for tensor in other.by_name.values())
+def gradient_difference(gradients: Gradients, expected: Gradients) -> float:
+    """Return |gradients - expected| / |expected|, L2 over all parameters that have a gradient."""
+    assert gradients.by_name.keys() == expected.by_name.keys()
+    difference = size = 0.0
+    for name, tensor in gradients.by_name.items():
+        reference = expected.by_name[name].double()
+        difference += float((tensor.double() - reference).square().sum())
+        size += float(reference.square().sum())
     return (difference / max(size, 1e-300)) ** 0.5

@@ -1,4 +1,4 @@
-"""A run of fine-tuning: it learns from files of examples, which are packed when it is prepared."""
+"""A fine-tuning run: it reads files of examples and packs them before training."""
 
 from __future__ import annotations
 
@@ -27,41 +27,40 @@ from pack_data.packing.packing import Packing, of_at_most
 
 @dataclasses.dataclass(frozen=True)
 class ExamplesRun(Prepared):
-    """A run that learns from files of examples.
+    """A run that trains on files of examples.
 
-    `simulated` stays False: a network of full size takes hours there, so the user has to choose it.
+    `simulated` is False: a simulated step of a full-size network takes hours, so the user has to request it.
     """
 
     task: ExampleTask
     start: Start
-    fresh: Tuple[str, ...]  # weights that the checkpoint does not have
+    fresh: Tuple[str, ...]  # names of weights that the checkpoint does not have
 
     @classmethod
     def make(cls, config: Config, begun: Begun) -> ExamplesRun:
         """Read and pack the files."""
         prepared = _prepare(config, begun)
-        task, batches = prepared.task, prepared.batches
+        task = prepared.task
+        batches = prepared.batches
         print(f"start     {prepared.start.description}")
         if prepared.fresh:
-            print(f"          initialised, not in the checkpoint: {', '.join(prepared.fresh)}")
+            print(f"          not in the checkpoint, initialised: {', '.join(prepared.fresh)}")
         for note in task.notes:
             print(f"data      {note}")
-        for what, packs in (
-            ("training", task.training_packs),
-            ("evaluation", task.evaluation_packs),
-        ):
-            if packs is not None:
-                _print_packing(what, packs.packing)
+        if task.training_packs is not None:
+            _print_packing("training", task.training_packs.packing)
+        if task.evaluation_packs is not None:
+            _print_packing("evaluation", task.evaluation_packs.packing)
         if prepared.steps:
             rows = batches.packs_per_update
             sequences = rows * task.packs.packing.packing_factor
             print(
-                f"updates   {prepared.steps:,}, {batches.updates_per_epoch:,} an epoch, of {rows:,} rows or about"
+                f"updates   {prepared.steps:,}, {batches.updates_per_epoch:,} per epoch, of {rows:,} rows or about"
                 f" {sequences:,.0f} sequences ({batches.micro_batches_per_update:,} micro-batches of"
                 f" {prepared.config.batch.micro_batch})"
             )
         if task.evaluation_packs is not None:
-            print(f"scores    {', '.join(task.scores)}, where the file has labels")
+            print(f"scores    {', '.join(task.scores)}, if the evaluation file has labels")
         if batches.sharing:
             print(f"ranks     {batches.sharing}")
         return prepared
@@ -70,10 +69,10 @@ class ExamplesRun(Prepared):
         model = folder / MODEL
         if trained or not model.exists():
             self.write_model(model)
-            print(f"model     {model}, as transformers loads it ({self.task.architecture})")
+            print(f"model     {model}, for transformers ({self.task.architecture})")
 
     def write_model(self, folder: Path) -> None:
-        """Write the network as a Hugging Face directory; an older one is replaced once the new one is complete."""
+        """Write the network as a Hugging Face directory; replace an older one once the new one is complete."""
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         task = self.task
@@ -95,6 +94,9 @@ def prepare(config: Config, *, processes: Processes = ONE) -> ExamplesRun:
     Args:
         config: settings of the run.
         processes: the processes that make the updates together.
+
+    Returns:
+        The run, ready for its first update.
 
     Raises:
         ValueError: a file, the checkpoint or the device does not fit the configuration.
@@ -127,6 +129,11 @@ def _prepare(config: Config, begun: Begun) -> ExamplesRun:
         updates_per_epoch = -(-len(packs) // config.packs_per_update(factor))
         steps = config.run.epochs * updates_per_epoch
         config = _with_schedule(config, steps, epochs * updates_per_epoch)
+    evaluate_every = 0
+    if task.evaluation:
+        # By default after the last update; with nothing to train on, `run` evaluates before any.
+        evaluate_every = config.run.evaluate_every or steps or 1
+
     digest = f"{packs.digest:016x}"
     same = {"the training file's digest": digest, "the vocabulary's sha256": vocabulary.sha256}
     engine, batches = engine_and_batches(
@@ -141,8 +148,7 @@ def _prepare(config: Config, begun: Begun) -> ExamplesRun:
         engine=engine,
         batches=batches,
         steps=steps,
-        # At the end at least, if there is something to evaluate.
-        evaluate_every=(config.run.evaluate_every or steps or 1) if task.evaluation else 0,
+        evaluate_every=evaluate_every,
         vocabulary=vocabulary,
         data={
             "digest": digest,
@@ -158,18 +164,16 @@ def _prepare(config: Config, begun: Begun) -> ExamplesRun:
 
 
 def _longer(config: Config, steps: int) -> str:
-    """Return the options that train for twice as many epochs."""
-    schedule = (
-        ""
-        if config.optimizer.schedule == "constant"
-        else f" --set optimizer.schedule_steps={2 * steps}"
-    )
-    return f"--set run.epochs={2 * config.run.epochs}{schedule}"
+    """Return the options that double the epochs."""
+    options = f"--set run.epochs={2 * config.run.epochs}"
+    if config.optimizer.schedule != "constant":
+        options += f" --set optimizer.schedule_steps={2 * steps}"
+    return options
 
 
-def _print_packing(what: str, packing: Packing) -> None:
+def _print_packing(name: str, packing: Packing) -> None:
     print(
-        f"packing   {what}: {packing.sequences:,} sequences in {packing.packs:,} rows of"
+        f"packing   {name}: {packing.sequences:,} sequences in {packing.packs:,} rows of"
         f" {packing.max_sequence_length} ({packing.algorithm}), {packing.efficiency:.1%} of the slots are tokens;"
         f" factor {packing.packing_factor:.3f} {of_at_most(packing.theoretical_speedup)}"
     )
@@ -179,8 +183,8 @@ def load_weights(engine: Engine, weights: Weights, source: str, *, whole: bool) 
     """Load weights into an engine.
 
     Args:
-        engine: keeps its initial values of the weights that are missing.
-        weights: by Hugging Face's names.
+        engine: keeps its initial values of missing weights.
+        weights: tensors by Hugging Face's names.
         source: name of the checkpoint, for the error.
         whole: refuse missing weights.
 
@@ -188,26 +192,22 @@ def load_weights(engine: Engine, weights: Weights, source: str, *, whole: bool) 
         The names of the missing weights.
 
     Raises:
-        ValueError: weights are missing or have another shape.
+        ValueError: a weight has another shape or, with ``whole``, is missing.
     """
     state = engine.state()
     all_weights, loaded = merged(state["model"], weights)
     if whole and loaded.fresh:
         raise ValueError(
-            f"{source}: has no {', '.join(loaded.fresh[:2])}; name a model that was fine-tuned for {engine.task.name}"
+            f"{source}: has no {', '.join(loaded.fresh[:2])}; pass a model that was fine-tuned for {engine.task.name}"
         )
     engine.load_state({**state, "model": all_weights})
     return loaded.fresh
 
 
 def _with_schedule(config: Config, steps: int, default: int) -> Config:
-    """State the length of the learning rate's schedule; ``default`` updates unless the configuration states it."""
+    """Set the length of the learning rate schedule to ``default`` updates, unless the configuration has one."""
     length = config.optimizer.schedule_steps or default
     if steps > length and config.optimizer.schedule != "constant":
-        raise ConfigError(
-            f"{config.path}: "
-            + schedule_too_short(
-                f"run.epochs is {config.run.epochs}, {steps} updates", steps, length
-            )
-        )
+        epochs = f"run.epochs is {config.run.epochs}, {steps} updates"
+        raise ConfigError(f"{config.path}: {schedule_too_short(epochs, steps, length)}")
     return config.with_schedule(length)

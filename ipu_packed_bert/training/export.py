@@ -1,4 +1,4 @@
-"""A run as a Hugging Face folder, and such a folder as a run to begin with."""
+"""Conversion of a run to a Hugging Face directory and back."""
 
 from __future__ import annotations
 
@@ -19,58 +19,77 @@ if TYPE_CHECKING:
     from ipu_packed_bert.model.hugging_face import Loaded
     from ipu_packed_bert.run_files.checkpoints import Checkpoint
 
-# torch loads inside the functions, so that a machine without it gets one line.
+# torch is imported inside the functions, so that a machine without it gets an error of one line.
 
 _PACKED = """ It was trained with packed sequences: several
-sequences share a row, and none sees another ([Efficient Sequence Packing](https://arxiv.org/abs/2107.02027))."""
+sequences share a row and do not attend to each other ([Efficient Sequence
+Packing](https://arxiv.org/abs/2107.02027))."""
 _Facts = List[Tuple[str, str]]
-_WAY_OUT = "the file was changed after the run; move it away, and the card leaves out what it says"
+_WAY_OUT = "the file was changed after the run; remove it to leave its facts out of the model card"
 
 
 class _Exported(NamedTuple):
-    """What was written."""
+    """Result of an export."""
 
     step: int  # updates made
-    note: Optional[str]  # what could not be compared, in one line
+    note: Optional[str]  # which parts of the vocabulary could not be compared, one line
 
 
 def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) -> _Exported:
-    """Write the newest checkpoint of a run of pre-training as a Hugging Face folder, with a model card.
+    """Write the newest checkpoint of a pre-training run as a Hugging Face directory with a model card.
 
-    The vocabulary is the given file, else that of the run's configuration, else the one beside its data set.  Raises
-    ValueError where the weights were trained with another one.
+    Args:
+        run: directory of the run.
+        folder: directory to write.
+        vocabulary: vocabulary file; by default that of the run's configuration, or else of its data set.
+
+    Returns:
+        The number of updates, and a note if the vocabulary could not be compared.
+
+    Raises:
+        ValueError: the run has no checkpoint, or was trained with another vocabulary.
     """
     from ipu_packed_bert.model.hugging_face import write_folder
     from ipu_packed_bert.tasks.starting_weights import learnt
 
-    found = learnt(run, vocabulary=vocabulary)
-    card = _model_card(run, folder.resolve().name, found.checkpoint)
+    weights = learnt(run, vocabulary=vocabulary)
+    checkpoint = weights.checkpoint
+    card = _model_card(run, folder.resolve().name, checkpoint)
     with said_of(run):
-        weights = found.checkpoint.engine["model"]
         write_folder(
-            folder, found.model, weights, found.vocabulary, architecture=found.architecture
+            folder,
+            weights.model,
+            checkpoint.engine["model"],
+            weights.vocabulary,
+            architecture=weights.architecture,
         )
     write_atomically(folder / "README.md", card.encode())
-    return _Exported(found.checkpoint.step, found.note)
+    return _Exported(checkpoint.step, weights.note)
 
 
 def _model_card(run: Path, name: str, checkpoint: Checkpoint) -> str:
-    """Return a README.md for a model hub, which states only what the run has recorded."""
+    """Return a README.md for a model hub, with facts that the run has recorded."""
     config = config_from_tree(parse_yaml(checkpoint.config, run), str(run))
-    model, data, step = config.model, config.data, checkpoint.step
-    tags = ["bert", "fill-mask", "sequence-packing", "ipu_packed_bert"]
-    front = {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": tags}
+    model = config.model
+    data = config.data
+    step = checkpoint.step
+    metadata = {
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "tags": ["bert", "fill-mask", "sequence-packing", "ipu_packed_bert"],
+    }
     row = f"{data.max_sequence_length} slots, packed by `{data.packer}`"
     facts = [("row", row), ("updates", f"{step:,}")]
-    facts += _data_facts(run / ENVIRONMENT) + _summary_facts(run / SUMMARY, step)
-    table = "\n".join(f"| {what} | {value} |" for what, value in facts)
-    how = _PACKED if step and data.packer != "none" else ""
+    facts += _data_facts(run / ENVIRONMENT)
+    facts += _summary_facts(run / SUMMARY, step)
+    table = "\n".join(f"| {name} | {value} |" for name, value in facts)
+    packed = _PACKED if step and data.packer != "none" else ""
     return f"""---
-{yaml.safe_dump(front, sort_keys=False)}---
+{yaml.safe_dump(metadata, sort_keys=False)}---
 
 # {name}
 
-A BERT of {model.num_layers} layers and {model.hidden_size} hidden units.{how}
+A BERT of {model.num_layers} layers and {model.hidden_size} hidden units.{packed}
 
 | | |
 | --- | --- |
@@ -84,52 +103,63 @@ A BERT of {model.num_layers} layers and {model.hidden_size} hidden units.{how}
 
 
 def _data_facts(path: Path) -> _Facts:
-    """From a run's environment.json; none where there is no such file."""
-    data = (
-        read_object(path, way_out=_WAY_OUT).optional("data", Fields.object)
-        if path.is_file()
-        else None
-    )
+    """Return facts of a run's environment.json; none if there is no such file."""
+    if not path.is_file():
+        return []
+    data = read_object(path, way_out=_WAY_OUT).optional("data", Fields.object)
     if data is None or "packs" not in data:
         return []
-    return [
-        ("data set", f"{data.integer('sequences'):,} sequences in {data.integer('packs'):,} rows")
-    ]
+    sequences = data.integer("sequences")
+    return [("data set", f"{sequences:,} sequences in {data.integer('packs'):,} rows")]
 
 
 def _summary_facts(path: Path, step: int) -> _Facts:
-    """From a run's summary.json; none where it is missing, or of another state than that after ``step`` updates."""
-    summary = read_object(path, way_out=_WAY_OUT) if path.is_file() else None
-    if summary is None or summary.integer("steps") != step:
+    """Return facts of a run's summary.json; none if it is missing or was not written after update ``step``."""
+    if not path.is_file():
+        return []
+    summary = read_object(path, way_out=_WAY_OUT)
+    if summary.integer("steps") != step:
         return []
     facts = [
-        (f"{what} trained on", f"{summary.integer(what):,}") for what in ("sequences", "tokens")
+        ("sequences trained on", f"{summary.integer('sequences'):,}"),
+        ("tokens trained on", f"{summary.integer('tokens'):,}"),
+        ("packing factor", f"{summary.number('packing_factor'):.3f} sequences per row"),
     ]
-    facts.append(("packing factor", f"{summary.number('packing_factor'):.3f} sequences in a row"))
-    held_out, compared = (
-        summary.optional(name, Fields.object) for name in ("held_out", "compare_unpacked")
-    )
+
+    held_out = summary.optional("held_out", Fields.object)
     if held_out and held_out.integer("step") == step:
-        for what, name, constant, words in BESIDE:
+        for label, name, constant_name, constant_label in BESIDE:
             form = ".1%" if name.endswith("accuracy") else ".3f"
-            score, baseline = (held_out.optional(each, Fields.number) for each in (name, constant))
-            if score is not None:
-                beside = "" if baseline is None else f" ({words}: {baseline:{form}})"
-                facts.append((f"held out: {what}", f"{score:{form}}{beside}"))
+            score = held_out.optional(name, Fields.number)
+            baseline = held_out.optional(constant_name, Fields.number)
+            if score is None:
+                continue
+            value = f"{score:{form}}"
+            if baseline is not None:
+                value += f" ({constant_label}: {baseline:{form}})"
+            facts.append((f"held out: {label}", value))
+
+    compared = summary.optional("compare_unpacked", Fields.object)
     if compared:
-        packed, unpacked = (
-            compared.number(f"{side}_sequences_per_second") for side in ("packed", "unpacked")
-        )
-        facts.append(
-            ("speed of training", f"{packed:,.1f} sequences/s packed, {unpacked:,.1f} unpacked")
-        )
+        packed = compared.number("packed_sequences_per_second")
+        unpacked = compared.number("unpacked_sequences_per_second")
+        speed = f"{packed:,.1f} sequences/s packed, {unpacked:,.1f} unpacked"
+        facts.append(("speed of training", speed))
     return facts
 
 
 def import_folder(folder: Path, run: Path) -> Loaded:
-    """Write a Hugging Face folder as a run before its first update; says which heads the folder did not have.
+    """Convert a Hugging Face directory to a run before its first update.
 
-    Those are initialised from `run.seed` of the default configuration.
+    Args:
+        folder: the Hugging Face directory.
+        run: directory of the run, missing or empty.
+
+    Returns:
+        Which weights were loaded. Missing heads are initialised from the default of `run.seed`.
+
+    Raises:
+        ValueError: the directory is not a BERT, or ``run`` is not empty.
     """
     import torch
 
@@ -139,22 +169,24 @@ def import_folder(folder: Path, run: Path) -> Loaded:
     from ipu_packed_bert.run_files.vocabulary_identity import Identity
 
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise ValueError(f"{run}: exists and is not an empty folder; give another one")
+        raise ValueError(f"{run}: exists and is not an empty directory; choose another one")
     pretrained = read_folder(folder)
-    # What the weights decide and no more: the rest is left to the data set and to the defaults.
-    decided = {
-        "data": {"vocabulary": str(run / pretrained.vocabulary.file)},
+    vocabulary = pretrained.vocabulary
+    # Only settings that the weights determine; the data set and the defaults decide the others.
+    tree = {
+        "data": {"vocabulary": str(run / vocabulary.file)},
         "model": dataclasses.asdict(pretrained.model),
     }
-    config = config_from_tree(decided, str(folder))
+    config = config_from_tree(tree, str(folder))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
         network = PackedBertForPreTraining(config.model, config.loss)
     loaded = load_into(network, pretrained.weights)
+
     run.mkdir(parents=True, exist_ok=True)
-    write_atomically(run / pretrained.vocabulary.file, pretrained.vocabulary.text)
-    write_atomically(run / CONFIG, yaml.safe_dump(decided, sort_keys=False).encode())
-    weights, identity = {"model": network.state_dict()}, Identity.of(pretrained.vocabulary)
-    imported = Checkpoint(0, weights, {}, config.to_yaml(), *identity)
-    save_checkpoint(run / CHECKPOINTS, imported, keep=1)
+    write_atomically(run / vocabulary.file, vocabulary.text)
+    write_atomically(run / CONFIG, yaml.safe_dump(tree, sort_keys=False).encode())
+    weights = {"model": network.state_dict()}
+    checkpoint = Checkpoint(0, weights, {}, config.to_yaml(), *Identity.of(vocabulary))
+    save_checkpoint(run / CHECKPOINTS, checkpoint, keep=1)
     return loaded

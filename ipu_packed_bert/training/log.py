@@ -1,4 +1,4 @@
-"""A run's log while it trains: records of updates and evaluations, and the line that people watch."""
+"""The log of a run in training: records of updates and evaluations, and the progress line."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pack_data.cli.command import bare_stderr
 from pack_data.cli.timing import left_text
 from pack_data.reading.files import write_atomically
 
-# Steps over which the watched line averages its rates.
-_RECENT = 20
+_RECENT = 20  # steps over which the progress line averages its rates
+_LINES = 20  # progress lines of a run without a terminal
 
 _PADDING_AVOIDED = "padding avoided: the share of the padding of unpacked rows (one sequence each) that packing removes"
 
@@ -45,22 +45,25 @@ class Totals(NamedTuple):
 
     @property
     def sequences_per_second(self) -> float:
+        """Sequences per second, 0 if there are no steps."""
         return self.sequences / self.seconds if self.seconds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
+        """Tokens per second, 0 if there are no steps."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def packing_factor(self) -> float:
+        """Sequences per pack, 1 if there are no packs."""
         return self.sequences / self.packs if self.packs else 1.0
 
 
 class RunLog(Log):
-    """Writes one run's steps, as they are made, to its folder and to the terminal.
+    """Writer of a run's steps, to its directory and to the terminal.
 
-    A terminal gets a live line, anything else about twenty lines in all.  After a resumption the lines of steps that
-    were made after the checkpoint, and lost with it, are taken out first.
+    A terminal gets a live line, any other output about twenty lines. A resumed run first removes the records of steps
+    after the checkpoint, which are lost.
     """
 
     def __init__(
@@ -78,9 +81,9 @@ class RunLog(Log):
         self._max_sequence_length = max_sequence_length
         self._stream = sys.stdout if stream is None else stream
         self._recent: Deque[Tuple[Counts, float]] = deque(maxlen=_RECENT)
-        self._lines_every = max(1, steps // 20)
+        self._lines_every = max(1, steps // _LINES)
         self._first: Optional[Tuple[Counts, float]] = None
-        self._began = 0, 0.0  # that step, and when it was done
+        self._began = 0, 0.0  # the first step of this process, and its time
         self._totals = Totals()
         self._bar: Any = None
         forget_after(self._folder / LOG, first_step, self.say)
@@ -115,7 +118,7 @@ class RunLog(Log):
         }
         self._log.append(record)
         self._recent.append((counts, result.seconds))
-        # The first step of a process warms up caches and allocators: it counts for the rates only where it is alone.
+        # The first step of a process warms up caches and allocators; rates exclude it if there is another step.
         if self._first is None:
             self.say(_PADDING_AVOIDED)
             self._first = (counts, result.seconds)
@@ -123,43 +126,38 @@ class RunLog(Log):
         else:
             self._totals = self._totals._plus(counts, result.seconds)
         recent = Totals()
-        for each in self._recent:
-            recent = recent._plus(*each)
+        for recent_counts, seconds in self._recent:
+            recent = recent._plus(recent_counts, seconds)
         avoided = padding_avoided(
             recent.packs, recent.sequences, recent.tokens, self._max_sequence_length
         )
-        self._events.add(
-            step,
-            {
-                **{_tag(name): value for name, value in result.metrics.items()},
-                "learning_rate": learning_rate,
-                "gradient_norm": result.gradient_norm,
-                "rate/sequences_per_second": recent.sequences_per_second,
-                "rate/tokens_per_second": recent.tokens_per_second,
-                "packing/sequences_per_pack": recent.packing_factor,
-                "packing/padding_avoided": avoided,
-            },
-        )
+        values = {_tag(name): value for name, value in result.metrics.items()}
+        values["learning_rate"] = learning_rate
+        values["gradient_norm"] = result.gradient_norm
+        values["rate/sequences_per_second"] = recent.sequences_per_second
+        values["rate/tokens_per_second"] = recent.tokens_per_second
+        values["packing/sequences_per_pack"] = recent.packing_factor
+        values["packing/padding_avoided"] = avoided
+        self._events.add(step, values)
+
         line = (
-            f"{in_words(result.metrics)}  {recent.sequences_per_second:,.1f} seq/s"
+            f"{metrics_text(result.metrics)}  {recent.sequences_per_second:,.1f} seq/s"
             f"  {recent.tokens_per_second:,.0f} tok/s  padding avoided {avoided:.2%}"
         )
         if self._bar is not None:
             self._bar.set_postfix_str(line, refresh=False)
             self._bar.update(1)
         elif step == 1 or step == self._steps or step % self._lines_every == 0:
-            self.say(
-                f"step {step:>{len(str(self._steps))}}/{self._steps}  {line}{self._left(step)}"
-            )
+            width = len(str(self._steps))
+            self.say(f"step {step:>{width}}/{self._steps}  {line}{self._left(step)}")
 
     def _left(self, step: int) -> str:
-        """Return the time left, at the speed of this process so far, including its evaluations and checkpoints."""
-        began, since = self._began
-        if not began < step < self._steps:
+        """Return the time left, at the speed of this process including its evaluations and checkpoints."""
+        first_step, start = self._began
+        if not first_step < step < self._steps:
             return ""
-        return (
-            f"  {left_text((time.perf_counter() - since) / (step - began) * (self._steps - step))}"
-        )
+        seconds_per_step = (time.perf_counter() - start) / (step - first_step)
+        return f"  {left_text(seconds_per_step * (self._steps - step))}"
 
     def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for number, batch in enumerate(batches, start=1):
@@ -167,31 +165,31 @@ class RunLog(Log):
                 self._bar.set_postfix_str(f"evaluating, batch {number:,}", refresh=True)
             yield batch
 
-    def evaluation(self, step: int, found: Evaluation) -> None:
-        """Files first, so that a line in evaluation.jsonl means that they are there, unless the disk was full."""
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Write the evaluation's files, then its record, so that a record means that its files exist.
+
+        A file that does not fit on the disk is noted and left out.
+        """
         self.evaluated = step
-        for name, content in found.files.items():
-            path, text = (
-                self._folder / name,
-                json.dumps(content, indent=1, ensure_ascii=False) + "\n",
-            )
+        metrics = evaluation.metrics
+        counts = evaluation.counts
+        for name, content in evaluation.files.items():
+            path = self._folder / name
+            text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
             try:
                 write_atomically(path, text.encode())
             except OSError as error:
-                self.say(f"note      {path} is not written ({error.strerror or error})")
-        self._evaluations.append(
-            {
-                "step": step,
-                **found.metrics,
-                **{name: found.counts[name] for name in COUNTS},
-                "seconds": found.seconds,
-            }
-        )
-        self._events.add(
-            step, {f"evaluation/{name}": value for name, value in found.metrics.items()}
-        )
+                self.say(f"note      {path} cannot be written ({error.strerror or error})")
+        record = {
+            "step": step,
+            **metrics,
+            **{name: counts[name] for name in COUNTS},
+            "seconds": evaluation.seconds,
+        }
+        self._evaluations.append(record)
+        self._events.add(step, {f"evaluation/{name}": value for name, value in metrics.items()})
         self.say(
-            f"held out after step {step}: {in_words(found.metrics)}  ({found.counts['sequences']:,} sequences)"
+            f"held out after step {step}: {metrics_text(metrics)}  ({counts['sequences']:,} sequences)"
         )
 
     def lacks_evaluation(self, step: int) -> bool:
@@ -203,7 +201,7 @@ class RunLog(Log):
 
     @property
     def totals(self) -> Totals:
-        """Return the totals of the steps of this process without its first, unless there is no other."""
+        """Totals of the steps of this process, without the first one if there is another."""
         if self._totals.packs or self._first is None:
             return self._totals
         return Totals()._plus(*self._first)
@@ -223,27 +221,27 @@ class RunLog(Log):
 
 
 def _tag(name: str) -> str:
-    """TensorBoard's name of a metric: `mlm_loss` is "loss/mlm", `loss` is "loss/total"."""
-    what, _, kind = name.rpartition("_")
-    return f"{kind}/{what or 'total'}"
+    """Return TensorBoard's name of a metric: "loss/mlm" for `mlm_loss`, "loss/total" for `loss`."""
+    part, _, kind = name.rpartition("_")
+    return f"{kind}/{part or 'total'}"
 
 
-def in_words(metrics: Mapping[str, Any]) -> str:
-    """Metrics as people read them.
+def metrics_text(metrics: Mapping[str, Any]) -> str:
+    """Format metrics for users, in one line.
 
-    Means, which begin with a loss: `loss 5.436  mlm 4.681 12.0%  nsp 0.755 51.9%`, accuracies as fractions.  Scores of
-    predictions are written as they are: `exact 55.10  f1 61.25  questions 240`.
+    Losses and accuracies are grouped: `loss 5.436  mlm 4.681 12.0%  nsp 0.755 51.9%`. Scores of predictions have no
+    loss and are listed: `exact 55.10  f1 61.25  questions 240`.
     """
-    if "loss" not in metrics:
-        words = (
-            f"{name} {'none' if value is None else f'{value:,}' if isinstance(value, int) else f'{value:.2f}'}"
-            for name, value in metrics.items()
-        )
-        return "  ".join(words) or "no labels in the file"
     groups: Dict[str, List[str]] = {}
     for name, value in metrics.items():
-        what, _, kind = name.rpartition("_")
-        groups.setdefault(what or kind, []).append(
-            "none" if value is None else f"{value:.1%}" if kind == "accuracy" else f"{value:.3f}"
-        )
-    return "  ".join(" ".join([what, *values]) for what, values in groups.items())
+        part, _, kind = name.rpartition("_")
+        if "loss" not in metrics:
+            part = name
+            form = "," if isinstance(value, int) else ".2f"
+        else:
+            form = ".1%" if kind == "accuracy" else ".3f"
+        text = "none" if value is None else format(value, form)
+        groups.setdefault(part or kind, []).append(text)
+    if not groups:
+        return "no labels in the file"
+    return "  ".join(" ".join([part, *values]) for part, values in groups.items())

@@ -1,4 +1,4 @@
-"""Files of a run's log: JSON lines, and events for TensorBoard and a tracker."""
+"""Files of a run's log: JSON lines, and curves for TensorBoard and a tracker."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from pack_data.reading.files import write_atomically
 
 
 def forget_after(path: Path, step: int, note: Callable[[str], None]) -> List[Dict[str, Any]]:
-    """Keep only the records up to ``step``, and return them; later ones are made again."""
-    kept = [record for record in read_log(path, note=note, counted=True) if record["step"] <= step]
+    """Remove the records after ``step``, which the resumed run repeats; return the others."""
+    records = read_log(path, note=note, counted=True)
+    kept = [record for record in records if record["step"] <= step]
     if path.exists():
-        write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
+        lines = [json.dumps(record) + "\n" for record in kept]
+        write_atomically(path, "".join(lines).encode())
     return kept
 
 
 class JsonlWriter:
-    """A log that is appended to, one JSON object per line; each record is written to its file at once."""
+    """Writer of a log with one JSON object per line; each record reaches the file at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -40,9 +42,8 @@ class JsonlWriter:
         finite = {name: None if _not_finite(value) else value for name, value in record.items()}
         line = (json.dumps(finite) + "\n").encode()
         with self._naming_file():
-            if self._file.write(line) != len(
-                line
-            ):  # the part that was written is dropped when the log is read
+            written = self._file.write(line)
+            if written != len(line):  # reading the log drops the incomplete line
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def sync(self) -> None:
@@ -59,8 +60,8 @@ class JsonlWriter:
             yield
         except OSError as error:
             raise OSError(
-                f"{self._path}: not written ({error.strerror or error}); free some space, then continue with --resume"
-                f" {self._path.parent}"
+                f"{self._path}: cannot be written ({error.strerror or error}); free some space, then continue with"
+                f" --resume {self._path.parent}"
             ) from None
 
 
@@ -69,9 +70,10 @@ def _not_finite(value: Any) -> bool:
 
 
 class Events:
-    """Values by name and step for TensorBoard and a tracker.
+    """Curves of a run for TensorBoard and a tracker.
 
-    A failure of either, such as a full disk or a service that does not answer, prints one line and the run goes on.
+    If one of them fails, for example because the disk is full or a service does not answer, one line is printed and the
+    run goes on without its curves.
     """
 
     def __init__(
@@ -81,42 +83,45 @@ class Events:
         say: Callable[[str], None],
         tracker: Optional[Tracker] = None,
     ) -> None:
-        self._folder, self._say, self._tracker = folder, say, tracker
+        self._folder = folder
+        self._say = say
+        self._tracker = tracker
         self._writer: Any = None
-        self._former_hook = threading.excepthook
+        self._original_hook = threading.excepthook
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             say("no TensorBoard events: pip install tensorboard")
             return
-        # The writer's thread keeps its error for the next call, and would print it as a traceback as well.
+        # The writer's thread raises its error again at the next call; without the hook it also prints a traceback.
         threading.excepthook = self._in_thread
+        purge_step = first_step + 1 if first_step else None
         with self._failing():
-            self._writer = SummaryWriter(
-                str(folder), purge_step=first_step + 1 if first_step else None
-            )
+            self._writer = SummaryWriter(str(folder), purge_step=purge_step)
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Values that are None are left out."""
-        there = {name: value for name, value in values.items() if value is not None}
+        """Add values of a step by name, without those that are None."""
+        known = {name: value for name, value in values.items() if value is not None}
         with self._failing():
-            for name, value in there.items():
+            for name, value in known.items():
                 if self._writer is not None:
                     self._writer.add_scalar(name, value, step)
-        self._tracked(lambda to: to.log(step, there))
+        self._tracked(lambda tracker: tracker.log(step, known))
 
     def close(self) -> None:
+        """Finish the curves."""
         with self._failing():
             if self._writer is not None:
                 self._writer.close()
-        self._writer, threading.excepthook = None, self._former_hook
-        self._tracked(lambda to: to.finish())
+        self._writer = None
+        threading.excepthook = self._original_hook
+        self._tracked(lambda tracker: tracker.finish())
 
     def _tracked(self, call: Callable[[Tracker], Any]) -> None:
         try:
             if self._tracker is not None:
                 call(self._tracker)
-        except Exception as error:  # a service has errors of its own
+        except Exception as error:  # services raise their own classes
             self._tracker = None
             self._say(f"note      {self._folder}: no more curves for run.track ({one_line(error)})")
 
@@ -130,6 +135,6 @@ class Events:
                 f"note      {self._folder}: no more TensorBoard events ({error.strerror or error})"
             )
 
-    def _in_thread(self, found: Any) -> None:
-        if not issubclass(found.exc_type, OSError):
-            self._former_hook(found)
+    def _in_thread(self, failure: Any) -> None:
+        if not issubclass(failure.exc_type, OSError):
+            self._original_hook(failure)

@@ -152,9 +152,8 @@ class _Saver:
     def after_step(self, step: int, result: StepResult) -> None:
         """Save a checkpoint if one is due or the run is to stop."""
         run = self._run
-        self.stopped_by = (
-            run.engine.processes.stop
-        )  # read once, so that the state that is saved is the last one
+        # Read once, so that the saved state is the last one.
+        self.stopped_by = run.engine.processes.stop
         every = run.config.run.checkpoint_every
         due = step == run.steps or (every and step % every == 0)
         if not due and not self.stopped_by:
@@ -190,13 +189,12 @@ class _Saver:
     def _save(self, folder: Path, step: int) -> None:
         run = self._run
         state = run.engine.state()
-        broken = _first_not_finite(
-            state
-        )  # the update may break the weights although its loss, taken before, is finite
+        # An update can break the weights although its loss, computed before, is finite.
+        broken = _first_not_finite(state)
         if broken:
             raise NotFinite(f"update {step}: {broken} is not finite after it; {self.advice()}")
 
-        run.log.sync()  # first, because a checkpoint without the log of its updates would leave a hole
+        run.log.sync()  # first, because a checkpoint without the log of its updates would leave a gap
         checkpoint = Checkpoint(
             step, state, run.batches.state(), run.config.to_yaml(), *run.vocabulary
         )
@@ -303,9 +301,8 @@ class _Interruption:
 
     def __enter__(self) -> _Interruption:
         self._processes.received = None
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # Python handles signals in no other thread
+        # Python handles signals in the main thread only.
+        if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers_before[number] = signal.signal(number, self._received)
         return self

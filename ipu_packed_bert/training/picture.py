@@ -21,7 +21,7 @@ from pack_data.display.table import Column, Table
 from pack_data.reading.fields import Fields, read_json
 
 _WAY_OUT = "pass the directory of a run, with its files as they were written"
-# Of `compare_unpacked` in a summary: medians and their ratio.
+# Numbers of `compare_unpacked` in a summary: medians, the packing factor and the ratio of the medians.
 _COMPARED = (
     "packed_sequences_per_second",
     "unpacked_sequences_per_second",
@@ -143,11 +143,6 @@ def draw_curves(
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def is_run(folder: Path) -> bool:
-    """Return True if a directory has the log of a run."""
-    return (folder / LOG).is_file()
-
-
 def page_of_run(folder: Path) -> Page:
     """Return the page of a run by its logs and, if it has ended, its summary.
 
@@ -175,7 +170,7 @@ def page_of_run(folder: Path) -> Page:
     sections = []
     if not summary:
         sections.append(
-            Section("The run", ("It has no summary.json: it has not ended, or it was killed.",))
+            Section("The run", ("No summary.json: the run has not ended, or it was killed.",))
         )
     speed: List[Any] = [_throughput_picture(records)]
     if slots is not None:
@@ -187,13 +182,11 @@ def page_of_run(folder: Path) -> Page:
     first: List[Any] = [_loss_picture(losses)]
     if compared:
         first.append(_speed_picture(compared))
-    raw = [
-        _values_table(
-            "environment", "What it ran on: environment.json", _object(folder / ENVIRONMENT)
-        )
-    ]
+    raw = []
     if summary:
-        raw.insert(0, _values_table("summary", "What the run came to: summary.json", summary))
+        raw.append(_values_table("summary", "Summary of the run (summary.json)", summary))
+    environment = _object(folder / ENVIRONMENT)
+    raw.append(_values_table("environment", "Environment (environment.json)", environment))
     return Page(
         f"Run {folder.resolve().name}",
         _answer(records[-1]["step"], losses, held_out),
@@ -211,17 +204,17 @@ def _answer(steps: int, losses: _Losses, held_out: Optional[Fields]) -> str:
         constant_accuracy = held_out.optional("most_frequent_token_accuracy", Fields.number)
     if accuracy is not None and constant_accuracy is not None:
         return (
-            f"After {steps:,} updates the model gets {accuracy:.1%} of the masked tokens right, in texts that it has "
-            f"not seen; always the most frequent token would get {constant_accuracy:.1%}."
+            f"After {steps:,} updates the model predicts {accuracy:.1%} of the masked tokens of held-out texts; always "
+            f"predicting the most frequent token would give {constant_accuracy:.1%}."
         )
 
     values = losses.training.y
     if not values:
         return f"After {steps:,} updates there is no finite loss."
-    words = f"After {steps:,} updates the loss in training is {values[-1]:.3f}; it began at {values[0]:.3f}"
+    answer = f"After {steps:,} updates the training loss is {values[-1]:.3f}; it began at {values[0]:.3f}"
     if losses.held_out.y:
-        words += f", and is {losses.held_out.y[-1]:.3f} on texts that were held out"
-    return words + "."
+        answer += f", and is {losses.held_out.y[-1]:.3f} on held-out texts"
+    return answer + "."
 
 
 def _loss_figure(losses: _Losses) -> Figure:
@@ -249,13 +242,14 @@ def _speed_figure(records: _Records, compared: Optional[Fields]) -> Figure:
 
 
 def _packing_figure(records: _Records, slots: Optional[int]) -> Figure:
-    """Show the padding avoided or, if the slots of a row are not known, the packing factor."""
-    packs, sequences, tokens = (_total(records, name) for name in ("packs", "sequences", "tokens"))
+    """Show the padding avoided or, if the slots of a row are unknown, the packing factor."""
+    packs = _total(records, "packs")
+    sequences = _total(records, "sequences")
     factor = f"{sequences / max(1, packs):.3f}"
     if slots is None:
-        return Figure(factor, "sequences in a pack", "the packing factor")
-    avoided = padding_avoided(packs, sequences, tokens, slots)
-    return Figure(f"{avoided:.1%}", "of the padding avoided", f"{factor} sequences in a pack")
+        return Figure(factor, "sequences per pack", "the packing factor")
+    avoided = padding_avoided(packs, sequences, _total(records, "tokens"), slots)
+    return Figure(f"{avoided:.1%}", "of the padding avoided", f"{factor} sequences per pack")
 
 
 def _throughput_picture(records: _Records) -> Lines:
@@ -277,7 +271,7 @@ def _speed_picture(compared: Fields) -> Bars:
     packed, unpacked, factor, _ = map(compared.number, _COMPARED)
     low, high = compared.list_of("speedup_quartiles", Fields.number)
     return Bars(
-        "Packed beside unpacked: the same sequences, the same updates",
+        "Packed and unpacked: the same sequences, the same updates",
         ("one a row", "in packs"),
         Axis("sequences/s"),
         (
@@ -331,7 +325,7 @@ def _object(path: Path) -> Dict[str, Any]:
 
 
 def _slots(folder: Path) -> Optional[int]:
-    """Return the slots of a row by the run's configuration."""
+    """Return the slots of a row from the run's configuration, if it has one."""
     path = folder / CONFIG
     if not path.is_file():
         return None

@@ -1,8 +1,8 @@
-"""Answers of a fine-tuned model to a file's records: packed, computed and put back into the input's order.
+"""Predictions of a fine-tuned model for the records of a file: packed, computed, and returned in the input's order.
 
-trained = find_trained(Path("runs/squad"))                    # or a Hugging Face folder
+trained = find_trained(Path("runs/squad"))                    # or a Hugging Face directory
 prepared = prepare(trained, Asked(Source.of("questions.json")), overrides=["engine.kind=host"])
-found = predict(prepared)
+answers = predict(prepared).answers
 """
 
 from __future__ import annotations
@@ -56,17 +56,16 @@ from pack_data.cli.command import NotFinite
 from pack_data.reading.fields import Fields, read_object
 from pack_data.text.vocabulary import AnyVocabulary
 
-# Of a run's configuration, what predicting needs; the rest is of training.
+# Sections of a run's configuration that affect predictions, and their settings (None: all); the others affect training.
 _KEPT = {"task": None, "engine": None, "placement": None, "batch": ("micro_batch",)}
 _KEPT_DATA = ("max_sequence_length", "packer", "max_sequences_per_pack")
-# Hugging Face's classes.
+# Hugging Face classes with a head for a task.
 _ARCHITECTURES = {"BertForQuestionAnswering": SQUAD, "BertForTokenClassification": TOKENS}
 _PROBLEMS = {problem: kind for kind, problem in PROBLEM_TYPES.items()}
-# Slots of a row for a folder, which does not say what it was trained with; fewer where it has fewer positions.
+# Slots of a row for a Hugging Face directory, which does not record them; reduced to the positions of the model.
 _SLOTS = {SQUAD: 384}
 _OTHER_SLOTS = 128
-# Rows of one call on IPUs: as many micro-batches for each replica, where the file has as many.
-_IPU_MICRO_BATCHES = 64
+_IPU_MICRO_BATCHES = 64  # of a call per replica on IPUs, if the file has enough rows
 
 
 class _Trained(NamedTuple):
@@ -79,38 +78,47 @@ class _Trained(NamedTuple):
     vocabulary: AnyVocabulary
     labels: Optional[List[str]]
     description: str
-    stored: bool  # whether a run has written the settings
+    stored: bool  # True if a run has written the settings
 
 
 def find_trained(folder: Path, task: Optional[str] = None) -> _Trained:
-    """Find the model of a fine-tuning run, with the run's settings, or a Hugging Face directory.
+    """Load the model of a fine-tuning run, with the run's settings, or of a Hugging Face directory.
 
-    task: of a folder whose config.json does not say it. Raises ValueError, in one line, where there is no head that
-    answers.
+    Args:
+        folder: directory of the run or model.
+        task: task of a model whose config.json does not determine it.
+
+    Returns:
+        The model, its settings, vocabulary and labels.
+
+    Raises:
+        ValueError: the directory does not exist, or its model has no head for a task.
     """
     if not (folder / CONFIG).is_file():
         if not folder.exists() and str(folder) != PACKAGE:
             raise ValueError(
-                f"{folder}: no such folder; name that of a fine-tuning run, or of a fine-tuned model of Hugging Face"
+                f"{folder}: no such directory; pass that of a fine-tuning run, or of a fine-tuned Hugging Face model"
             )
         return _of_folder(folder_of(str(folder)), task)
     tree = load_yaml(folder / CONFIG)
     name = peek("task.name", tree, ())
     if not isinstance(name, str) or not (name in TASKS or is_own(name)):
         raise ValueError(
-            f"{folder}: a run of pre-training, which has no head that answers; fine-tune it first: packed-bert "
+            f"{folder}: a pre-training run, whose model has no head for a task; fine-tune it first: packed-bert "
             f"finetune --config ... --set model.checkpoint={folder}"
         )
     if not (folder / MODEL).is_dir():
         raise ValueError(
-            f"{folder}: holds no {MODEL}/, which is written when the run ends; go on with --resume"
+            f"{folder}: has no {MODEL}/, which the run writes at its end; continue the run with --resume"
         )
     kept: Dict[str, Any] = {}
     for section, keys in {**_KEPT, "data": _KEPT_DATA}.items():
-        found = tree.get(section) or {}
-        kept[section] = {key: value for key, value in found.items() if keys is None or key in keys}
+        settings = tree.get(section) or {}
+        kept[section] = {
+            key: value for key, value in settings.items() if keys is None or key in keys
+        }
     kept["task"].pop("drop_seen_paragraphs", None)
-    # Where it was trained is not where it answers.
+    # The device of training need not be the device of prediction.
     for key in ("kind", "ipu_model", "offline_export", "executable", "profile_directory"):
         kept["engine"].pop(key, None)
     model, weights, vocabulary = read_folder(folder / MODEL)
@@ -123,48 +131,36 @@ def find_trained(folder: Path, task: Optional[str] = None) -> _Trained:
 def _of_folder(folder: Path, task: Optional[str]) -> _Trained:
     if not (folder / "config.json").exists():
         raise ValueError(
-            f"{folder}: neither a fine-tuning run ({CONFIG}, {MODEL}/) nor a Hugging Face folder (config.json); "
-            "name that of a fine-tuned model"
+            f"{folder}: neither a fine-tuning run ({CONFIG}, {MODEL}/) nor a Hugging Face directory (config.json); "
+            "pass the directory of a fine-tuned model"
         )
     about = read_object(folder / "config.json", way_out="get the file again")
     architectures = about.optional("architectures", Fields.list_of, Fields.text) or []
     problem = about.optional("problem_type", Fields.text)
     labels = labels_of(folder / "config.json")
-    found = next((_ARCHITECTURES[each] for each in architectures if each in _ARCHITECTURES), None)
-    if found is None and "BertForSequenceClassification" in architectures:
-        found = task if task in _PROBLEMS.values() or is_own(task) else None
-    elif found is None:
-        found = task
-    if found is None and "BertForSequenceClassification" in architectures:
+    classifies = "BertForSequenceClassification" in architectures
+    name = next((_ARCHITECTURES[key] for key in architectures if key in _ARCHITECTURES), None)
+    if name is None and (not classifies or task in _PROBLEMS.values() or is_own(task)):
+        name = task
+    if name is None and classifies:
         count = len(labels) if labels else about.optional("num_labels", Fields.integer) or 2
-        found = _PROBLEMS.get(problem or "", REGRESSION if count == 1 else SINGLE_LABEL)
-    if found is None:
-        what = ", ".join(architectures) or "no architecture"
+        name = _PROBLEMS.get(problem or "", REGRESSION if count == 1 else SINGLE_LABEL)
+    if name is None:
+        architecture = ", ".join(architectures) or "its list of architectures"
         raise ValueError(
-            f"{folder / 'config.json'}: {what} is none that answers; name a model fine-tuned for one of the tasks "
-            f"{', '.join(TASKS)}, or say which task it is of with --set task.name=..."
+            f"{folder / 'config.json'}: {architecture} does not determine a task; pass a model fine-tuned for one of "
+            f"{', '.join(TASKS)}, or name its task with --set task.name=..."
         )
-    found, pretrained = full_name(found), read_folder(folder)
-    if (
-        labels is None
-        and found in (SINGLE_LABEL, MULTI_LABEL, TOKENS)
-        and "classifier.weight" in pretrained.weights
-    ):
-        labels = [
-            f"LABEL_{number}" for number in range(len(pretrained.weights["classifier.weight"]))
-        ]
-    slots = min(_SLOTS.get(found, _OTHER_SLOTS), pretrained.model.max_position_embeddings)
-    tree: Dict[str, Any] = {"task": {"name": found}, "data": {"max_sequence_length": slots}}
-    return _Trained(
-        str(folder),
-        tree,
-        pretrained.model,
-        pretrained.weights,
-        pretrained.vocabulary,
-        labels,
-        f"{folder}, task {found}",
-        False,
-    )
+
+    name = full_name(name)
+    model, weights, vocabulary = read_folder(folder)
+    has_classes = name in (SINGLE_LABEL, MULTI_LABEL, TOKENS)
+    if labels is None and has_classes and "classifier.weight" in weights:
+        labels = [f"LABEL_{number}" for number in range(len(weights["classifier.weight"]))]
+    slots = min(_SLOTS.get(name, _OTHER_SLOTS), model.max_position_embeddings)
+    tree: Dict[str, Any] = {"task": {"name": name}, "data": {"max_sequence_length": slots}}
+    description = f"{folder}, task {name}"
+    return _Trained(str(folder), tree, model, weights, vocabulary, labels, description, False)
 
 
 class _Prepared(NamedTuple):
@@ -175,25 +171,26 @@ class _Prepared(NamedTuple):
 
 
 def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) -> Config:
-    """Return the settings with which a model answers; raise ConfigError with every problem."""
+    """Return the settings for a prediction; raise ConfigError with every problem."""
     name = full_name(str(peek("task.name", trained.tree, overrides)))
-    if name != trained.tree["task"]["name"]:  # before its settings, which are those of another task
+    trained_for = trained.tree["task"]["name"]
+    if name != trained_for:  # checked first, because another task has other settings
         raise ValueError(
-            f"--set task.name={name}: {trained.name} was trained for {trained.tree['task']['name']}"
+            f"--set task.name={name}: {trained.name} was trained for {trained_for}; leave the option out"
         )
     tree = {section: dict(values) for section, values in trained.tree.items()}
     tree["data"].update(training=None, evaluation=str(asked.source.path))
     tree["model"] = {"checkpoint": trained.name}
     config = config_from_tree(tree, trained.name, overrides, stored=trained.stored)
     kept: Mapping[str, Optional[Sequence[str]]] = {**_KEPT, "data": _KEPT_DATA}
-    for key in (key for key, origin in config.origins.items() if origin == OVERRIDE):
+    for key, origin in config.origins.items():
         section, _, name = key.partition(".")
-        if section not in kept or name not in (kept[section] or (name,)):
-            raise ValueError(f"--set {key}=...: is of training and changes no answer; leave it out")
+        if origin == OVERRIDE and (section not in kept or name not in (kept[section] or (name,))):
+            raise ValueError(f"--set {key}=...: affects training and not predictions; leave it out")
     if config.data.max_sequence_length > trained.model.max_position_embeddings:
         raise ValueError(
-            f"{trained.name}: data.max_sequence_length is {config.data.max_sequence_length}; the model has "
-            f"{trained.model.max_position_embeddings} positions"
+            f"{trained.name}: data.max_sequence_length is {config.data.max_sequence_length}, but the model has "
+            f"{trained.model.max_position_embeddings} positions; lower it"
         )
     return config
 
@@ -205,7 +202,20 @@ def prepare(
     *,
     read: Callable[[int], Any] = int,
 ) -> _Prepared:
-    """Pack the records, and load the model where they are computed. read: gets the number of tokenised texts."""
+    """Pack the records and load the model onto its device.
+
+    Args:
+        trained: result of `find_trained`.
+        asked: the records.
+        overrides: settings, KEY=VALUE.
+        read: called with the number of tokenised texts, for progress.
+
+    Returns:
+        The engine with the model, the packed records and the settings.
+
+    Raises:
+        ValueError: the records, the settings or the device do not fit the model.
+    """
     config = _configured(trained, asked, overrides)
     choice = choose_engine(config, simulated=False)
     ipus = choice.kind != "host"
@@ -220,8 +230,7 @@ def prepare(
         unwound.callback(engine.close)
         if engine.share[1] > 1:
             raise ValueError(
-                f"poprun started {engine.share[1]} instances, each of which would give its own part of the answers; "
-                "start one, without poprun"
+                f"poprun started {engine.share[1]} instances, but prediction uses one process; start it without poprun"
             )
         load_weights(engine, trained.weights, trained.name, whole=True)
         unwound.pop_all()
@@ -229,48 +238,58 @@ def prepare(
 
 
 def _in_calls(config: Config, rows: int, *, ipus: bool) -> Config:
-    """Return the same with a batch that is one call: a micro-batch on the host; on IPUs enough to fill the pipeline."""
-    replicas, size = config.placement.replicas, min(config.batch.micro_batch, rows)
+    """Set the batch of one call: a micro-batch on the host; on IPUs enough of them to fill the pipeline."""
+    size = min(config.batch.micro_batch, rows)
+    replicas = config.placement.replicas
+    placement = config.placement
     number = 1
     if ipus:
-        number = max(
-            config.pipeline_stages, min(_IPU_MICRO_BATCHES, math.ceil(rows / (size * replicas)))
-        )
+        rows_of_replicas = size * replicas
+        number = min(_IPU_MICRO_BATCHES, math.ceil(rows / rows_of_replicas))
+        number = max(config.pipeline_stages, number)
     else:
-        config = dataclasses.replace(
-            config, placement=dataclasses.replace(config.placement, replicas=1)
-        )
         replicas = 1
+        placement = dataclasses.replace(placement, replicas=1)
     batch = dataclasses.replace(
         config.batch, micro_batch=size, sequences_per_update=number * replicas * size
     )
-    return dataclasses.replace(config, batch=batch)
+    return dataclasses.replace(config, placement=placement, batch=batch)
 
 
 def compile_program(prepared: _Prepared) -> None:
-    """On IPUs, the program that predicts, so that no answer's time is that of compiling it; on the host nothing."""
+    """Compile the prediction program on IPUs, so that measured times do not include it."""
     if prepared.config.engine.kind == "ipu":
         prepared.engine.predict(next(in_order(prepared.task.packs, prepared.layout)))
 
 
 class _Answers(NamedTuple):
-    answers: List[Dict[str, Any]]  # one for each record, in the input's order
-    metrics: Dict[str, Any]  # empty where no labels were read
+    answers: List[Dict[str, Any]]  # one per record, in the input's order
+    metrics: Dict[str, Any]  # empty if the file has no labels
     sequences: int
     seconds: float
 
 
 def predict(prepared: _Prepared, *, seen: Callable[[int], Any] = int) -> _Answers:
-    """Predict; raise NotFinite if outputs of the network are infinite or NaN. seen: gets the rows as they are done."""
-    task, packs = prepared.task, prepared.task.packs
-    batches = _counted(
-        in_order(packs, prepared.layout), prepared.layout.packs_per_update, len(packs), seen
-    )
+    """Compute the predictions of all records.
+
+    Args:
+        prepared: result of `prepare`.
+        seen: called with the number of rows after each batch, for progress.
+
+    Returns:
+        The answers, scores, and the number of sequences and seconds.
+
+    Raises:
+        NotFinite: outputs of the network are infinite or NaN.
+    """
+    task = prepared.task
+    layout = prepared.layout
+    batches = _counted(in_order(task.packs, layout), layout.packs_per_update, len(task.packs), seen)
     outputs, counts, seconds = task.predict(prepared.engine, batches)
-    assert outputs is not None  # every batch has come
-    if not all(np.isfinite(each).all() for each in outputs):
+    assert outputs is not None  # None only if an interruption ends the batches
+    if not all(np.isfinite(output).all() for output in outputs):
         raise NotFinite(
-            "the network's outputs are infinite or no numbers; the model's weights are damaged"
+            "the outputs of the network are infinite or NaN, so its weights are damaged; use another checkpoint"
         )
     scored = task.score(outputs)
     return _Answers(scored.answers, dict(scored.metrics), counts["sequences"], seconds)
@@ -279,7 +298,7 @@ def predict(prepared: _Prepared, *, seen: Callable[[int], Any] = int) -> _Answer
 def _counted(
     batches: Iterator[Batch], rows: int, all_rows: int, seen: Callable[[int], Any]
 ) -> Iterator[Batch]:
-    """Yield the batches; `seen` gets each one's rows when the next one is requested."""
+    """Yield the batches; call ``seen`` with the rows of each when the next one is requested."""
     left = all_rows
     for batch in batches:
         yield batch
@@ -287,11 +306,11 @@ def _counted(
         left -= rows
 
 
-_DIGITS = 6  # after the decimal point, of what is written; packing changes the last bits of a float
+_DIGITS = 6  # decimal places of written numbers; packing changes the last bits of a float
 
 
 def lines(answers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """One line of JSON for each record: its number, from 1, and its answer."""
+    """Yield a line of JSON for each record, with its number (1-based) and its answer."""
     for number, answer in enumerate(answers, start=1):
         yield json.dumps({"record": number, **_rounded(answer)}, ensure_ascii=False)
 
@@ -300,21 +319,21 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, _DIGITS) + 0.0  # no -0.0
     if isinstance(value, Mapping):
-        return {name: _rounded(each) for name, each in value.items()}
+        return {name: _rounded(item) for name, item in value.items()}
     return value
 
 
 class Padding(NamedTuple):
-    """Shares of the slots that are no tokens, each sequence alone in its row and packed."""
+    """Fractions of the slots that are padding."""
 
-    alone: float
+    alone: float  # with one sequence per row
     packed: float
 
 
 def padding(task: ExampleTask) -> Tuple[int, Padding]:
-    """Rows saved, and what padding there is."""
+    """Return the number of rows that packing saves, and the padding with and without it."""
     packing = task.packs.packing
-    tokens = packing.efficiency
-    return packing.sequences - packing.packs, Padding(
-        1.0 - tokens / packing.packing_factor, 1.0 - tokens
-    )
+    efficiency = packing.efficiency
+    unpacked_efficiency = efficiency / packing.packing_factor
+    saved = packing.sequences - packing.packs
+    return saved, Padding(1.0 - unpacked_efficiency, 1.0 - efficiency)

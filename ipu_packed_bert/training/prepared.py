@@ -1,6 +1,7 @@
-"""What every run holds before its first update, whatever it learns from.
+"""A run before its first update.
 
-A data set of packs (`training.pretraining`) and files of examples (`training.examples`) are two classes of `Prepared`.
+`Prepared` has two subclasses: runs on a data set of packs (`training.pretraining`) and on files of examples
+(`training.examples`).
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Prepared(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def make(cls, config: Config, begun: Begun) -> Prepared:
-        """Open the data, build the engine and print both; what else is opened is closed with ``begun.resources``."""
+        """Open the data, build the engine and describe both; ``begun.resources`` closes other resources."""
 
     def baseline(self) -> Mapping[str, float]:
         """Return the held-out metrics of constant predictions, for summary.json."""
@@ -88,11 +89,9 @@ class Prepared(abc.ABC):
         """Write the network for other programs; ``trained`` if this process made updates."""
 
     def load(self, begin: Beginning, *, same_batch: bool) -> None:
-        """Load the weights, and the rest of a resumed run's state.
-
-        Raises ValueError if they do not fit the engine or the data.
-        """
-        engine, batches = self.engine, self.batches
+        """Load the weights and, in a resumed run, the other state; raise ValueError if they do not fit."""
+        engine = self.engine
+        batches = self.batches
         if begin.weights:
             with said_of(begin.folder):
                 engine.load_state({**engine.state(), "model": begin.weights.engine["model"]})
@@ -120,12 +119,15 @@ def engine_and_batches(
 
     Args:
         config: settings of the run, completed by the data.
-        task: what is trained.
+        task: the task to train.
         packs: training packs.
         held_out: packs to evaluate, if any.
         begun: the processes and the chosen engine.
         factor: packing factor, sequences per pack.
-        same: what must be equal in all processes, besides the configuration.
+        same: values that must be equal in all processes, besides the configuration.
+
+    Returns:
+        The engine, and its batches from `Engine.feed`.
 
     Raises:
         ValueError: the processes differ, or the engine does not run this configuration.
@@ -152,21 +154,20 @@ def _note_other_packs(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Print a note if the same sequences are in other packs than those that the checkpoint's epoch began with."""
     if saved.get("packs") and saved.get("arrangement") not in (None, now["arrangement"]):
         print(
-            "note      the data have the same sequences in other packs than at the checkpoint: in the rest of this "
-            "epoch some sequences come again, and as many do not come"
+            "note      the packing of the data has changed since the checkpoint: in the rest of this epoch some"
+            " sequences are repeated, and others are skipped"
         )
 
 
 def _note_other_streams(saved: Mapping[str, Any], engine: Engine) -> None:
-    """Print a note if the run continues on other IPUs or in other processes: each one keeps a random state."""
-    before, now = saved_by(saved), engine.streams
+    """Print a note if the run continues on other IPUs or in other processes, because each has a random state."""
+    before = saved_by(saved)
+    now = engine.streams
     if before and now and before != now:
-        what = (
-            f"ranks     {now[0]}, after {before[0]}"
-            if now[0] != before[0]
-            else "note      on other IPUs"
-        )
-        print(f"{what}: each update has the same sequences; dropout draws from new streams")
+        change = "note      on other IPUs"
+        if now[0] != before[0]:
+            change = f"ranks     {now[0]}, after {before[0]}"
+        print(f"{change}: updates have the same sequences; dropout uses new random numbers")
 
 
 def _refuse_other_weights(engine: Engine) -> None:

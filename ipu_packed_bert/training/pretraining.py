@@ -1,4 +1,4 @@
-"""A run of pre-training: it learns from a data set of packs, which is built where there is none."""
+"""A pre-training run: it trains on a data set of packs, which it builds if it does not exist."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ipu_packed_bert.settings.allowed_changes import SIZES, stated_differences
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.declare import shown
 from ipu_packed_bert.settings.rules import check_accumulation, check_on_ipus
+from ipu_packed_bert.settings.schema import SAME_SIZES
 from ipu_packed_bert.settings.shipped import for_one_gpu
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.prepared import (
@@ -35,13 +36,13 @@ from ipu_packed_bert.training.run_folder import data_of
 from pack_data.packing.packing import of_at_most
 from pack_data.store.data_set import Manifest, PackStore
 
-# Of the sizes, those of the network alone; the data set may decide the others.
+# Sizes of the network; the data set may determine the others.
 _NETWORK = sorted(SIZES - {"model.vocabulary_size", "model.max_position_embeddings"})
 
 
 @dataclass(frozen=True)
 class PacksRun(Prepared):
-    """A run that learns from a data set of packs."""
+    """A run that trains on a data set of packs."""
 
     store: PackStore
     held_out: Optional[PackStore]
@@ -51,20 +52,20 @@ class PacksRun(Prepared):
     @classmethod
     def settle(cls, config: Config, begun: Begun) -> Config:
         choice = begun.choice
-        if begun.begin.checkpoint:  # what is left out without IPUs was decided when the run began
+        if begun.begin.checkpoint:  # the block without_ipus was applied when the run began
             config = replace(config, without_ipus=())
         if choice.kind != "host":
             check_on_ipus(config)
         if choice.hardware or config.engine.offline_export or not config.without_ipus:
             return config
         small, changes = config.applied_without_ipus()
-        print(f"{config.path}: its without_ipus block applies ({choice.reason}):")
+        print(f"{config.path}: applies its without_ipus block ({choice.reason}):")
         for key, before, after in changes:
             print(f"  {key:<42} {shown(before)} -> {shown(after)}")
         name = for_one_gpu(config.name) if choice.cuda else None
-        instead = f"--config {name} is made for this GPU; " if name else ""
+        alternative = f"--config {name} is made for this GPU; " if name else ""
         print(
-            f"  {instead}--whole leaves the block out; --plan --engine host prints the memory that a step then takes"
+            f"  {alternative}--whole ignores the block; --plan --engine host prints the memory that a step then needs"
         )
         return small
 
@@ -73,12 +74,13 @@ class PacksRun(Prepared):
         if not begin.checkpoint or begin.step < config.run.steps:
             return None
         longer = f"{resume_command(config, begin.folder)} {_longer(config, begin.step)}"
-        return f"{begin.folder} has made its {begin.step:,} updates already; to continue: {longer}"
+        return f"{begin.folder} has already made its {begin.step:,} updates; to continue: {longer}"
 
     @classmethod
     def make(cls, config: Config, begun: Begun) -> PacksRun:
-        """Open the data set, which completes the configuration, or build it."""
-        begin, processes = begun.begin, begun.processes
+        """Open or build the data set, which completes the configuration."""
+        begin = begun.begin
+        processes = begun.processes
         _refuse_other_sizes(begin, config, _NETWORK)
         with processes.first_alone():
             config, store = open_or_build(config, build=processes.rank == 0)
@@ -97,14 +99,14 @@ class PacksRun(Prepared):
         check_accumulation(config, factor.value)
         rows = config.model.vocabulary_size
         packs = StoredPacks(store, seed=config.run.seed, vocabulary=rows)
-        held_out_packs = StoredPacks(held_out, vocabulary=rows) if held_out else None
         same = {
             "the data set's digest": f"{manifest.digest:016x}",
             "the arrangement of its packs": packs.arrangement,
-            "the held-out data set's digest": f"{held_out.manifest.digest:016x}"
-            if held_out
-            else None,
         }
+        held_out_packs = None
+        if held_out:
+            held_out_packs = StoredPacks(held_out, vocabulary=rows)
+            same["the held-out data set's digest"] = f"{held_out.manifest.digest:016x}"
         task = Pretraining(config, store.schema)
         engine, batches = engine_and_batches(
             config, task, packs, held_out_packs, begun, factor=factor.value, same=same
@@ -135,18 +137,20 @@ class PacksRun(Prepared):
 
 
 def _refuse_other_sizes(begin: Beginning, config: Config, keys: Sequence[str]) -> None:
-    """Raise ValueError if the weights that the run starts from are of a network of other sizes."""
+    """Raise ValueError if the weights that the run starts from belong to a network of other sizes."""
     start = begin.checkpoint or begin.weights
-    others = stated_differences(begin.folder, start.config, config, keys) if start else []
-    if others:
-        way_out = "a run goes on with the sizes it has"
+    if not start:
+        return
+    differences = stated_differences(begin.folder, start.config, config, keys)
+    if differences:
+        way_out = SAME_SIZES
         if not begin.checkpoint:
-            way_out = f"--config {Path(begin.folder, CONFIG)} has its sizes"
-        raise ValueError(f"{begin.folder}: {', '.join(others)}; {way_out}")
+            way_out = f"--config {Path(begin.folder, CONFIG)} has their sizes"
+        raise ValueError(f"{begin.folder}: {', '.join(differences)}; {way_out}")
 
 
 def _vocabulary(begin: Beginning, config: Config, manifest: Manifest) -> Identity:
-    """Return the vocabulary of the data, with what the run's weights know of it."""
+    """Return the identity of the data's vocabulary, completed by that of the weights."""
     vocabulary = Identity.of_data(manifest)
     weights = begin.checkpoint or begin.weights
     if weights:
@@ -158,17 +162,14 @@ def _vocabulary(begin: Beginning, config: Config, manifest: Manifest) -> Identit
     return vocabulary
 
 
-def _longer(config: Config, made: int) -> str:
-    """Return the options that continue a run after ``made`` updates: to the end of its schedule, else a longer one."""
-    if made < config.schedule_steps:
+def _longer(config: Config, step: int) -> str:
+    """Return the options that continue a run after update ``step``, to the end of its schedule or with a longer one."""
+    if step < config.schedule_steps:
         return f"--steps {config.schedule_steps}"
-    steps = 2 * made
-    schedule = (
-        ""
-        if config.optimizer.schedule == "constant"
-        else f" --set optimizer.schedule_steps={steps}"
-    )
-    return f"--steps {steps}{schedule}"
+    options = f"--steps {2 * step}"
+    if config.optimizer.schedule != "constant":
+        options += f" --set optimizer.schedule_steps={2 * step}"
+    return options
 
 
 def _print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:
@@ -178,22 +179,21 @@ def _print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:
         f" {schema.max_sequence_length} ({manifest.algorithm}, depth {schema.max_sequences_per_pack}),"
         f" {manifest.efficiency:.1%} of the slots are tokens"
     )
-    # A run that is resumed has decided for its data set.
-    others = [] if resumed else built_otherwise(config, manifest)
-    if others:
-        same = of_the_same_corpus(config, manifest)
-        end = (
-            "; delete the folder to build it anew"
-            if same
-            else " and from another corpus; it is used as it is"
-        )
-        print(f"note      it was built with {', '.join(others)}{end}")
+    if resumed:  # the note was printed when the run began
+        return
+    differences = built_otherwise(config, manifest)
+    if differences:
+        consequence = " and from another corpus; it is used unchanged"
+        if of_the_same_corpus(config, manifest):
+            consequence = "; delete the directory to build it again"
+        print(f"note      the data set was built with {', '.join(differences)}{consequence}")
 
 
 def _print_batch(
     config: Config, factor: PackingFactor, manifest: Manifest, batches: GlobalBatches
 ) -> None:
-    accumulation, unpacked = config.accumulation(factor.value), config.batch.gradient_accumulation
+    accumulation = config.accumulation(factor.value)
+    unpacked = config.batch.gradient_accumulation
     divided = "" if accumulation == unpacked else f" ({unpacked} / {factor.value:.3f}, rounded up)"
     sequences = config.expected_sequences_per_update(factor.value)
     print(f"packing   factor {factor.value:.3f} {of_at_most(factor.value / manifest.efficiency)}")
@@ -206,6 +206,6 @@ def _print_batch(
         print(f"ranks     {batches.sharing}")
     if len(batches.packs) < batches.packs_per_update:
         print(
-            f"note      the data set has {len(batches.packs):,} packs to train on, fewer than an update: the rest of"
-            " each batch is empty"
+            f"note      the data set has {len(batches.packs):,} packs, fewer than an update: the other packs of each"
+            " batch are empty"
         )

@@ -1,4 +1,4 @@
-"""One run, of any task: it begins or goes on, is prepared, trains, evaluates and is written down."""
+"""One run of any task: prepare or resume it, train, evaluate, and write the results."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from pack_data.reading.packages import require
 def run(
     kind: Type[Prepared], config: Config, args: argparse.Namespace, processes: Processes
 ) -> int:
-    """Make the updates of a run and write it down.
+    """Make the updates of a run and write its directory.
 
     Args:
-        kind: what the run learns from.
-        config: its settings.
+        kind: class of the run, by the kind of its data.
+        config: settings of the run.
         args: options of `packed-bert pretrain` or `finetune`.
         processes: the processes that make the updates together.
 
@@ -80,14 +80,13 @@ def run(
 
 
 def _claim(args: argparse.Namespace, resources: contextlib.ExitStack) -> Beginning:
-    """Return what the run starts from; a resumed run stays locked until ``resources`` close.
+    """Return the state that the run starts from, and lock a resumed run until ``resources`` close.
 
-    Raises ValueError if its directory holds another run, or another process writes it.
+    Raises ValueError if the directory has another run, or another process writes it.
     """
     if args.resume:
-        newest_checkpoint(
-            Path(args.resume, CHECKPOINTS)
-        )  # before the lock, which leaves a file where there is no run
+        # Fails if there is no run, before the lock creates a file.
+        newest_checkpoint(Path(args.resume, CHECKPOINTS))
         resources.enter_context(locked_run(args.resume))
     else:
         refuse_a_run_in(args.out)
@@ -95,7 +94,7 @@ def _claim(args: argparse.Namespace, resources: contextlib.ExitStack) -> Beginni
 
 
 def _beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
-    """Load the state that a run starts from. Raises ValueError if there is none, or it cannot be resumed."""
+    """Load the state that a run starts from; raise ValueError if it is missing or cannot be resumed."""
     if start_from:
         return Beginning(start_from, weights=load_newest(Path(start_from, CHECKPOINTS)))
     if not resume:
@@ -103,14 +102,14 @@ def _beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
     checkpoint = load_newest(Path(resume, CHECKPOINTS))
     if "optimizer" not in checkpoint.engine:
         raise ValueError(
-            f"{resume}: weights that were imported, not a run to resume; --config FILE --start-from {resume} begins one"
-            " from them"
+            f"{resume}: has imported weights and no updates to resume; use --config FILE --start-from {resume} to begin"
+            " a run with them"
         )
     return Beginning(resume, checkpoint)
 
 
 def _require_packages(config: Config) -> None:
-    """Raise ValueError before the work if a package that writes the run is missing."""
+    """Raise ValueError, before any work, if a package that writes the run is missing."""
     if config.engine.offline_export:
         return
     require("training, which saves its weights,", "safetensors")

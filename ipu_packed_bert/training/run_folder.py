@@ -1,4 +1,4 @@
-"""The directory of a run: made, locked and resumed by one process at a time; what it was begun with."""
+"""The directory of a run: created, locked and resumed by one process at a time, with a record of its environment."""
 
 from __future__ import annotations
 
@@ -35,37 +35,35 @@ from pack_data.store.data_set import MANIFEST, Manifest
 
 
 def refuse_a_run_in(folder: Optional[str]) -> None:
-    """Raise ValueError if a new run would overwrite one, or cannot be made there."""
+    """Raise ValueError if a new run would overwrite another, or cannot be written to the directory."""
     if folder is None:
         return
     check_folder("--out", folder, "a run")
     if Path(folder, MANIFEST).exists():
-        raise ValueError(
-            f"--out {folder}: holds a data set; a run is a folder of its own, choose another name"
-        )
+        raise ValueError(f"--out {folder}: has a data set; choose another directory for the run")
     if Path(folder, LOG).exists():
-        go_on = f"; continue it with --resume {shlex.quote(str(folder))}"
+        way_out = f"; continue it with --resume {shlex.quote(str(folder))}"
         if not _saved(folder):
-            go_on = ", which has saved no checkpoint; begin it again with --resume-if-there"
-        raise ValueError(f"{folder}: holds a run already{go_on}, or give another --out")
+            way_out = ", which has no checkpoint; begin it again with --resume-if-there"
+        raise ValueError(f"{folder}: already has a run{way_out}, or choose another --out")
 
 
 def _saved(folder: Union[str, Path]) -> bool:
-    """Whether a run has saved a checkpoint."""
+    """Return True if a run has saved a checkpoint."""
     return bool(checkpoints(Path(folder, CHECKPOINTS)))
 
 
 def locked_run(folder: Union[str, Path], way_out: str = "") -> ContextManager[None]:
-    """While entered, no other process writes the run; ValueError where one does."""
+    """Return a context that locks a run; entering raises ValueError if another process has locked it."""
     return locked(
         Path(folder, LOCK), f"{folder}: another process writes this run; wait for it{way_out}"
     )
 
 
 def resumes(folder: Union[str, Path]) -> bool:
-    """Whether there is a run that has saved something; what was logged of one that ended before that is taken away.
+    """Return True if a run has a checkpoint to resume; remove the logs of a run that ended before its first.
 
-    Raises ValueError where another process writes it.
+    Raise ValueError if another process writes the run.
     """
     if not _saved(folder) and Path(folder, LOG).exists():
         with locked_run(folder):
@@ -81,37 +79,43 @@ def resumes(folder: Union[str, Path]) -> bool:
 def open_run_folder(
     folder: Optional[str], config: Config, *, first_step: int, environment: Dict[str, Any]
 ) -> Iterator[Path]:
-    """Open the directory of a run with its config.yml and environment.json, locked in the block.
+    """Open the directory of a run, locked inside the context, and write its config.yml and environment.json.
 
-    ``folder`` None makes a new one, ``runs/NAME-TIME``.
-    ``first_step`` above 0 means that the run is resumed: its environment goes beside the first one, and it is locked
-    already. Raises ValueError, before anything is written, where another process writes the run, or has written it.
+    A resumed run (``first_step`` above 0) is locked already, and its environment gets a file of its own.
+
+    Args:
+        folder: the directory; None creates ``runs/NAME-TIME``.
+        config: settings of the run.
+        first_step: updates made before this process.
+        environment: content of the environment file.
+
+    Raises:
+        ValueError: another process writes the run or has written one; nothing is changed.
     """
     path = _new_folder(config.name) if folder is None else Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    with contextlib.nullcontext() if first_step else locked_run(path, ", or give another --out"):
-        if (
-            not first_step
-        ):  # since the first look at the folder, another process may have come and gone
+    with contextlib.ExitStack() as lock:
+        if not first_step:
+            lock.enter_context(locked_run(path, ", or choose another --out"))
+            # Another process may have written a run since the first check.
             refuse_a_run_in(str(path))
-        # What the run came to before: it goes on now, and says so anew at its end.
+        # A resumed run writes a new summary at its end.
         (path / SUMMARY).unlink(missing_ok=True)
         write_atomically(path / CONFIG, config.to_yaml().encode())
-        write_atomically(
-            path / environment_of(first_step), (json.dumps(environment, indent=1) + "\n").encode()
-        )
+        text = json.dumps(environment, indent=1) + "\n"
+        write_atomically(path / environment_of(first_step), text.encode())
         yield path
 
 
 def _new_folder(name: str) -> Path:
-    """``runs/NAME-TIME``, made by this call."""
+    """Create and return ``runs/NAME-TIME``."""
     first = path = Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     number = 1
     while True:
         try:
             path.mkdir(parents=True)
             return path
-        except FileExistsError:  # a run begun within the same second
+        except FileExistsError:  # another run began within the same second
             number += 1
             path = first.with_name(f"{first.name}-{number}")
 
@@ -130,13 +134,13 @@ def data_of(manifest: Manifest) -> Dict[str, Any]:
 def environment(
     *, device: str, seed: int, data: Mapping[str, Any], command: List[str]
 ) -> Dict[str, Any]:
-    """Return what else, besides config and data, a run depends on."""
+    """Return everything besides the configuration that a run depends on: data, versions, machine."""
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-    poptorch = sys.modules.get("poptorch")  # there only if the IPU engine has loaded it
+    poptorch = sys.modules.get("poptorch")  # loaded by the IPU engine only
     if poptorch is not None:
         versions["poptorch"] = poptorch.__version__
     return {
@@ -156,7 +160,7 @@ def environment(
 
 
 def commit_here() -> Optional[str]:
-    """Commit of the checkout this file is in, with "+" if files differ from it; None outside a checkout."""
+    """Return the commit of this file's checkout, with "+" if tracked files have changed; None outside a checkout."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -169,8 +173,8 @@ def commit_here() -> Optional[str]:
         ).stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD") + (
-            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-        )
+        commit = git("rev-parse", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return None
+    return f"{commit}+" if changed else commit

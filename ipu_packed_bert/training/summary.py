@@ -1,4 +1,4 @@
-"""What a run came to: summary.json, the last lines a person reads, which say the same, and the picture."""
+"""The results of a run: summary.json, the same as lines of text, and the picture of its curves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
 from ipu_packed_bert.data.constant_baseline import BESIDE
 from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, SideBySide, compare_unpacked
-from ipu_packed_bert.training.log import RunLog, Totals, in_words
+from ipu_packed_bert.training.log import RunLog, Totals, metrics_text
 from ipu_packed_bert.training.loop import Outcome
 from ipu_packed_bert.training.picture import draw_curves, padding_avoided
 from ipu_packed_bert.training.prepared import Prepared, resume_command
@@ -25,9 +25,9 @@ from pack_data.reading.files import write_atomically
 
 _NOT_FINITE = "not finite"
 
-# Of a record of evaluation.jsonl: what is no metric.
+# Fields of a record of evaluation.jsonl that a summary leaves out.
 _NO_METRICS = ("packs", "tokens", "seconds")
-_WIDTHS = (20, 10, 8, 0)  # of the columns of the tables that are printed below each other
+_WIDTHS = (20, 10, 8, 0)  # column widths in characters, so that the printed tables align
 
 
 @dataclass(frozen=True)
@@ -36,72 +36,60 @@ class _RunSummary:
 
     task: str
     stopped_by: Optional[str]  # SIGINT, SIGTERM or "not finite"; None: all updates were made
-    steps: int  # updates made, those before a resumption included
+    steps: int  # updates made, including those before a resumption
     steps_planned: int
     packs: int
     sequences: int
     tokens: int
-    seconds: float  # of these updates, in all processes that made them
-    sequences_per_second: float  # of the last process, without its first update, which warms up
+    seconds: float  # spent in these updates, also by earlier processes
+    sequences_per_second: float  # in the last process, without its first update, which warms up
     tokens_per_second: float
-    packing_factor: float  # sequences in a pack
-    padding_avoided: float  # a fraction: see run_picture.padding_avoided
+    packing_factor: float  # sequences per pack
+    padding_avoided: float  # a fraction, see picture.padding_avoided
     first_loss: Optional[float]
     loss: Optional[float]  # of the last update
-    held_out: Optional[
-        Mapping[str, Any]
-    ]  # step, sequences and metrics of the last evaluation, and a baseline's
+    # Step, sequences and metrics of the last evaluation, and those of constant predictions.
+    held_out: Optional[Mapping[str, Any]]
     compare_unpacked: Optional[Mapping[str, Any]]  # SideBySide.to_json
 
     def lines(self, *, precision: str) -> List[str]:
-        """For people: what was learnt, how fast, and what the same sequences take unpacked."""
-        made = f"{self.steps:,} updates, {self.sequences:,} sequences, {_time(self.seconds)}"
-        losses = " -> ".join(
-            "none" if loss is None else f"{loss:.3f}" for loss in (self.first_loss, self.loss)
-        )
-        speed = (
-            f"{self.sequences_per_second:,.1f} sequences/s, {self.tokens_per_second:,.0f} tokens/s"
-        )
-        padding = (
-            f"{self.padding_avoided:.2%} avoided: {self.packing_factor:.3f} sequences in a pack"
-        )
+        """Return the summary for users: losses, speed, and the comparison with unpacked training."""
+        work = f"{self.steps:,} updates, {self.sequences:,} sequences, {_time(self.seconds)}"
+        losses = f"{_loss_text(self.first_loss)} -> {_loss_text(self.loss)}"
+        sequence_rate = f"{self.sequences_per_second:,.1f} sequences/s"
+        factor = f"{self.packing_factor:.3f} sequences per pack"
         rows = []
         if self.stopped_by:
-            where = f"after update {self.steps:,} of {self.steps_planned:,}"
-            rows.append(("stopped", f"by {self.stopped_by} {where}; saved"))
+            last = f"after update {self.steps:,} of {self.steps_planned:,}"
+            rows.append(("stopped", f"by {self.stopped_by} {last}; saved"))
         if self.steps:
-            rows += [
-                ("trained", f"loss {losses} in {made}"),
-                ("speed", speed),
-                ("padding", padding),
-            ]
+            rows.append(("trained", f"loss {losses} in {work}"))
+            rows.append(("speed", f"{sequence_rate}, {self.tokens_per_second:,.0f} tokens/s"))
+            rows.append(("padding", f"{self.padding_avoided:.2%} avoided: {factor}"))
+
         if self.held_out is not None:
             rows += _labelled("held out", _held_out(self.held_out))
-            right, constant = (
-                self.held_out.get(name) for name in ("mlm_accuracy", "most_frequent_token_accuracy")
-            )
-            if right is not None and constant is not None and right < constant:
-                rows.append(
-                    (
-                        "note",
-                        "nothing is learnt yet: always the most frequent token is right more often",
-                    )
-                )
+            accuracy = self.held_out.get("mlm_accuracy")
+            constant = self.held_out.get("most_frequent_token_accuracy")
+            if accuracy is not None and constant is not None and accuracy < constant:
+                note = "not better yet than always predicting the most frequent token"
+                rows.append(("note", note))
         if self.compare_unpacked is not None:
             rows += _labelled("unpacked", _compared(self.compare_unpacked, precision))
         return [f"{label:<9} {text}".rstrip() for label, text in rows]
 
 
 def finish(run: Prepared, folder: Path, log: RunLog, outcome: Outcome) -> None:
-    """Write the summary and the picture of a run after its last update, and print what it came to.
+    """Write the summary and the picture of a run after its last update, and print the summary.
 
-    It is compared with unpacked rows before that if the configuration says so. The last checkpoint is saved already
-    and stays as it is. A run that was stopped is not compared.
+    With `run.compare_unpacked`, a run that was not stopped is first compared with unpacked training. The last
+    checkpoint is saved already.
     """
     complete = outcome.step == run.steps
-    compared, problem = (
-        _compare(run) if complete and run.config.run.compare_unpacked else (None, "")
-    )
+    compared = None
+    problem = ""
+    if complete and run.config.run.compare_unpacked:
+        compared, problem = _compare(run)
     records = read_log(folder / LOG)
     evaluations = read_log(folder / EVALUATIONS)
     stopped_by = signal.Signals(outcome.stopped_by).name if outcome.stopped_by else None
@@ -122,28 +110,28 @@ def finish(run: Prepared, folder: Path, log: RunLog, outcome: Outcome) -> None:
     if problem:
         print(f"unpacked  not compared: {problem}")
     if summary.steps:
-        print(
-            f"picture   {_picture(summary, folder, records, evaluations, run.task.max_sequence_length)}"
-        )
+        picture = _picture(summary, folder, records, evaluations, run.task.max_sequence_length)
+        print(f"picture   {picture}")
     quoted = shlex.quote(str(folder))
     print(f"run       {folder}  (tensorboard --logdir {quoted})")
-    if not summary.steps:  # there was nothing to learn from
+    if not summary.steps:  # nothing was trained
         return
     resume = resume_command(run.config, folder)
     print(f"continue  {resume} {run.longer}" if complete else f"resume    {resume}")
     if run.config.command == "pretrain":
-        print(f"use it    {typed('export')} {quoted} DIR  (a folder for transformers)")
+        print(f"use it    {typed('export')} {quoted} DIR  (a directory for transformers)")
 
 
 @contextlib.contextmanager
 def summary_if_not_finite(run: Prepared, folder: Path, log: RunLog) -> Iterator[None]:
-    """Write the summary of a run that ends inside because a value is not finite; its error says the rest."""
+    """Write the summary of a run if a value that is not finite ends it inside the context."""
     try:
         yield
     except NotFinite:
         with contextlib.suppress(OSError):
-            records, evaluations = read_log(folder / LOG), read_log(folder / EVALUATIONS)
-            # Without a baseline: other ranks wait, so no data are read.
+            records = read_log(folder / LOG)
+            evaluations = read_log(folder / EVALUATIONS)
+            # Without a baseline, which would read data while other ranks wait.
             _write(_summarise(run, log.totals, records, evaluations, _NOT_FINITE), folder)
         raise
 
@@ -159,29 +147,30 @@ def _summarise(
     compared: Optional[SideBySide] = None,
 ) -> _RunSummary:
     """Return the summary of a run from its logs; ``totals`` are those of this process."""
-    packs, sequences, tokens, seconds = (
-        sum(record[name] for record in records)
-        for name in ("packs", "sequences", "tokens", "seconds")
-    )
+    counts = dict.fromkeys(("packs", "sequences", "tokens"), 0)
+    seconds = 0
+    for record in records:
+        seconds += record["seconds"]
+        for name in counts:
+            counts[name] += record[name]
+    packs = counts["packs"]
+    sequences = counts["sequences"]
     held_out = None
     if evaluations:
-        metrics = {
-            name: value for name, value in evaluations[-1].items() if name not in _NO_METRICS
-        }
-        held_out = {**metrics, **(baseline or {})}
+        held_out = {**evaluations[-1], **(baseline or {})}
+        for name in _NO_METRICS:
+            held_out.pop(name, None)
     return _RunSummary(
         task=run.config.task.name,
         stopped_by=stopped_by,
         steps=records[-1]["step"] if records else 0,
         steps_planned=run.steps,
-        packs=packs,
-        sequences=sequences,
-        tokens=tokens,
+        **counts,
         seconds=seconds,
         sequences_per_second=totals.sequences_per_second,
         tokens_per_second=totals.tokens_per_second,
         packing_factor=sequences / packs if packs else 1.0,
-        padding_avoided=padding_avoided(packs, sequences, tokens, run.task.max_sequence_length),
+        padding_avoided=padding_avoided(**counts, max_sequence_length=run.task.max_sequence_length),
         first_loss=records[0].get("loss") if records else None,
         loss=records[-1].get("loss") if records else None,
         held_out=held_out,
@@ -197,15 +186,17 @@ def _write(summary: _RunSummary, folder: Path) -> None:
 def _compare(run: Prepared) -> Tuple[Optional[SideBySide], str]:
     """Return the comparison with unpacked rows, or why there is none."""
     if run.engine.share[1] > 1:
-        return None, "takes one process"
+        return None, "needs one process"
     try:
         compared = compare_unpacked(
             run.engine, run.batches, updates=run.config.run.compare_unpacked
         )
-    # Unpacked rows may need more memory, or more time than somebody has; the run is done, and has its summary.
+    # The run is complete, so a lack of memory or an interruption must not prevent its summary.
     except (ValueError, KeyboardInterrupt) as error:
         return None, one_line(error) or "interrupted"
-    return compared, "" if compared else "IPUs need a second program for that"
+    if compared is None:
+        return None, "IPUs would need a second program"
+    return compared, ""
 
 
 def _picture(
@@ -233,53 +224,57 @@ def _picture(
 
 
 def _labelled(label: str, lines: List[str]) -> List[Tuple[str, str]]:
-    return [(label if not number else "", line) for number, line in enumerate(lines)]
+    """Return rows of a label and a line; the label stands before the first line only."""
+    labels = [label, *[""] * len(lines)]
+    return list(zip(labels, lines))
 
 
-def _held_out(found: Mapping[str, Any]) -> List[str]:
-    """Return the metrics of the last evaluation, with the scores of a baseline if there are any."""
-    if found.get("unigram_loss") is None:
-        metrics = {
-            name: value for name, value in found.items() if name not in ("step", "sequences")
-        }
-        return [in_words(metrics)]
+def _loss_text(loss: Optional[float]) -> str:
+    return "none" if loss is None else f"{loss:.3f}"
+
+
+def _held_out(evaluation: Mapping[str, Any]) -> List[str]:
+    """Return lines with the metrics of the last evaluation and, if it has them, of constant predictions."""
+    if evaluation.get("unigram_loss") is None:
+        metrics = dict(evaluation)
+        metrics.pop("step", None)
+        metrics.pop("sequences", None)
+        return [metrics_text(metrics)]
     cells = [("", "this model", "baseline", "")]
-    for what, model, constant, words in BESIDE:
-        cells.append((what, _number(found, model), _number(found, constant), words))
+    for label, name, constant_name, constant_label in BESIDE:
+        score = _number(evaluation, name)
+        constant_score = _number(evaluation, constant_name)
+        cells.append((label, score, constant_score, constant_label))
     return text_table(cells, left=(0, 3), widths=_WIDTHS)
 
 
 def _number(values: Mapping[str, Any], name: str) -> str:
     value = values.get(name)
-    if value is None:
-        return "none"
-    return f"{value:.1%}" if name.endswith("accuracy") else f"{value:.3f}"
+    if value is not None and name.endswith("accuracy"):
+        return f"{value:.1%}"
+    return _loss_text(value)
 
 
-def _compared(found: Mapping[str, Any], precision: str) -> List[str]:
-    packed, unpacked = (found[f"{side}_sequences_per_second"] for side in ("packed", "unpacked"))
-    words = (
-        f"{found['speedup']:.3f} times as fast; the packing factor is {found['packing_factor']:.3f}"
-    )
-    loss, gradients = found["loss_difference"], found["gradient_difference"]
-    rows = text_table(
-        [
-            ("", "packed", "unpacked", ""),
-            ("sequences/s", f"{packed:,.1f}", f"{unpacked:,.1f}", words),
-        ],
-        left=(0, 3),
-        widths=_WIDTHS,
-    )
-    limit = EXPECTED[precision]
-    verdict = (
-        "the same updates"
-        if gradients <= limit
-        else f"MORE than {limit:.0e}, the rounding of {precision}"
-    )
-    return [
-        *rows,
-        f"largest relative difference: loss {loss:.0e}, gradients {gradients:.0e}: {verdict}",
+def _compared(comparison: Mapping[str, Any], precision: str) -> List[str]:
+    """Return lines with the speeds and the differences of packed and unpacked updates."""
+    packed = comparison["packed_sequences_per_second"]
+    unpacked = comparison["unpacked_sequences_per_second"]
+    factor = comparison["packing_factor"]
+    speed_up = f"{comparison['speedup']:.3f} times as fast; the packing factor is {factor:.3f}"
+    cells = [
+        ("", "packed", "unpacked", ""),
+        ("sequences/s", f"{packed:,.1f}", f"{unpacked:,.1f}", speed_up),
     ]
+    rows = text_table(cells, left=(0, 3), widths=_WIDTHS)
+
+    loss = comparison["loss_difference"]
+    gradients = comparison["gradient_difference"]
+    limit = EXPECTED[precision]
+    verdict = f"MORE than {limit:.0e}, the rounding of {precision}"
+    if gradients <= limit:
+        verdict = "the same updates"
+    differences = f"loss {loss:.0e}, gradients {gradients:.0e}"
+    return [*rows, f"largest relative difference: {differences}: {verdict}"]
 
 
 def _time(seconds: float) -> str:
@@ -288,7 +283,7 @@ def _time(seconds: float) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """With null for what JSON has no word for."""
+    """Replace infinite values and NaN by None, because JSON cannot represent them."""
     if isinstance(value, Mapping):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -151,7 +151,7 @@ def test_a_full_disk_costs_the_files_of_an_evaluation_and_not_its_scores(tmp_pat
     monkeypatch.setattr(runlog, "write_atomically", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
     with contextlib.closing(RunLog(tmp_path, steps=4, max_sequence_length=64, stream=stream)) as log:
         log.evaluation(2, Evaluation(COUNTS, result(2).metrics, 0.5, files={"predictions.json": {}}))
-    assert f"{tmp_path / 'predictions.json'} is not written (full)" in stream.getvalue()
+    assert f"{tmp_path / 'predictions.json'} cannot be written (full)" in stream.getvalue()
     assert [record["step"] for record in read_log(tmp_path / EVALUATIONS)] == [2]
 
 
