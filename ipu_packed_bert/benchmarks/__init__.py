@@ -1,1 +1,1 @@
-"""The benchmark of packed, unpacked and other layouts of the same sequences."""
+"""Benchmark of packed, unpacked and other layouts of the same sequences."""

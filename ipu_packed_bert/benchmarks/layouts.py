@@ -1,8 +1,8 @@
-"""Hugging Face's BERT on the sequences of a benchmark: sorted by length and padded, or end to end without padding.
+"""Hugging Face's BERT on the sequences of a benchmark: sorted by length and padded, or concatenated without padding.
 
-It has our weights and our loss: the sum over masked tokens and sequences, divided by their numbers.  Its vocabulary
-projection is applied to masked tokens only, as ours is, so that layouts are compared and not heads.  The weight update
-is left out: it is the same on all sides, and comes once in an update.
+It has our weights and our loss: sums over masked tokens and over sequences, divided by their numbers. Like ours, its
+vocabulary projection computes masked tokens only, so that layouts and not heads are compared. The weight update is left
+out, because it is the same on all sides.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ipu_packed_bert.settings.config import Config
 
 
 class _Forward(NamedTuple):
-    """One forward pass of Hugging Face's model; K: masked tokens of all its sequences, Q: sequences."""
+    """Inputs of a forward pass of Hugging Face's model with Q sequences and K masked tokens."""
 
     inputs: Dict[str, Any]  # of the encoder
-    masked: torch.Tensor  # int64 [K], slots counted over all rows
-    first: torch.Tensor  # int64 [Q], the slots of [CLS]
+    masked: torch.Tensor  # int64 [K], slots in the flattened rows
+    first: torch.Tensor  # int64 [Q], slots of [CLS]
     ids: torch.Tensor  # int64 [K]
     labels: torch.Tensor  # int64 [Q]
 
 
 class HuggingFaceSide:
-    """transformers' BertForPreTraining on forward passes that were laid out before."""
+    """BertForPreTraining of Transformers on prepared forward passes."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class HuggingFaceSide:
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         with numerics_of(self._engine, self._device):
             for forward in self._forwards:
-                # As in the host engine's feed: pinned, and copied while the host continues.
+                # As in the feed of the host engine: from pinned memory, while the host continues.
                 moved = [self._moved(value) for value in forward[1:]]
                 inputs = {name: self._moved(value) for name, value in forward.inputs.items()}
                 with autocast(self._engine.precision, self._device):
@@ -92,18 +92,22 @@ def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _sorted_by_budget(unpacked: Batch, slots: int) -> List[_Forward]:
-    """Lay out sequences in order of length, padded to the longest; as many at a time as fit into `slots`."""
+    """Sort sequences by length and pad them to the longest of each forward pass, which has at most ``slots`` slots."""
     lengths = (unpacked["input_mask"] > 0).sum(axis=1)
     groups: List[List[int]] = [[]]
     for row in np.argsort(lengths, kind="stable").tolist():
         if (len(groups[-1]) + 1) * lengths[row] > slots:
             groups.append([])
         groups[-1].append(row)
-    return [_padded(unpacked, np.array(group), int(lengths[group].max())) for group in groups]
+    forwards = []
+    for group in groups:
+        longest = int(lengths[group].max())
+        forwards.append(_padded(unpacked, np.array(group), longest))
+    return forwards
 
 
 def _padded(unpacked: Batch, chosen: np.ndarray, slots: int) -> _Forward:
-    """Cut the chosen rows to so many slots."""
+    """Truncate the chosen rows to ``slots``."""
     inputs = {
         "input_ids": unpacked["input_ids"][chosen, :slots],
         "attention_mask": unpacked["input_mask"][chosen, :slots],
@@ -113,7 +117,7 @@ def _padded(unpacked: Batch, chosen: np.ndarray, slots: int) -> _Forward:
 
 
 def _without_padding(unpacked: Batch, slots: int) -> List[_Forward]:
-    """Lay out sequences end to end in rows of about `slots`, in their order, with boundaries."""
+    """Concatenate sequences to rows of at most ``slots`` tokens, in order, with boundaries."""
     lengths = (unpacked["input_mask"] > 0).sum(axis=1)
     forwards = []
     start = 0
@@ -123,16 +127,20 @@ def _without_padding(unpacked: Batch, slots: int) -> List[_Forward]:
         chosen = np.arange(start, end)
         bounds = np.concatenate([[0], np.cumsum(lengths[chosen])])
         longest = int(lengths[chosen].max())
-        real = unpacked["input_mask"][chosen] > 0
+        mask = unpacked["input_mask"][chosen] > 0
         inputs: Dict[str, Any] = {
-            "input_ids": unpacked["input_ids"][chosen][real][None],
-            "token_type_ids": unpacked["segment_ids"][chosen][real][None],
-            "position_ids": unpacked["positions"][chosen][real][None],
             "cu_seq_lens_q": bounds.astype(np.int32),
             "cu_seq_lens_k": bounds.astype(np.int32),
             "max_length_q": longest,
             "max_length_k": longest,
         }
+        columns = {
+            "input_ids": "input_ids",
+            "token_type_ids": "segment_ids",
+            "position_ids": "positions",
+        }
+        for name, column in columns.items():
+            inputs[name] = unpacked[column][chosen][mask][None]
         forwards.append(_forward(unpacked, chosen, inputs, bounds[:-1]))
         start = end
     return forwards
@@ -144,7 +152,7 @@ def _forward(
     inputs: Dict[str, Any],
     first: np.ndarray,
 ) -> _Forward:
-    """Add what the heads need; first: the slot of [CLS] of each chosen sequence."""
+    """Add the inputs of the heads; ``first`` has the slot of [CLS] of each chosen sequence."""
     used = unpacked["masked_lm_weights"][chosen] > 0
     slots = unpacked["masked_lm_positions"][chosen] + first[:, None]
     ids = unpacked["masked_lm_ids"][chosen]
@@ -159,7 +167,7 @@ def _forward(
 
 
 def _tensor(name: str, values: Any) -> Any:
-    """Convert an array to int64, boundaries to int32; leave a number as it is."""
+    """Convert an array to int64, boundaries to int32; return numbers unchanged."""
     if isinstance(values, int):
         return values
     dtype = np.int32 if "cu_seq" in name else np.int64
@@ -167,12 +175,10 @@ def _tensor(name: str, values: Any) -> Any:
 
 
 class RivalLayout(NamedTuple):
-    """A layout without packs, and the attention that computes it."""
+    """A layout without packs, and its attention."""
 
-    lay_out: Callable[
-        [Batch, int], List[_Forward]
-    ]  # of unpacked rows and the slots of a forward pass
-    attention: str
+    lay_out: Callable[[Batch, int], List[_Forward]]  # takes unpacked rows, and slots per pass
+    attention: str  # of Transformers
 
 
 LAYOUTS = {

@@ -1,4 +1,4 @@
-"""Sequences per second of the same work: packed and unpacked, and compared with the best layouts without packs."""
+"""Sequences per second of packed and unpacked rows, and of the best layouts without packs, on the same sequences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _engine(
     attention: Optional[str] = None,
     processes: Processes = ONE,
 ) -> HostEngine:
-    """Build an engine; attention: `engine.attention`, if it is not that of `config`."""
+    """Build an engine; ``attention`` replaces `engine.attention` of the configuration."""
     if attention is not None:
         config = replace(config, engine=replace(config.engine, attention=attention))
     task = Pretraining(config)
@@ -48,10 +48,18 @@ def compare_layouts(
     processes: Processes = ONE,
     rivals: bool = False,
 ) -> Dict[str, Any]:
-    """Time packed rows and unpacked ones of the same length, as BERT has them, with a mask of their padding, in turn.
+    """Time packed rows, and unpacked ones of the same length with BERT's padding mask, in turn.
 
-    processes: each has its own share of the work, and their gradients are added up, as in training.
-    rivals: also compare the packs with `RIVALS`.
+    Args:
+        config: model, engine and micro-batch.
+        work: this process's share of the sequences.
+        rounds: timed rounds.
+        bar: progress bar, updated after each side of a round.
+        processes: the processes that add up their gradients, as in training.
+        rivals: also time `RIVALS`.
+
+    Returns:
+        Figures of both sides as JSON values.
     """
     engine = other = _engine(config, work, processes=processes)
     peak = _peak_memory(engine, work, find_device(config.engine, processes))
@@ -102,11 +110,13 @@ _LOSS_TOLERANCE = 0.02
 def _compare_rivals(
     config: Config, work: BenchmarkWork, *, rounds: int, bar: Any
 ) -> Dict[str, Any]:
-    """Time other ways to train on these sequences, and our packs, in turn; return their times over ours.
+    """Time our packs and alternatives in turn; return the times of the alternatives divided by ours.
 
-    sorted: Hugging Face's BERT without packs at its best: sorted by length, as many slots in a batch as in a
-    micro-batch.  dense: our packs with a mask over whole rows.  flash: Hugging Face's by FlashAttention, without
-    padding.  All have the same weights, and heads on masked tokens and [CLS] alone.
+    - sorted: Hugging Face's BERT without packs at its best, sorted by length, with the slots of a micro-batch.
+    - dense: our packs with a mask over whole rows.
+    - flash: Hugging Face's BERT with FlashAttention and without padding.
+
+    All have the same weights, and heads that compute masked tokens and [CLS] only.
     """
     engine = _engine(config, work)
     device = find_device(config.engine)
@@ -114,39 +124,39 @@ def _compare_rivals(
     clock = clock_of(device, of_process=torch.get_num_threads() == 1)
     forwards = {name: layout.lay_out(work.unpacked, budget) for name, layout in LAYOUTS.items()}
 
-    def built(name: str) -> Callable[[], float]:
+    def build(name: str) -> Callable[[], float]:
         if name == "packed":
             return partial(_accumulated, engine, work)
         if name == "dense":
             return partial(_accumulated, _engine(config, work, "sdpa"), work)
-        return HuggingFaceSide(
-            config, engine.weights(), forwards[name], device, LAYOUTS[name].attention
-        )
+        attention = LAYOUTS[name].attention
+        return HuggingFaceSide(config, engine.weights(), forwards[name], device, attention)
 
     sides = {}
     for name in ("packed", *RIVALS[device.type]):
         try:
-            sides[name] = partial(_timed_turn, built(name), clock)
+            sides[name] = partial(_timed_turn, build(name), clock)
         except (ImportError, TypeError, ValueError) as error:
             print(f"{name} is left out: {one_line(error)}", file=sys.stderr)
 
     seconds: Dict[str, List[float]] = {name: [] for name in sides}
     for number, results in rounds_in_turn(sides, rounds, bar):
         loss = results["packed"][1]
-        for name, (taken, other) in results.items():
-            is_same = abs(loss - other) <= _LOSS_TOLERANCE * abs(loss)
-            assert is_same, f"other work: losses of packed {loss}, of {name} {other}"
+        for name, (elapsed, other_loss) in results.items():
+            is_same = abs(loss - other_loss) <= _LOSS_TOLERANCE * abs(loss)
+            assert is_same, f"different sequences: loss {loss} packed, {other_loss} {name}"
             if number > 0:
-                seconds[name].append(taken)
+                seconds[name].append(elapsed)
 
-    of_packed = np.array(seconds.pop("packed"))
-    times = {name: quartiles(np.array(of_rival) / of_packed) for name, of_rival in seconds.items()}
+    packed_seconds = np.array(seconds.pop("packed"))
+    figures: Dict[str, Any] = {}
+    for name, rival_seconds in seconds.items():
+        time = quartiles(np.array(rival_seconds) / packed_seconds)
+        figures[f"{name}_time"] = time.median
+        figures[f"{name}_time_quartiles"] = [time.low, time.high]
     sorted_slots = sum(forward.inputs["input_ids"].numel() for forward in forwards["sorted"])
-    return {
-        **{f"{name}_time": time.median for name, time in times.items()},
-        **{f"{name}_time_quartiles": [time.low, time.high] for name, time in times.items()},
-        "sorted_slots": sorted_slots / work.packed["input_ids"].size,
-    }
+    figures["sorted_slots"] = sorted_slots / work.packed["input_ids"].size
+    return figures
 
 
 def _timed_turn(side: Callable[[], float], clock: Clock, number: int) -> Tuple[float, float]:
@@ -161,7 +171,7 @@ def _accumulated(engine: HostEngine, work: BenchmarkWork) -> float:
 
 
 def _peak_memory(engine: HostEngine, work: BenchmarkWork, device: torch.device) -> Optional[int]:
-    """Return the bytes of a GPU that holds only this engine; None on a CPU."""
+    """Return the peak memory in bytes of a GPU with this engine only; None on a CPU."""
     if device.type != "cuda":
         return None
     torch.cuda.reset_peak_memory_stats(device)
@@ -170,9 +180,9 @@ def _peak_memory(engine: HostEngine, work: BenchmarkWork, device: torch.device) 
 
 
 def _useful_flop(work: BenchmarkWork, model: ModelConfig) -> float:
-    """Count the operations of all sequences in forward and backward passes: no padding, no scores between sequences.
+    """Count the operations of forward and backward passes that are not wasted.
 
-    Only masked tokens have logits.
+    Padding and scores between sequences count as wasted; only masked tokens have logits.
     """
     hidden = model.hidden_size
     squares = 0.0
@@ -187,7 +197,7 @@ def _useful_flop(work: BenchmarkWork, model: ModelConfig) -> float:
 
 
 def bfloat16_slowdown() -> float:
-    """Return the time of a bfloat16 matrix product over that of a float32 one, on the CPU."""
+    """Measure the time of a bfloat16 matrix product on the CPU, divided by that of a float32 one."""
     rates = {}
     for precision in ("bfloat16", "float32"):
         engine = EngineConfig(kind="host", precision=precision)
@@ -204,11 +214,10 @@ _LAYOUTS = (
     Column("unpacked_sequences_per_second", "unpacked/s", form=".2f"),
     with_interval("speed_up", "speed-up", "", ".3f"),
     Column("packing_factor", "factor", form=".3f"),
-    Column("share_of_packing_factor", "of it", form=".3f"),
+    Column("share_of_packing_factor", "speed-up/factor", form=".3f"),
     with_interval("sorted_time", "sorted HF, time", "", ".3f"),
 )
-# Of a GPU.
-_DEVICE = (
+_GPU = (
     with_interval("dense_time", "dense mask, time", "", ".3f"),
     with_interval("flash_time", "HF Flash, time", "", ".3f"),
     Column("peak_memory_bytes", "peak GiB", form=".2f", scale=2**30),
@@ -216,11 +225,13 @@ _DEVICE = (
 )
 
 
-def table(found: Sequence[Mapping[str, Any]], title: str, notes: Sequence[str] = ()) -> Table:
-    """Return the table of several results of `compare_layouts`."""
+def table(
+    measurements: Sequence[Mapping[str, Any]], title: str, notes: Sequence[str] = ()
+) -> Table:
+    """Return a table of results of `compare_layouts`."""
     rows = []
-    for figures in found:
-        row = {**figures, "attention": " beside ".join(figures["attention"].values())}
+    for figures in measurements:
+        row = {**figures, "attention": ", ".join(figures["attention"].values())}
         for name in ("speed_up", "sorted_time", "dense_time", "flash_time"):
             median = figures.get(name)
             if median is not None:
@@ -228,5 +239,5 @@ def table(found: Sequence[Mapping[str, Any]], title: str, notes: Sequence[str] =
                 row.update(spread(name, (low, median, high)))
         rows.append(row)
     on_device = any(row.get("peak_memory_bytes") is not None for row in rows)
-    columns = (*_LAYOUTS, *_DEVICE) if on_device else _LAYOUTS
+    columns = (*_LAYOUTS, *_GPU) if on_device else _LAYOUTS
     return Table("benchmark", title, columns, rows, tuple(notes))

@@ -1,4 +1,4 @@
-"""The parts of every benchmark of a network: sequences drawn from a packing, a model by its size, the machine."""
+"""Common parts of the benchmarks of a network: random sequences of a packing, model sizes, the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pack_data.store.packs import PackSchema, assemble, decode
 from pack_data.store.sequences import Example, Sequences
 from pack_data.text.examples import masked_count
 
-# hidden size, layers, heads, intermediate size. `base3` is BERT-base with 3 layers, which takes a quarter of its time.
+# Hidden size, layers, heads, intermediate size. `base3` is BERT-base with 3 layers, in a quarter of its time.
 SIZES = {
     "tiny": (128, 2, 2, 512),
     "small": (256, 4, 4, 1024),
@@ -25,11 +25,11 @@ SIZES = {
     "large": (1024, 24, 16, 4096),
 }
 _DROPOUT = 0.1
-_DRAWS = 1000  # of packs, of which the best is taken
+_DRAWS = 1000  # random draws of packs; the one with the nearest packing factor is used
 
 
 class BenchmarkWork(NamedTuple):
-    """The same sequences in both layouts; rows are multiples of the micro-batch."""
+    """The same sequences in both layouts, with a multiple of the micro-batch's rows."""
 
     packed: Batch
     unpacked: Batch
@@ -44,6 +44,7 @@ class BenchmarkWork(NamedTuple):
 
     @property
     def packing_factor(self) -> float:
+        """Sequences per pack."""
         return len(self.unpacked["input_ids"]) / len(self.packed["input_ids"])
 
 
@@ -55,7 +56,7 @@ def config_of(
     micro_batch: int,
     dropout: float = _DROPOUT,
 ) -> Config:
-    """Configure a model of this size for packs of this work."""
+    """Return the configuration of a model size for the packs of some work."""
     hidden, layers, heads, intermediate = SIZES[size]
     depth = work.packed["next_sentence_positions"].shape[1]
     return Config(
@@ -84,22 +85,22 @@ def draw_work(
     seed: int,
     share: Tuple[int, int] = (0, 1),
 ) -> BenchmarkWork:
-    """Draw packs from the packing's strategies by how often it uses them, and fill them with random tokens.
+    """Draw packs from the strategies of a packing, weighted by their repeat counts, and fill them with random tokens.
 
-    Of many draws the one is taken whose packing factor is nearest to the whole packing's, among those whose sequences
-    divide into micro-batches, so that neither layout has an empty row.
+    Many draws are made. Among those with sequences that divide into micro-batches, so that no layout has an empty row,
+    the one with the packing factor nearest to the packing's is used.
 
     Args:
-        packing: The strategies, and how often each is used.
+        packing: The strategies and their repeat counts.
         packs: Packs in all processes.
         micro_batch: Rows of a micro-batch.
         vocabulary: Size of the vocabulary.
-        max_predictions: Masked tokens of a sequence, at most.
-        seed: Of the draws.
-        share: (index, parts): the rows of one of several processes; all of them have as many.
+        max_predictions: Maximum masked tokens per sequence.
+        seed: Seed of draws and tokens.
+        share: (index, number) of processes, which get equal numbers of rows.
 
     Returns:
-        The same sequences, packed and each in a row of its own.
+        The same sequences, packed and with one sequence per row.
 
     Raises:
         ValueError: No draw divides into micro-batches.
@@ -137,14 +138,14 @@ def draw_work(
         of_process = slice(index * rows // parts, (index + 1) * rows // parts)
         return {name: values[of_process] for name, values in batch.items()}
 
-    depth = max(len(strategy) for strategy in drawn)
-    packed_at = [
-        (pack, slot) for pack, strategy in enumerate(drawn) for slot in range(len(strategy))
-    ]
-    alone_at = [(row, 0) for row in range(len(lengths))]
+    packed_places = []
+    for pack, strategy in enumerate(drawn):
+        packed_places += [(pack, slot) for slot in range(len(strategy))]
+    unpacked_places = [(row, 0) for row in range(len(lengths))]
+    depth = packing.max_sequences_per_pack or max(map(len, drawn))
     return BenchmarkWork(
-        packed=lay_out(packed_at, packing.max_sequences_per_pack or depth),
-        unpacked=lay_out(alone_at, 1),
+        packed=lay_out(packed_places, depth),
+        unpacked=lay_out(unpacked_places, 1),
         sequences=len(lengths),
         tokens=int(sum(lengths)),
         vocabulary=vocabulary,
@@ -154,7 +155,7 @@ def draw_work(
 def _drawn_strategies(
     packing: Packing, packs: int, multiple: int, rng: np.random.Generator
 ) -> List[Tuple[int, ...]]:
-    """Draw the strategy of each pack; together they have a multiple of `multiple` sequences."""
+    """Draw the strategies of packs whose total number of sequences is a multiple of ``multiple``."""
     shares = np.array(packing.repeats, dtype=np.float64) / packing.packs
     fitting = []
     for _ in range(_DRAWS):
@@ -165,8 +166,8 @@ def _drawn_strategies(
             fitting.append((distance, draw))
     if not fitting:
         raise ValueError(
-            f"none of {_DRAWS:,} draws of {packs} packs has a multiple of {multiple} sequences, so that micro-batches "
-            "are full; choose a smaller --micro-batch, or another --seed"
+            f"none of {_DRAWS:,} draws of {packs} packs has a multiple of {multiple} sequences, needed for full"
+            " micro-batches; lower --micro-batch, or change --seed"
         )
     _, nearest = min(fitting, key=lambda pair: pair[0])
     return nearest
@@ -174,7 +175,7 @@ def _drawn_strategies(
 
 def machine() -> str:
     """Describe this machine in one line: processor or CUDA device, cores, versions."""
-    import torch  # late: commands that print the machine have a --help without it
+    import torch  # imported late, so that --help does not need it
 
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
