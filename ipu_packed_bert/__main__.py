@@ -1,11 +1,11 @@
-"""`packed-bert COMMAND`, or `python -m ipu_packed_bert COMMAND`: every command under one name; alone it lists them."""
+"""`packed-bert COMMAND` or `python -m ipu_packed_bert COMMAND`: run a command; without a command, list all."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import sys
-from typing import Callable, Dict, NamedTuple, Optional, Sequence
+from typing import Dict, NamedTuple, Optional, Sequence
 
 from ipu_packed_bert import __version__
 from pack_data.cli.command import run_main, typed
@@ -14,14 +14,10 @@ from pack_data.packers import PACKERS
 
 
 class Command(NamedTuple):
-    """A module with `main(argv)`, and its summary in one line."""
+    """A command."""
 
-    module: str
-    summary: str
-
-    def main(self) -> Callable[[Optional[Sequence[str]]], Optional[int]]:
-        """Import the command's module and return its `main`."""
-        return importlib.import_module(self.module).main
+    module: str  # has `main(argv)`
+    summary: str  # one line
 
 
 _GROUPS: Dict[str, Dict[str, Command]] = {
@@ -97,10 +93,11 @@ COMMANDS: Dict[str, Command] = {
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run a command, or list all; return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, COMMANDS))
-        print(f"usage: {typed('COMMAND')} [options]; COMMAND --help says more about each")
+        print(f"usage: {typed('COMMAND')} [options]; COMMAND --help describes the options of each")
         for title, group in _GROUPS.items():
             print(f"\n{title}:")
             for name, command in group.items():
@@ -118,7 +115,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         elif name in PACKERS:
             way_out = f"type packed-bert pack --packer {name}"
         raise ValueError(f"{name}: no such command; {way_out}")
-    return COMMANDS[name].main()(arguments[1:]) or 0
+    return importlib.import_module(COMMANDS[name].module).main(arguments[1:]) or 0
 
 
 def entry() -> int:

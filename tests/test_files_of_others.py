@@ -6,6 +6,7 @@ The options are those of the commands' parsers, so that a new one is seen: READS
 import argparse
 import bz2
 import gzip
+import importlib
 import itertools
 import json
 import lzma
@@ -93,6 +94,7 @@ READS = {
         for end in (".csv", ".csv.xz")
         for more in ("", " --plan")
     ],
+    ("plan", "--trust-task"): ["plan --config tuned.yml --trust-task FILE.py"],
     ("finetune", "--trust-task"): ["finetune --config tuned.yml --show-config --trust-task FILE.py"],
     ("predict", "--trust-task"): ["predict run new.csv --trust-task FILE.py"],
     ("finetune", "--set"): [
@@ -121,6 +123,7 @@ READS = {
 # Options with a value that is no file to be read here: settings, names, and what is written.
 NO_FILE = {
     ("plan", "--start-from"),  # of the command that it prints
+    ("plan", "--data-dir"),  # as in finetune
     *((name, "--set") for name in ("plan", "predict", "ipu-check", "report")),  # the files of others, above
     *((name, "--allow-change") for name in ("pretrain", "plan", "finetune")),
     *((name, "--out") for name in "pretrain plan finetune ipu-check build look pack".split()),
@@ -158,7 +161,7 @@ def parsers_of(name, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(command.ArgumentParser, "parse_known_args", see)
         with pytest.raises(_Seen):
-            COMMANDS[name].main()([])
+            importlib.import_module(COMMANDS[name].module).main([])
     return found
 
 
@@ -203,7 +206,7 @@ def watched(line, folder):
             sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
             Path("/proc/self/clear_refs").write_text("5")  # the highest memory is that of from now on
             name, *arguments = shlex.split(line)
-            status = run_main(COMMANDS[name].main(), arguments)
+            status = run_main(importlib.import_module(COMMANDS[name].module).main, arguments)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -259,7 +262,7 @@ def scratch(tmp_path_factory):
     """A folder with valid files, in which the commands run; their modules are loaded."""
     folder = tmp_path_factory.mktemp("scratch")
     for each in COMMANDS.values():
-        each.main()
+        importlib.import_module(each.module)
     import ipu_packed_bert.training.examples
     import ipu_packed_bert.training.predictions
     import ipu_packed_bert.training.pretraining  # noqa: F401

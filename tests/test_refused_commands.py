@@ -191,7 +191,7 @@ REFUSED = [
     (f"{TRAIN} --start-from run", ["run", "checkpoint"]),
     (f"{TRAIN} extra", ["extra"]),
     ("export run", ["target"]),
-    ("export --import bert run", ["run", "empty folder"]),
+    ("export --import bert run", ["run", "empty directory"]),
     ("check-model missing", ["missing", "save_pretrained"]),
     ("check-model texts", ["texts", "config.json"]),
     ("finetune --config tiny.yml", ["tiny.yml", "task.name", "run_pretraining.py"]),

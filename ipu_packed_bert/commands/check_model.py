@@ -1,4 +1,4 @@
-"""Whether a Hugging Face model keeps the examples of a packed row apart: the rows that will be trained, probed."""
+"""Check that a Hugging Face model keeps the examples of a packed row apart, on rows like those of training."""
 
 from __future__ import annotations
 
@@ -11,79 +11,84 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import numpy as np
 
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, typed
-from pack_data.reading.fields import parse_json
+from pack_data.reading.fields import one_line, parse_json
 from pack_data.reading.files import read_regular
 from pack_data.reading.packages import require
 
-_MOST_BYTES = 64 << 20  # of a batch
+_MAX_BYTES = 64 << 20  # size of a file of --batch; a row takes a few KiB
 _TYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Check a model; return 1 if the examples of a row affect each other."""
     parser = ArgumentParser(
         prog=typed("check-model"),
-        description="Computes packed rows as they are trained, and each example alone by a plain call; compares\n"
-        "logits, losses and gradients. Exit status 1 where they differ.",
+        description="Compare packed rows, computed as in training, with plain calls for each example: logits, losses\n"
+        "and gradients. Exit status 1 if they differ.",
     )
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a Hugging Face folder (safetensors; no code of it is run), or module:function",
+        help="a Hugging Face directory (safetensors; none of its code is run), or module:function",
     )
     parser.add_argument(
         "--row",
         type=positive_int,
         metavar="N",
-        help="tokens that a batch joins; default: --longest",
+        help="tokens of a packed row (default: --longest)",
     )
     parser.add_argument(
         "--longest", type=positive_int, metavar="N", help="tokens of the longest example"
     )
     parser.add_argument(
-        "--precision", choices=_TYPES, help="of the weights; default: as they are stored"
+        "--precision", choices=_TYPES, help="data type of the weights (default: as stored)"
     )
     parser.add_argument(
         "--attention",
         metavar="NAME",
-        help="padding_free, sdpa, ...; default: the first that is right",
+        help="attention, such as padding_free or sdpa (default: the first that passes)",
     )
     parser.add_argument(
-        "--batch", metavar="FILE", help="a row of these as well: JSON lines with input_ids, labels"
+        "--batch",
+        metavar="FILE",
+        help="also check a row of these examples: JSON lines with input_ids and labels",
     )
     parser.add_argument(
         "--collator",
         metavar="MODULE:NAME",
-        help="yours, examples to inputs; the model stays as it is",
+        help="your collator, which maps examples to inputs; the model is not changed",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
     batch = _examples(args.batch) if args.batch else None
     if not Path(args.model).is_dir() and ":" not in args.model:
         raise ValueError(
-            f"{args.model}: is no folder; save_pretrained writes one, or give module:function"
+            f"{args.model}: not a directory; pass one written by save_pretrained, or module:function"
         )
     require("check-model", "torch", "transformers")
-    collator = _named(args.collator, "--collator") if args.collator else None
-    with progress_bar(None, "packed rows against each example alone", at_once=True):
-        found = _checked(_loaded(args.model, args.precision), args, collator, batch)
+    collator = _import_name(args.collator, "--collator") if args.collator else None
+    with progress_bar(None, "packed rows and single examples", at_once=True):
+        result = _check(_load(args.model, args.precision), args, collator, batch)
     if args.json:
-        first = {"first": found["first"]._asdict()} if "first" in found else {}
-        print(json.dumps({"model": args.model, **found, **first}))
+        if "first" in result:
+            result["first"] = result["first"]._asdict()
+        print(json.dumps({"model": args.model, **result}))
     else:
-        for name, value in found.items():
+        for name, value in result.items():
             print(f"{name:<10}{value}")
-    return 0 if found["verdict"] == "isolated" else 1
+    return 0 if result["verdict"] == "isolated" else 1
 
 
-def _checked(
+def _check(
     model: Any, args: Any, collator: Any, batch: Optional[List[Dict[str, Any]]]
 ) -> Dict[str, Any]:
+    """Return the attention, the checked rows, and the verdict or the first difference."""
     from ipu_packed_bert.padding_free.choice import find_choice, switch
     from ipu_packed_bert.padding_free.collators import PaddingFreeCollator
     from ipu_packed_bert.padding_free.models import choice_of
     from ipu_packed_bert.padding_free.probe import audit_batch, check_no_leak
 
-    found: Dict[str, Any] = {}
+    result: Dict[str, Any] = {}
     try:
         if collator is None:
             choice, probed = find_choice(
@@ -94,44 +99,46 @@ def _checked(
                 switch(model, args.attention)
             probed = check_no_leak(model, longest=args.longest, row=args.row, collator=collator)
             choice = choice_of(model)
-        found.update(attention=str(choice), rows=str(probed))
+        result["attention"] = str(choice)
+        result["rows"] = str(probed)
         if batch is not None:
-            found["batch"] = str(
-                audit_batch(model, (collator or PaddingFreeCollator(model))(batch))
-            )
+            collate = collator or PaddingFreeCollator(model)
+            result["batch"] = str(audit_batch(model, collate(batch)))
     except ValueError as error:
-        found.update(
-            verdict="examples depend on each other, or are not computed", reason=str(error)
-        )
+        result["verdict"] = "examples depend on each other, or are not computed"
+        result["reason"] = str(error)
         first = getattr(error, "first", None)
-        return {**found, "first": first} if first else found
-    return {**found, "verdict": "isolated"}
+        if first:
+            result["first"] = first
+        return result
+    result["verdict"] = "isolated"
+    return result
 
 
-def _named(text: str, what: str) -> Callable[..., Any]:
-    """`module:name` of a module that Python finds, also in the current folder."""
+def _import_name(text: str, option: str) -> Callable[..., Any]:
+    """Import `module:name`; the module may be in the current directory."""
     module, colon, name = text.partition(":")
     if not (module and colon and name):
-        raise ValueError(f"{what}: {text!r} is not module:name, such as my_code:collate")
+        raise ValueError(f"{option}: {text!r} is not module:name, such as my_code:collate")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{what}: {text!r} cannot be loaded: {error}") from None
-    return found
+        raise ValueError(f"{option}: {text!r} cannot be loaded: {error}") from None
 
 
-def _loaded(text: str, precision: Optional[str]) -> Any:
+def _load(text: str, precision: Optional[str]) -> Any:
+    """Load a model from a directory, or call module:function."""
     import torch
     import transformers
 
-    transformers.logging.set_verbosity_error()  # what a file has beside the model is no matter of its rows
-    transformers.logging.disable_progress_bar()  # it moves the cursor, and not by our terminal
+    transformers.logging.set_verbosity_error()  # unused weights of a file do not affect rows
+    transformers.logging.disable_progress_bar()  # it interferes with our progress bar
     dtype = getattr(torch, precision) if precision else None
     folder = Path(text)
     if not folder.is_dir():
-        model = _named(text, "MODEL")()
+        model = _import_name(text, "MODEL")()
         return model if dtype is None else model.to(dtype)
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         raise ValueError(
@@ -141,9 +148,11 @@ def _loaded(text: str, precision: Optional[str]) -> Any:
         config = transformers.AutoConfig.from_pretrained(
             text, trust_remote_code=False, local_files_only=True
         )
-        masked = any("MaskedLM" in name for name in getattr(config, "architectures", None) or [])
-        kind = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
-        return kind.from_pretrained(
+        architectures = getattr(config, "architectures", None) or []
+        model_class = transformers.AutoModelForCausalLM
+        if any("MaskedLM" in name for name in architectures):
+            model_class = transformers.AutoModelForMaskedLM
+        return model_class.from_pretrained(
             text,
             trust_remote_code=False,
             local_files_only=True,
@@ -151,31 +160,37 @@ def _loaded(text: str, precision: Optional[str]) -> Any:
             torch_dtype=dtype or "auto",
         )
     except (OSError, KeyError, RuntimeError, ValueError, ImportError) as error:
-        raise ValueError(
-            f"{text}: cannot be loaded: {' '.join(str(error).split())[:300]}"
-        ) from None
+        problem = one_line(error, 300)
+        raise ValueError(f"{text}: cannot be loaded: {problem}") from None
 
 
 def _examples(path: str) -> List[Dict[str, np.ndarray]]:
-    """JSON lines with input_ids, and labels where they differ."""
-    way_out = "must be JSON lines with input_ids, whole numbers, and labels where they differ"
-    found = []
-    for number, line in enumerate(
-        read_regular(path, way_out=way_out, most_bytes=_MOST_BYTES).splitlines(), start=1
-    ):
+    """Read examples from JSON lines with input_ids and, optionally, labels."""
+    way_out = (
+        "must be JSON lines with input_ids and optional labels, lists of equally many integers"
+    )
+    text = read_regular(path, way_out=way_out, most_bytes=_MAX_BYTES)
+    examples = []
+    for number, line in enumerate(text.splitlines(), start=1):
         record = parse_json(line, f"{path}, line {number}", way_out)
-        columns = {
-            name: record[name]
-            for name in ("input_ids", "labels")
-            if isinstance(record, dict) and name in record
-        }
-        lengths = {len(each) if isinstance(each, list) else 0 for each in columns.values()}
-        right = "input_ids" in columns and len(lengths) == 1 and lengths != {0}
-        if not right or any(
-            type(each) is not int or abs(each) > 2**31 for part in columns.values() for each in part
-        ):
-            raise ValueError(f"{path}, line {number}: {way_out}, as many of each")
-        found.append({name: np.array(values, np.int64) for name, values in columns.items()})
-    if not found:
+        if not isinstance(record, dict):
+            record = {}
+        token_ids = record.get("input_ids")
+        labels = record.get("labels", token_ids)
+        valid = _are_integers(token_ids) and _are_integers(labels)
+        if not valid or len(labels) != len(token_ids):
+            raise ValueError(f"{path}, line {number}: {way_out}")
+        example = {"input_ids": np.array(token_ids, np.int64)}
+        if "labels" in record:
+            example["labels"] = np.array(labels, np.int64)
+        examples.append(example)
+    if not examples:
         raise ValueError(f"{path}: has no examples; {way_out}")
-    return found
+    return examples
+
+
+def _are_integers(values: Any) -> bool:
+    """Return True for a list of one or more integers in the range of tokens and labels."""
+    if not isinstance(values, list) or not values:
+        return False
+    return all(type(value) is int and abs(value) <= 2**31 for value in values)

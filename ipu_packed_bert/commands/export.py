@@ -16,42 +16,43 @@ from pack_data.cli.command import ArgumentParser, progress_bar, typed
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Convert a run to a Hugging Face directory or, with --import, back."""
     parser = ArgumentParser(prog=typed("export"), description=__doc__)
     parser.add_argument(
         "--import",
         action="store_true",
         dest="reverse",
-        help="read the first folder from Hugging Face's form, write a run",
+        help="convert a Hugging Face directory to a run",
     )
-    parser.add_argument("source", type=Path, help="a run; with --import a Hugging Face folder")
-    parser.add_argument("target", type=Path, help="a new folder")
+    parser.add_argument("source", type=Path, help="a run; with --import a Hugging Face directory")
+    parser.add_argument("target", type=Path, help="the directory to write")
     parser.add_argument(
         "--vocabulary",
         type=Path,
         metavar="FILE",
-        help="vocab.txt or tokenizer.json of the run, where it is no longer beside its data set",
+        help="vocab.txt or tokenizer.json of the run, if its data set no longer has it",
     )
     args = parser.parse_args(argv)
     if args.reverse:
         if args.vocabulary:
-            parser.error("--vocabulary is for writing a folder; one that is read has its own")
+            parser.error("--vocabulary does not apply to --import, which reads the directory's own")
         with progress_bar(None, f"reading {args.source}", at_once=True):
             loaded = import_folder(args.source, args.target)
+        run = shlex.quote(str(args.target))
+        config = shlex.quote(str(args.target / CONFIG))
         print(
-            f"{args.target}: begin with it by {typed('pretrain')} --config "
-            f"{shlex.quote(str(args.target / CONFIG))} --data DATA --start-from {shlex.quote(str(args.target))}"
+            f"{args.target}: to train it, use {typed('pretrain')} --config {config} --data DATA --start-from {run}"
         )
-        for names, what in (
-            (loaded.fresh, "initialised, not in the folder"),
-            (loaded.unused, "in the folder, left out"),
-        ):
-            if names:
-                print(f"{what}: {', '.join(names)}")
+        if loaded.fresh:
+            print(f"not in the directory, initialised: {', '.join(loaded.fresh)}")
+        if loaded.unused:
+            print(f"in the directory, not used: {', '.join(loaded.unused)}")
         return 0
+
     with progress_bar(None, f"writing {args.target}", at_once=True):
         exported = export_run(args.source, args.target, vocabulary=args.vocabulary)
     print(
-        f"{args.target}: the model after {exported.step:,} updates, as transformers loads it; README.md is its card"
+        f"{args.target}: the model after {exported.step:,} updates, for transformers; README.md is its model card"
     )
     if exported.note:
         print(f"note: {exported.note}")

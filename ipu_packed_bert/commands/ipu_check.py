@@ -5,12 +5,12 @@ packed-bert ipu-check --config packed_phase2_pod16
 The command counts the cycles of the updates. With --profile it profiles the program instead, which gives memory and
 cycles of each IPU (slower; needs Poplar's analysis library).
 
-Each stage prints a line when it is done; a stage that fails prints the cause and the fix. The bundle (bundle.json, see
-docs/ipu_check.md), which can be attached to a report, is written after every stage, so Ctrl-C keeps the results so far.
-No data set is read: the batch is drawn at random.
+Each stage prints a line when it is done; a stage that fails prints the cause and the remedy. The bundle (bundle.json,
+see docs/ipu_check.md), which can be attached to a report, is written after every stage, so Ctrl-C keeps the results so
+far. No data set is read: the batch is random.
 
 Exit status: 0 all stages are done and nothing differs; 1 a stage failed, the program does not fit or a number differs;
-2 the user's mistake.
+2 a usage error.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from pack_data.cli.command import ArgumentParser, typed
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.spfhp import pack
 
-_UPDATES = 10
+_UPDATES = 10  # the first one is left out of the cycles
+_DEFAULT_DEPTH = 8  # sequences per pack, if the configuration does not limit it
 
 
 def _parse(argv: Optional[Sequence[str]]) -> Any:
     parser = ArgumentParser(prog=typed("ipu-check"), description=__doc__)
     parser.add_argument(
-        "--config", required=True, metavar="FILE|NAME", help="a configuration of pre-training"
+        "--config", required=True, metavar="FILE|NAME", help="a pre-training configuration"
     )
     parser.add_argument(
         "--set",
@@ -54,7 +55,7 @@ def _parse(argv: Optional[Sequence[str]]) -> Any:
         default=[],
         metavar="a.b=c",
         dest="overrides",
-        help="override one setting",
+        help="override a setting; may be repeated",
     )
     parser.add_argument(
         "--profile",
@@ -62,55 +63,53 @@ def _parse(argv: Optional[Sequence[str]]) -> Any:
         help="profile the updates instead of counting their cycles",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="a new folder; default runs/ipu-check-NAME-TIME"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="directory to write (default runs/ipu-check-NAME-TIME)",
     )
     return parser.parse_args(argv)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Check a configuration on the attached IPUs; return the exit status."""
     args = _parse(argv)
     config, _ = described(load_config(config_file(args.config), args.overrides, command="pretrain"))
     from ipu_packed_bert.engine import choose_engine
 
-    config = replace(
-        config, engine=replace(config.engine, kind="ipu", offline_export=None), without_ipus=()
-    )
-    choice = choose_engine(
-        config
-    )  # a missing SDK and missing IPUs are one line, before anything is written
+    engine = replace(config.engine, kind="ipu", offline_export=None)
+    config = replace(config, engine=engine, without_ipus=())
+    choice = choose_engine(config)  # reports a missing SDK or IPU before anything is written
     if not choice.hardware:
         raise ValueError(
-            f"{config.path}: {choice.reason}; the check is of IPUs, `make test-ipu` tests the IPU Model"
+            f"{config.path}: {choice.reason}; the check needs IPUs, `make test-ipu` tests the IPU Model"
         )
-    # The profile of a former check would be taken for that of this one.
-    if (
-        args.out is not None
-        and args.out.exists()
-        and (not args.out.is_dir() or any(args.out.iterdir()))
-    ):
-        raise ValueError(f"--out {args.out}: exists and is not an empty folder; give another one")
+    # The profile of an earlier check could be mistaken for that of this one.
+    out = args.out
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out {out}: exists and is not an empty directory; choose another one")
     check = _Check(config, args)
     try:
         check.run()
     except KeyboardInterrupt:
         check.finish()
-        print(f"\ninterrupted; what there is: {check.file}")
+        print(f"\ninterrupted; the results so far are in {check.file}")
         raise
     print("\n" + "\n".join(check.finish()))
-    print(f"\nbundle    {check.file}, to be attached to a report")
+    print(f"\nbundle    {check.file}, can be attached to a report")
     return check.bundle.verdict.status
 
 
 class _Explained(NamedTuple):
-    """What a stage did not do, in words."""
+    """The failure of a stage."""
 
-    said: str
-    means: str
+    said: str  # the error
+    means: str  # its meaning
     way_out: str
 
 
 class _Failed(Exception):
-    """A stage that did not do what it should, as explained."""
+    """The failure of a stage that raised no error; the argument is an `_Explained`."""
 
 
 _NO_MEMORY = re.compile(
@@ -126,16 +125,15 @@ def _explained(error: BaseException, config: Config) -> _Explained:
     memory = _NO_MEMORY.search(text)
     if memory:
         ipu = int(memory[1]) // MK2.tiles if memory[1] else None
-        on = "an IPU" if ipu is None else f"IPU {ipu}"
-        return _Explained(
-            text, f"the program does not fit on {on}", "; or ".join(_ways_out(config, ipu))
-        )
-    if isinstance(error, ValueError):  # of this program, whose messages say the way out
-        return _Explained(text, "this stage cannot be done as things are", "as the line says")
+        name = "an IPU" if ipu is None else f"IPU {ipu}"
+        way_out = "; or ".join(_ways_out(config, ipu))
+        return _Explained(text, f"the program does not fit on {name}", way_out)
+    if isinstance(error, ValueError):  # our own errors name the remedy
+        return _Explained(text, "this stage needs a change first", "see the error")
     return _Explained(
         f"{type(error).__name__}: {text}",
-        "the SDK or this program did not expect it",
-        "docs/ipu.md, What may go wrong; or attach the bundle to a report",
+        "an unexpected error of the SDK or of this program",
+        "see docs/ipu.md, What may go wrong; or attach the bundle to a report",
     )
 
 
@@ -145,28 +143,30 @@ def _ways_out(config: Config, ipu: Optional[int]) -> List[str]:
 
 
 class _Check:
-    """The stages, and the bundle as far as it has got."""
+    """The stages, and the bundle of their results."""
 
     def __init__(self, config: Config, args: Any):
         from ipu_packed_bert.engine.ipu.devices import inventory
 
-        self.args, there = args, inventory(config)
+        self.args = args
+        devices = inventory(config)
         name = f"ipu-check-{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.folder: Path = args.out or Path("runs", name)
         self.file = self.folder / "bundle.json"
         self.engine: Any = None
-        # As few micro-batches as fill the pipeline.
+        engine = replace(
+            config.engine,
+            log_cycles=not args.profile,
+            profile_directory=str(self.folder / "profile") if args.profile else None,
+            executable_cache=None,
+            executable=None,
+        )
+        # The fewest micro-batches that fill the pipeline.
         self.config = replace(
             config,
             batch=replace(config.batch, gradient_accumulation=config.pipeline_stages),
             optimizer=replace(config.optimizer, packing_adjustment="none"),
-            engine=replace(
-                config.engine,
-                log_cycles=not args.profile,
-                profile_directory=str(self.folder / "profile") if args.profile else None,
-                executable_cache=None,
-                executable=None,
-            ),
+            engine=engine,
         ).with_schedule()
         self.bundle = ipu_bundle.Bundle(
             stages=[],
@@ -179,32 +179,33 @@ class _Check:
                 packs=self.config.packs_per_update(1.0),
                 settings=ipu_bundle.public_settings(self.config),
             ),
-            device=ipu_bundle.CheckedDevice(there.architecture, MK2.memory_per_tile),
-            versions=_versions(there.poptorch),
+            device=ipu_bundle.CheckedDevice(devices.architecture, MK2.memory_per_tile),
+            versions=_versions(devices.poptorch),
             predicted=ipu_bundle.Predicted(),
             measured=ipu_bundle.MeasuredUpdates(),
             verdict=ipu_bundle.Verdict(1, [], []),
         )
-        self.batch = self._drawn()
+        self.batch = self._random_batch()
 
     def run(self) -> None:
+        """Run all stages."""
         try:
             self._stage("predicted", self._predicted)
             print(
-                f"{'':<10}to come: compiling, in silence, ten minutes to an hour for a large BERT; then updates"
+                f"{'':<10}next: compilation, without output, ten minutes to an hour for a large BERT; then updates"
             )
             with _profiling(self.args.profile):
                 self._stage("compiled", self._compiled)
                 if self._done("compiled"):
                     self._stage("updates", self._updates)
-                self._close()  # a profile is written when the program is let go of
+                self._close()  # Poplar writes the profile when the program is released
             if self.args.profile:
                 self._stage("profile", self._profile)
         finally:
             self._close()
 
     def _stage(self, name: str, work: Callable[[], str]) -> None:
-        """One stage: its line on the terminal, its entry in the bundle."""
+        """Run a stage; print its line and record it in the bundle."""
         print(f"{name:<10}", end="", flush=True)
         stage = ipu_bundle.Stage(name, ipu_bundle.INTERRUPTED, seconds=0.0, said="")
         self.bundle.stages.append(stage)
@@ -213,9 +214,8 @@ class _Check:
         try:
             stage.said = work()
             stage.status = ipu_bundle.DONE
-        except (
-            Exception
-        ) as error:  # the SDK's errors are of many kinds; none may take the other stages with it
+        except Exception as error:
+            # The SDK raises many classes, and none may end the other stages.
             stage.said, stage.means, stage.way_out = _explained(error, self.config)
             stage.status = ipu_bundle.FAILED
         finally:
@@ -223,30 +223,31 @@ class _Check:
         status = "" if stage.status == ipu_bundle.DONE else f"{stage.status}: "
         print(f"{stage.seconds:8.1f} s  {status}{stage.said}", flush=True)
         if stage.means is not None:
-            print(f"{'':<10}it means  {stage.means}\n{'':<10}way out   {stage.way_out}", flush=True)
+            print(f"{'':<10}cause     {stage.means}\n{'':<10}remedy    {stage.way_out}", flush=True)
         ipu_bundle.write_bundle(self.file, self.bundle)
 
     def _done(self, name: str) -> bool:
-        return any(
-            stage.name == name and stage.status == ipu_bundle.DONE for stage in self.bundle.stages
-        )
+        return name in [
+            stage.name for stage in self.bundle.stages if stage.status == ipu_bundle.DONE
+        ]
 
     def finish(self) -> List[str]:
-        """Write the verdict into the bundle and return the page's lines."""
+        """Write the verdict to the bundle; return the lines of the report."""
         problems = ipu_bundle.problems(self.bundle)
-        stages = self.bundle.stages
-        unfinished = not self._done("updates") or any(
-            stage.status != ipu_bundle.DONE for stage in stages
-        )
+        complete = all(stage.status == ipu_bundle.DONE for stage in self.bundle.stages)
+        failed = bool(problems) or not complete or not self._done("updates")
         measured = self.bundle.measured.memory or []
         full = [memory.ipu for memory in measured if memory.fullest_tile > MK2.memory_per_tile]
-        ways = _ways_out(self.config, full[0] if len(full) == 1 else None) if full else []
-        self.bundle.verdict = ipu_bundle.Verdict(int(bool(problems) or unfinished), problems, ways)
+        ways_out: List[str] = []
+        if full:
+            ways_out = _ways_out(self.config, full[0] if len(full) == 1 else None)
+        self.bundle.verdict = ipu_bundle.Verdict(int(failed), problems, ways_out)
         ipu_bundle.write_bundle(self.file, self.bundle)
         return ipu_bundle.page(self.bundle)
 
     def _close(self) -> None:
-        engine, self.engine = self.engine, None
+        engine = self.engine
+        self.engine = None
         if engine is not None:
             with contextlib.suppress(Exception):
                 engine.close()
@@ -254,15 +255,15 @@ class _Check:
     # ---- stages ------------------------------------------------------------------------------------------------------
 
     def _predicted(self) -> str:
-        config, predicted = self.config, self.bundle.predicted
+        config = self.config
+        predicted = self.bundle.predicted
         planned = plan(config, packing_factor=1.0)
         predicted.memory = [
             ipu_bundle.PlannedMemory(memory.ipu, memory.total) for memory in planned.memory
         ]
         predicted.fits = planned.fits
         predicted.loss = _host_loss(config, self.batch)
-        if config.data.max_sequences_per_pack is None:
-            config = replace(config, data=replace(config.data, max_sequences_per_pack=self._depth))
+        config = self._with_depth()
         target = TARGETS[config.placement.machine]
         machine = Machine(target, cache_folder())
         pipeline = machine.pipeline(config)
@@ -274,14 +275,14 @@ class _Check:
         )
         predicted.seconds = pipeline.step(number, fitted.parameters).seconds
         predicted.clock_hz = target.clock_hz
-        predicted.work = [
-            popvision.Work(ipu.number, pipeline.work_cycles(ipu, number, fitted.parameters))
-            for ipu in pipeline.ipus
-        ]
-        fits = {True: "fits", False: "does not fit", None: "tight, unknown"}[planned.fits]
+        predicted.work = []
+        for ipu in pipeline.ipus:
+            cycles = pipeline.work_cycles(ipu, number, fitted.parameters)
+            predicted.work.append(popvision.Work(ipu.number, cycles))
+        fits = {True: "fits", False: "does not fit", None: "may fit"}[planned.fits]
         return (
-            f"{fits}: {planned.fullest:.0%} of the fullest IPU is counted; first loss {predicted.loss:.4f} on the host;"
-            f" {predicted.update_cycles.value:,.0f} cycles of an update"
+            f"{fits}: the plan counts {planned.fullest:.0%} of the fullest IPU; first loss {predicted.loss:.4f} on the"
+            f" host; {predicted.update_cycles.value:,.0f} cycles per update"
         )
 
     def _compiled(self) -> str:
@@ -289,25 +290,18 @@ class _Check:
         from ipu_packed_bert.tasks.pretraining import Pretraining
 
         config = self.config
-        task = Pretraining(
-            replace(config, data=replace(config.data, max_sequences_per_pack=self._depth))
-        )
+        task = Pretraining(self._with_depth())
         self.engine = build_engine(config, task, choose_engine(config), packing_factor=1.0)
         started = time.perf_counter()
         self.engine.compile(self.batch)
         self.bundle.measured.compile_seconds = time.perf_counter() - started
-        if self.args.profile:  # under which Poplar compiles what does not fit, too
-            with contextlib.suppress(ValueError):  # the stage "profile" says what is missing
+        if self.args.profile:  # Poplar then also compiles a program that does not fit
+            with contextlib.suppress(ValueError):  # the stage "profile" reports it
                 self._read_memory()
-            full = [
-                each for each in ipu_bundle.problems(self.bundle) if each.startswith("does not fit")
-            ]
-            if full:
-                raise _Failed(
-                    _Explained(
-                        full[0], "Poplar would not load it", "; or ".join(_ways_out(config, None))
-                    )
-                )
+            for problem in ipu_bundle.problems(self.bundle):
+                if problem.startswith("does not fit"):
+                    way_out = "; or ".join(_ways_out(config, None))
+                    raise _Failed(_Explained(problem, "Poplar would refuse to load it", way_out))
         return f"for {config.ipus} IPUs"
 
     def _updates(self) -> str:
@@ -317,61 +311,73 @@ class _Check:
         seconds: List[float] = []
         cycles: List[int] = []
         measured = self.bundle.measured
-        measured.losses, measured.seconds = losses, seconds
+        measured.losses = losses
+        measured.seconds = seconds
         for number in range(_UPDATES):
-            result = self.engine.step(
-                self.batch, learning_rate(min(number, self.config.run.steps - 1), self.config)
-            )
+            rate = learning_rate(min(number, self.config.run.steps - 1), self.config)
+            result = self.engine.step(self.batch, rate)
             losses.append(result.loss if math.isfinite(result.loss) else None)
             seconds.append(result.seconds)
             if result.cycles is not None:
                 cycles.append(result.cycles)
+
+        speed = f"{_upper_median(seconds):.3f} s"
         if cycles:
-            measured.update_cycles = sorted(cycles[1:])[len(cycles[1:]) // 2]
-        first, last = (
-            "not finite" if loss is None else f"{loss:.4f}" for loss in (losses[0], losses[-1])
-        )
-        counted = f", {measured.update_cycles:,} cycles" if cycles else ""
-        return f"{len(losses)}, loss {first} to {last}, {sorted(seconds)[len(seconds) // 2]:.3f} s{counted} each"
+            measured.update_cycles = _upper_median(cycles[1:])
+            speed += f", {measured.update_cycles:,} cycles"
+        change = f"{_loss_text(losses[0])} to {_loss_text(losses[-1])}"
+        return f"{len(losses)}, loss {change}, {speed} each"
 
     def _read_memory(self) -> popvision.Profile:
         file = popvision.find_profile(self.folder / "profile")
-        found = popvision.read_profile(file, ipus=self.config.placement.ipus_per_replica)
-        self.bundle.versions.poplar = found.poplar
-        self.bundle.measured.memory = list(found.memory)
-        return found
+        profile = popvision.read_profile(file, ipus=self.config.placement.ipus_per_replica)
+        self.bundle.versions.poplar = profile.poplar
+        self.bundle.measured.memory = list(profile.memory)
+        return profile
 
     def _profile(self) -> str:
-        found, measured = self._read_memory(), self.bundle.measured
-        if found.work:
-            measured.update_cycles = max(work.cycles for work in found.work)
-            measured.work = list(found.work)
-        tiles = [memory.fullest_tile for memory in found.memory]
-        most = (
-            f"fullest tile {max(tiles) / MK2.memory_per_tile:.0%}" if tiles else "no memory in it"
-        )
-        return f"{most}, {found.runs} updates"
+        profile = self._read_memory()
+        measured = self.bundle.measured
+        if profile.work:
+            measured.update_cycles = max(work.cycles for work in profile.work)
+            measured.work = list(profile.work)
+        fullest = "memory not recorded"
+        if profile.memory:
+            tile = max(memory.fullest_tile for memory in profile.memory)
+            fullest = f"fullest tile {tile / MK2.memory_per_tile:.0%}"
+        return f"{fullest}, {profile.runs} updates"
 
     # ---- the batch ---------------------------------------------------------------------------------------------------
 
-    @property
-    def _depth(self) -> int:
-        return self.config.data.max_sequences_per_pack or 8
+    def _with_depth(self) -> Config:
+        """Return the configuration with a limit of sequences per pack."""
+        data = self.config.data
+        depth = data.max_sequences_per_pack or _DEFAULT_DEPTH
+        return replace(self.config, data=replace(data, max_sequences_per_pack=depth))
 
-    def _drawn(self) -> Any:
-        """One global batch, of sequences of all lengths alike; what a static program computes does not depend on it."""
+    def _random_batch(self) -> Any:
+        """Return a global batch with as many sequences of every length; a static program does not depend on it."""
         from ipu_packed_bert.benchmarks.work import draw_work
 
-        config, slots = self.config, self.config.data.max_sequence_length
+        config = self._with_depth()
+        slots = config.data.max_sequence_length
         histogram = LengthHistogram.from_lengths(list(range(min(8, slots), slots + 1)), slots)
         return draw_work(
-            pack(histogram, max_sequences_per_pack=self._depth),
+            pack(histogram, max_sequences_per_pack=config.data.max_sequences_per_pack),
             packs=config.packs_per_update(1.0),
             micro_batch=config.batch.micro_batch,
             vocabulary=config.model.vocabulary_size,
             max_predictions=config.predictions_per_sequence,
             seed=config.run.seed,
         ).packed
+
+
+def _upper_median(values: Sequence[Any]) -> Any:
+    return sorted(values)[len(values) // 2]
+
+
+def _loss_text(loss: Optional[float]) -> str:
+    return "not finite" if loss is None else f"{loss:.4f}"
 
 
 def _versions(poptorch: str) -> ipu_bundle.Versions:
@@ -395,38 +401,36 @@ def _host_loss(config: Config, batch: Any) -> float:
     from ipu_packed_bert.engine.host import HostEngine
     from ipu_packed_bert.tasks.pretraining import Pretraining
 
-    config = replace(
-        config, engine=replace(config.engine, kind="host", device="cpu", precision="float32")
-    )
+    engine = replace(config.engine, kind="host", device="cpu", precision="float32")
+    config = replace(config, engine=engine)
     return HostEngine(config, Pretraining(config), packing_factor=1.0).evaluate(batch).loss
 
 
 @contextlib.contextmanager
 def _profiling(profile: bool) -> Iterator[None]:
-    """Poplar profiles all updates, instead of two, on one replica, and finishes a program that does not fit.
+    """Make Poplar profile all updates (not two) of one replica, and compile programs that do not fit.
 
-    It reads these options from the environment; what the user set there stays. One replica without all symbols is what
-    Graphcore profiled itself (MLPerf v1.1, scripts/pod128-run.sh).
+    Poplar reads these options from the environment; options that the user has set take precedence. Graphcore profiled
+    one replica without all symbols too (MLPerf v1.1, scripts/pod128-run.sh).
     """
     name = "POPLAR_ENGINE_OPTIONS"
-    former = os.environ.get(name)
+    original = os.environ.get(name)
     options = {
-        "autoReport.executionProfileProgramRunCount": str(
-            _UPDATES + 2
-        ),  # weights come and go in runs of their own
+        # Two more runs copy the weights to and from the device.
+        "autoReport.executionProfileProgramRunCount": str(_UPDATES + 2),
         "debug.allowOutOfMemory": "true",
         "debug.outputAllSymbols": "false",
         "profiler.replicaToProfile": "0",
     }
     try:
-        given = json.loads(former or "{}")
+        user_options = json.loads(original or "{}")
     except ValueError:
-        raise ValueError(f"{name}: no JSON; unset it, or mend it") from None
+        raise ValueError(f"{name}: is not JSON; correct or unset it") from None
     if profile:
-        os.environ[name] = json.dumps({**options, **given})
+        os.environ[name] = json.dumps({**options, **user_options})
     try:
         yield
     finally:
         os.environ.pop(name, None)
-        if former is not None:
-            os.environ[name] = former
+        if original is not None:
+            os.environ[name] = original

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from ipu_packed_bert.training.picture import is_run, page_of_run
+from ipu_packed_bert.run_files.folder import LOG
+from ipu_packed_bert.training.picture import page_of_run
 from pack_data.cli.bad_records import add_columns, add_record_limit, add_split
 from pack_data.cli.command import (
     ArgumentParser,
@@ -48,7 +49,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     first = Path(sources[0])
     is_shipped = sources[0] in PUBLISHED
-    if not is_shipped and first.is_dir() and is_run(first):
+    if not is_shipped and (first / LOG).is_file():
         _refuse(args, _LENGTH_OPTIONS + _PACKING_OPTIONS + _DATA_SET_OPTIONS, f"{first} is a run")
         _refuse_several(sources, "a run")
         _show_page(args, page_of_run(first))

@@ -1,4 +1,4 @@
-"""A histogram of lengths packed by one packer: `--packer NAME`, then that packer's own options."""
+"""Pack a histogram of lengths with one packer: `--packer NAME`, then the options of that packer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args, others = parser.parse_known_args(argv)
     if args.packer not in PACKERS:
         raise ValueError(
-            f"--packer {args.packer}: there is none of this name; the packers are {', '.join(PACKERS)}"
+            f"--packer {args.packer}: no such packer; choose one of {', '.join(PACKERS)}"
         )
     if {"-h", "--help", "--help-all"} & {*others}:
         names = f"NAME is one of\n{', '.join(PACKERS)} (default {_DEFAULT})\n"

@@ -1,23 +1,23 @@
 """Predict every record of a file with a fine-tuned model, packed: one line of JSON per record, in file order.
 
-RUN is the folder of a fine-tuning run, whose model/ answers with the run's settings, or a Hugging Face folder of a
-fine-tuned model.  FILE has the form that the task learns from; labels in it are read with --score alone:
+RUN is the directory of a fine-tuning run, used with the run's settings, or of a fine-tuned Hugging Face model. FILE has
+the format of the task's training data; its labels are read only with --score:
 
-  questions        SQuAD's JSON, version 1.1 or 2; or JSONL, a question and its context a line
-  texts, pairs     CSV, TSV with a header, or JSONL: --set task.text_column=NAME, task.second_text_column=NAME
-  words            CoNLL, a word a line, sentences apart by an empty line; or JSONL with a list of words a line
+  questions        SQuAD's JSON, version 1.1 or 2; or JSONL with a question and its context per line
+  texts, pairs     CSV or TSV with a header, or JSONL: --set task.text_column=NAME, task.second_text_column=NAME
+  words            CoNLL, one word per line, an empty line between sentences; or JSONL with a list of words per line
 
-each plain, .gz or .xz, or - for standard input (CoNLL for words, else JSONL).  What is too long for a row loses its
-end, as in training; a question's paragraph is cut into windows.  A line of the answers has "record", from 1, and
-"prediction":
+Files may be plain, .gz or .xz; - is standard input (CoNLL for words, else JSONL). Examples that are too long for a row
+are truncated, as in training; paragraphs of questions are divided into windows. Each output line has "record", counted
+from 1, and "prediction":
 
-  squad            the answer's text ("" for none), with "id", "probability" and, in version 2, "null_odds"
+  squad            the text of the answer ("" for none), with "id", "probability" and, in version 2, "null_odds"
   single_label     the label, with "probability"
   multi_label      the labels, with "probabilities"
   regression       the number
-  tokens           a label for each of "words"; null for a word beyond the row's end, or without a token
+  tokens           a label for each of "words"; null for words beyond the end of the row or without a token
 
-Without --output the answers go to standard output, and what is said about them to standard error.
+Without --output, predictions go to standard output and progress to standard error.
 """
 
 from __future__ import annotations
@@ -44,49 +44,50 @@ from pack_data.reading.files import write_atomically
 def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser = ArgumentParser(prog=typed("predict"), description=__doc__)
     parser.add_argument(
-        "run", metavar="RUN", type=Path, help="a fine-tuning run, or a Hugging Face folder"
+        "run", metavar="RUN", type=Path, help="a fine-tuning run, or a Hugging Face directory"
     )
-    parser.add_argument("file", metavar="FILE", help="what to answer; - is standard input")
+    parser.add_argument("file", metavar="FILE", help="records to predict; - is standard input")
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="where the answers go, whole or not at all; else standard output",
+        help="file for the predictions, written only once complete (default: standard output)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the file of --output")
     parser.add_argument(
         "--score",
         action="store_true",
-        help="read the labels of FILE too, and print the scores as JSON, in percent but for correlations: of squad "
-        "exact and f1, with null_answers also the best ones and their thresholds; single_label accuracy, macro_f1, "
-        "matthews, and of two labels f1 of the second; multi_label micro_f1, macro_f1, all_right; regression pearson, "
-        "spearman, mean_squared_error; tokens accuracy, and precision, recall and f1 of spans (B-X I-X), as seqeval's",
+        help="also read the labels of FILE and print scores as JSON, in percent except correlations. squad: exact, f1 "
+        "and, with null_answers, the best of both and their thresholds; single_label: accuracy, macro_f1, matthews "
+        "and, for two labels, f1 of the second; multi_label: micro_f1, macro_f1, all_right; regression: pearson, "
+        "spearman, mean_squared_error; tokens: accuracy, and precision, recall and f1 of spans (B-X I-X) like seqeval",
     )
     add_settings(
         parser,
-        "override one setting of the run, any number of times: --set data.packer=none answers unpacked",
+        "override a setting of the run; may be repeated: --set data.packer=none predicts without packing",
     )
     add_trust(parser)
     parser.rare("--engine", "--trust-task")
     args = parser.parse_args(argv)
     if args.overwrite and args.output is None:
-        parser.error("--overwrite goes with --output")
+        parser.error("--overwrite needs --output")
     return args
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Predict the records of a file, and write or print the predictions."""
     refuse_several("the answers")
     args = _parse(argv)
     if args.output is not None:
         check_output("--output", args.output, reads=[args.file])
         if args.output.exists() and not args.overwrite:
             raise ValueError(
-                f"--output {args.output}: exists; name another file, or add --overwrite"
+                f"--output {args.output}: exists; choose another file, or add --overwrite"
             )
     if args.file != STANDARD_INPUT and not Path(args.file).is_file():
-        problem = "a folder" if Path(args.file).is_dir() else "no such file"
+        problem = "a directory" if Path(args.file).is_dir() else "no such file"
         raise ValueError(
-            f"{args.file}: {problem}; name the records to answer, or - for standard input"
+            f"{args.file}: {problem}; pass a file with the records to predict, or - for standard input"
         )
 
     trust_what_was_named(args.trust_task, args.overrides)
@@ -97,16 +98,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     trained = predictions.find_trained(args.run, peek("task.name", {}, args.overrides))
     say(f"model     {trained.description}")
     form = None
-    if args.file == STANDARD_INPUT:  # which has no name that says what it holds
+    if args.file == STANDARD_INPUT:  # has no file name that determines the format
         form = "conll" if trained.tree["task"]["name"] == TOKENS else "jsonl"
     asked = Asked(ExampleSource.of(args.file, form), labels=args.score)
     with contextlib.closing(progress_bar(None, "tokenising", unit=" texts")) as bar:
         prepared = predictions.prepare(trained, asked, args.overrides, read=bar.update)
-    task, packing = prepared.task, prepared.task.packs.packing
+    task = prepared.task
+    packing = task.packs.packing
     with contextlib.closing(prepared.engine):
         if args.score and not task.scorable:
             raise ValueError(
-                f"{asked.source}: has no labels to score by, or not for every record; leave out --score"
+                f"{asked.source}: lacks labels for some or all records; add them, or leave out --score"
             )
         for note in task.notes:
             say(f"data      {note}")
@@ -123,20 +125,23 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if prepared.config.engine.kind == "ipu":
             say(f"compiled  in {time.perf_counter() - started:.1f} s")
         started = time.perf_counter()
-        with contextlib.closing(progress_bar(packing.packs, "answering", unit=" rows")) as bar:
-            found = predictions.predict(prepared, seen=bar.update)
+        with contextlib.closing(progress_bar(packing.packs, "predicting", unit=" rows")) as bar:
+            result = predictions.predict(prepared, seen=bar.update)
         seconds = time.perf_counter() - started
-    text = "".join(f"{line}\n" for line in predictions.lines(found.answers)).encode()
+
+    text = "".join(f"{line}\n" for line in predictions.lines(result.answers)).encode()
     if args.output is None:
-        sys.stdout.buffer.write(text)  # UTF-8, whatever the terminal's encoding
+        sys.stdout.buffer.write(text)  # UTF-8 in every terminal
         sys.stdout.flush()
     else:
         write_atomically(args.output, text)
-        say(f"answers   {args.output}, {len(found.answers):,} lines")
+        say(f"answers   {args.output}, {len(result.answers):,} lines")
+    pack_rate = packing.packs / result.seconds
+    sequence_rate = result.sequences / result.seconds
     say(
-        f"speed     {packing.packs / found.seconds:,.1f} packs/s, {found.sequences / found.seconds:,.1f} sequences/s"
-        f" ({found.seconds:.1f} s in the network, {seconds:.1f} s with the answers)"
+        f"speed     {pack_rate:,.1f} packs/s, {sequence_rate:,.1f} sequences/s ({result.seconds:.1f} s in the network,"
+        f" {seconds:.1f} s including the answers)"
     )
     if args.score:
-        say(f"score     {json.dumps(found.metrics)}")
+        say(f"score     {json.dumps(result.metrics)}")
     return 0

@@ -1,6 +1,6 @@
-"""Options of the commands that train, and what these do with them before torch is loaded.
+"""Options of `pretrain`, `finetune` and `plan`, and the work that these do before torch is loaded.
 
-`pretrain` and `finetune` are one command with two kinds of configuration.
+`pretrain` and `finetune` are one command with two kinds of configuration; `plan` is `--plan` of either.
 """
 
 from __future__ import annotations
@@ -10,31 +10,39 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Collection, List, Optional, Sequence
+from typing import Collection, List, Optional, Sequence
 
 from ipu_packed_bert.data.data_sets import described
 from ipu_packed_bert.data.factors import parse_factor
 from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes.ranks import Processes, joined
 from ipu_packed_bert.run_files.folder import CONFIG
-from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.config import Config, ConfigError
 from ipu_packed_bert.settings.loading import load_config
+from ipu_packed_bert.settings.reader import peek
+from ipu_packed_bert.settings.schema import PRETRAINING
 from ipu_packed_bert.settings.shipped import config_file, refuse_no_run
 from ipu_packed_bert.settings.user_task import trust_what_was_named
+from ipu_packed_bert.settings.yaml_files import load_yaml
 from ipu_packed_bert.tasks.files import located
 from pack_data.cli.command import ArgumentParser, typed
-
-if TYPE_CHECKING:
-    from ipu_packed_bert.planning.plan import RunPlan
 
 _ABOUT = {
     "pretrain": "Pre-train a packed BERT: python run_pretraining.py --config configs/packed_phase2_pod16.yml",
     "finetune": "Fine-tune a BERT on packs: packed-bert finetune --config configs/finetune_squad_packed.yml",
+    "plan": """Print what a configuration would run and where, without a device, and whether it fits.
+
+Takes the options of pretrain and finetune. Nothing is measured: memory is computed from the sizes of the network.
+
+Exit status: 0 it fits or may fit; 1 it does not fit; 2 a usage error.""",
 }
+# Options of only one of the two commands.
+_PRETRAINING_OPTIONS = ("start_from", "whole")
+_FINE_TUNING_OPTIONS = ("data_dir", "trust_task")
 
 
 def add_settings(parser: argparse.ArgumentParser, help: str) -> None:
-    """Add --engine and --set, which override settings; ``help`` is that of --set."""
+    """Add --engine and --set, which override settings; ``help`` describes --set."""
     _add_setting(parser, "--engine", "KIND", "engine.kind", "where to run: auto, ipu or host")
     parser.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", dest="overrides", help=help
@@ -48,170 +56,200 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE.py",
-        help="a task.name=FILE.py:CLASS of the configuration or run may run this file, now and, unchanged, later; --set"
-        " task.name=FILE.py:CLASS says the same",
+        help="allow a configuration or run whose task.name is FILE.py:CLASS to run this file, now and later if it is"
+        " unchanged; implied by --set task.name=FILE.py:CLASS",
     )
 
 
 def parse(command: str, argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    """Return the options of `packed-bert pretrain` or `finetune`; raise ValueError if they contradict each other."""
+    """Parse the options of `packed-bert pretrain`, `finetune` or `plan`; raise ValueError if they are inconsistent.
+
+    The result has the attribute ``command``: for `plan` the command of the configuration, with ``plan`` True.
+    """
     parser = _parser(command)
     args = parser.parse_args(argv)
     args.command = command
+    if command == "plan":
+        args.plan = True
+        args.command = _command_of(args)
+        others = _FINE_TUNING_OPTIONS if args.command == "pretrain" else _PRETRAINING_OPTIONS
+        for name in others:
+            if getattr(args, name):
+                option = f"--{name.replace('_', '-')}"
+                parser.error(f"{option} does not apply to a {args.command} configuration")
     if args.resume and args.out:
-        parser.error("--out names a new run; --resume continues in the run's own folder")
+        parser.error(
+            "--out names a new run; leave it out, --resume continues in the directory of the run"
+        )
     if args.resume and args.whole:
-        parser.error("--whole begins a new run; --resume continues a run as it was begun")
+        parser.error(
+            "--whole applies to a new run; leave it out, --resume keeps the settings of the run"
+        )
     if args.resume and args.start_from:
-        parser.error("--start-from begins a new run; --resume continues with the run's own weights")
+        parser.error(
+            "--start-from begins a new run; leave it out, --resume has the weights of the run"
+        )
     if args.resume_if_there and not (args.config and args.out):
         parser.error(
-            "--resume-if-there needs --config, to begin with, and --out, the folder that may hold the run"
+            "--resume-if-there needs --config, for a new run, and --out, the directory of the run"
         )
     if args.allow_change and not args.resume:
-        parser.error("--allow-change goes with --resume; a new run changes nothing")
+        parser.error("--allow-change needs --resume; a new run has no settings to keep")
     return args
 
 
 def train(command: str, argv: Optional[Sequence[str]] = None) -> int:
-    """Run `packed-bert pretrain` or `finetune`; return the exit status."""
+    """Run `packed-bert pretrain`, `finetune` or `plan`; return the exit status."""
     with joined(instances=instances) as processes:
-        return train_with(parse(command, argv), processes)
+        return _train_with(parse(command, argv), processes)
 
 
-def train_with(args: argparse.Namespace, processes: Processes) -> int:
-    """Do what the options say, in processes that have met; return the exit status."""
-    pretrains = args.command == "pretrain"
-    if not pretrains:
+def _train_with(args: argparse.Namespace, processes: Processes) -> int:
+    """Run a command with parsed options in connected processes; return the exit status."""
+    if args.command == "finetune":
         trust_what_was_named(args.trust_task, args.overrides)
     processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
     if _resumes_there(args, processes):
-        settled = _settled(args)
+        fixed = _fixed_settings(args)
         args.overrides = [
-            each for each in args.overrides if each.partition("=")[0].strip() not in settled
+            override
+            for override in args.overrides
+            if override.partition("=")[0].strip() not in fixed
         ]
         args.start_from = None
     if args.resume or args.start_from:
         processes.of_first(_refuse_no_runs, args)
     config = processes.of_first(_load, args) if args.resume else _load(args)
+    pretrains = args.command == "pretrain"
+    if args.show_config or args.plan:
+        completed, manifest = described(config) if pretrains else (config, None)
     if args.show_config:
-        print((described(config)[0] if pretrains else config).annotated(), end="")
+        print(completed.annotated(), end="")
         return 0
     if args.plan:
+        from ipu_packed_bert.planning.plan import plan
         from ipu_packed_bert.planning.printing import print_plan
 
-        return print_plan(_plan(config, args), _options_without_plan(args))
+        run_plan = plan(
+            completed, manifest, data_dir=args.data_dir, packing_factor=args.packing_factor
+        )
+        return print_plan(run_plan, _options_without_plan(args))
 
-    # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
+    # torch is imported from here on: wrong configurations are refused, and plans printed, without it.
     from ipu_packed_bert.training.run import run
 
     if pretrains:
         from ipu_packed_bert.training.pretraining import PacksRun
 
-        whole = dataclasses.replace(config, without_ipus=()) if args.whole else config
-        return run(PacksRun, whole, args, processes)
+        if args.whole:
+            config = dataclasses.replace(config, without_ipus=())
+        return run(PacksRun, config, args, processes)
     from ipu_packed_bert.training.examples import ExamplesRun
 
-    # With full names, so that the run can be resumed without --data-dir.
+    # With full paths, so that the run can be resumed without --data-dir.
     return run(ExamplesRun, located(config, args.data_dir), args, processes)
 
 
 def _parser(command: str) -> ArgumentParser:
-    pretrains = command == "pretrain"
     parser = ArgumentParser(prog=typed(command), description=_ABOUT[command])
-    parser.set_defaults(
-        start_from=None, data_dir=None, whole=False, trust_task=[]
-    )  # not every command has these
-    which = parser.add_mutually_exclusive_group(required=True)
-    example = "packed_phase2_pod16" if pretrains else "finetune_squad_packed"
-    which.add_argument(
+    # Not every command has these options.
+    parser.set_defaults(start_from=None, data_dir=None, whole=False, trust_task=[])
+    configuration = parser.add_mutually_exclusive_group(required=True)
+    example = "finetune_squad_packed" if command == "finetune" else "packed_phase2_pod16"
+    configuration.add_argument(
         "--config",
         metavar="FILE|NAME",
-        help=f"a run's settings: a file, or the name of one that comes with the program, such as {example}",
+        help=f"settings of a new run: a file, or the name of a bundled configuration such as {example}",
     )
-    finished = "" if pretrains else "; a finished one is evaluated again"
-    which.add_argument(
+    finished = "; evaluate a finished one again" if command == "finetune" else ""
+    configuration.add_argument(
         "--resume",
         metavar="RUN",
-        help=f"continue the run in this folder from its newest checkpoint{finished}",
+        help=f"continue the run in this directory from its newest checkpoint{finished}",
     )
-    if pretrains:
-        parser.add_argument(
-            "--start-from",
-            metavar="RUN",
-            help="a new run begins with the weights of that run's newest checkpoint (phase 2 after phase 1)",
-        )
-        _add_setting(parser, "--data", "DIR", "data.directory", "the packed data set")
-        _add_setting(parser, "--steps", "N", "run.steps", "weight updates of the whole run")
-        parser.add_argument(
-            "--whole",
-            action="store_true",
-            help="where there are no IPUs, run the configuration in full, without its without_ipus block",
-        )
-        _add_setting(
-            parser,
-            "--track",
-            "NAME",
-            "run.track",
-            "a service that shows the curves, too: wandb or mlflow",
-        )
-        parser.rare("--start-from", "--track", "--whole")
-    else:
+    if command != "finetune":
+        _add_pretraining_options(parser)
+    if command != "pretrain":
         parser.add_argument(
             "--data-dir",
             type=Path,
             metavar="DIR",
-            help="folder in which the data files of the configuration lie",
+            help="directory of the data files that the configuration names",
         )
         add_trust(parser)
         parser.rare("--trust-task")
-    setting = "batch.micro_batch=4" if pretrains else "data.packer=none"
-    add_settings(parser, f"override one setting, any number of times: --set {setting}")
-    parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
+    setting = "data.packer=none" if command == "finetune" else "batch.micro_batch=4"
+    add_settings(parser, f"override a setting; may be repeated: --set {setting}")
+    parser.add_argument(
+        "--out", metavar="RUN", help="directory of a new run (default runs/NAME-TIME)"
+    )
     parser.add_argument(
         "--resume-if-there",
         action="store_true",
-        help="with --config and --out: go on with the run in that folder, if it has saved a checkpoint; the same line"
-        " then starts a run and restarts it (torchrun --max-restarts, a queue that runs a job again)",
+        help="with --config and --out: resume the run in that directory if it has a checkpoint, else begin it, so that"
+        " one command starts and restarts a run (torchrun --max-restarts, job queues)",
     )
     _add_setting(
         parser,
         "--compare-unpacked",
         "N",
         "run.compare_unpacked",
-        "at the end of the run, N updates beside the same sequences unpacked: speed, loss and gradients",
+        "at the end of the run, compare N updates with unpacked ones: speed, loss and gradients",
     )
     parser.add_argument(
         "--allow-change",
         action="append",
         default=[],
         metavar="KEY[,KEY]",
-        help="with --resume: settings that may differ from the checkpoint's although that changes the experiment",
+        help="with --resume: settings that may differ from those of the checkpoint although they change the experiment",
     )
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="print what would run and where, without a device, and stop",
+        help="print what would run and where, and exit; needs no device",
     )
     parser.add_argument(
         "--packing-factor",
         type=parse_factor,
         metavar="P",
-        help="sequences in a row for --plan, while the data are not there",
+        help="sequences per pack for the plan, if the data do not exist yet",
     )
     parser.add_argument(
         "--show-config",
         action="store_true",
-        help="print every setting and where it comes from, and stop",
+        help="print all settings and their origins, and exit",
     )
-    parser.rare("--resume-if-there", "--compare-unpacked", "--allow-change", "--packing-factor")
+    parser.rare("--resume-if-there", "--compare-unpacked", "--allow-change")
+    if command == "plan":
+        parser.rare("--plan", "--show-config", "--out", "--data", "--steps", "--data-dir")
+    else:
+        parser.rare("--packing-factor")
     return parser
+
+
+def _add_pretraining_options(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--start-from",
+        metavar="RUN",
+        help="begin with the weights of that run's newest checkpoint (phase 2 after phase 1)",
+    )
+    _add_setting(parser, "--data", "DIR", "data.directory", "the packed data set")
+    _add_setting(parser, "--steps", "N", "run.steps", "weight updates of the whole run")
+    parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="without IPUs, run the whole configuration and ignore its without_ipus block",
+    )
+    _add_setting(
+        parser, "--track", "NAME", "run.track", "also show the curves in a service: wandb or mlflow"
+    )
+    parser.rare("--start-from", "--track", "--whole")
 
 
 def _add_setting(
     parser: argparse.ArgumentParser, option: str, metavar: str, key: str, help: str
 ) -> None:
-    """Add an option that is short for --set of one setting; the last one on the line wins."""
+    """Add an option that is short for --set of one setting; the last occurrence of either takes effect."""
 
     def override(value: str) -> str:
         return f"{key}={json.dumps(value) if key == 'data.directory' else value}"
@@ -223,56 +261,69 @@ def _add_setting(
         dest="overrides",
         type=override,
         metavar=metavar,
-        help=f"{help}; as --set {key}=...",
+        help=f"{help}; short for --set {key}=...",
     )
 
 
 def _load(args: argparse.Namespace) -> Config:
-    """Return the configuration of a new run, or that of a resumed one, which states the schedule's length."""
-    path = Path(args.resume, CONFIG) if args.resume else config_file(args.config)
-    return load_config(path, args.overrides, command=args.command, stored=bool(args.resume))
+    """Load the configuration of a new or resumed run."""
+    return load_config(_path(args), args.overrides, command=args.command, stored=bool(args.resume))
 
 
-def _plan(config: Config, args: argparse.Namespace) -> RunPlan:
-    from ipu_packed_bert.planning.plan import plan
+def _path(args: argparse.Namespace) -> Path:
+    return Path(args.resume, CONFIG) if args.resume else config_file(args.config)
 
-    manifest = None
+
+def _command_of(args: argparse.Namespace) -> str:
+    """Return the command of a configuration; it reports mistakes in the file."""
+    try:
+        tree = load_yaml(_path(args))
+    except ConfigError:
+        return "pretrain"
+    task = peek("task.name", tree, args.overrides)
+    if task is None:  # the default task of fine-tuning, if there are files of examples
+        for key in ("data.training", "data.evaluation"):
+            if peek(key, tree, args.overrides) is not None:
+                return "finetune"
+        return "pretrain"
+    return "pretrain" if task == PRETRAINING else "finetune"
+
+
+def _fixed_settings(args: argparse.Namespace) -> Collection[str]:
+    """Return the settings that a run determined when it began, which --resume-if-there ignores on the command line."""
     if args.command == "pretrain":
-        config, manifest = described(config)
-    return plan(config, manifest, data_dir=args.data_dir, packing_factor=args.packing_factor)
-
-
-def _settled(args: argparse.Namespace) -> Collection[str]:
-    """Return the settings that a run decided when it began: options of --resume-if-there do not change them."""
-    if args.command == "pretrain":
-        return [
-            key for key, _ in load_config(config_file(args.config), command="pretrain").without_ipus
-        ]
-    return ["batch.micro_batch"]  # made to divide an update evenly
+        config = load_config(config_file(args.config), command="pretrain")
+        return [key for key, _ in config.without_ipus]
+    return ["batch.micro_batch"]  # adjusted to divide an update evenly
 
 
 def _options_without_plan(args: argparse.Namespace) -> List[str]:
-    """Return the options that begin or resume the run that --plan describes."""
+    """Return the options that begin or resume the planned run."""
     options = ["--resume", args.resume] if args.resume else ["--config", args.config]
-    for option in ("start_from", "data_dir", "out"):
-        if getattr(args, option):
-            options += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
-    options += ["--resume-if-there"] * args.resume_if_there
-    for option, values in (("--set", args.overrides), ("--allow-change", args.allow_change)):
-        options += [word for value in values for word in (option, value)]
+    for name in ("start_from", "data_dir", "out"):
+        value = getattr(args, name)
+        if value:
+            options += [f"--{name.replace('_', '-')}", str(value)]
+    if args.resume_if_there:
+        options.append("--resume-if-there")
+    for override in args.overrides:
+        options += ["--set", override]
+    for keys in args.allow_change:
+        options += ["--allow-change", keys]
     return options
 
 
 def _resumes_there(args: argparse.Namespace, processes: Processes) -> bool:
-    """Return True if --resume-if-there finds a run to resume; the options then are those of --resume."""
+    """Return True if --resume-if-there finds a run to resume; change the options to those of --resume."""
     if not args.resume_if_there:
         return False
     from ipu_packed_bert.training.run_folder import resumes
 
-    # Rank 0 alone reads and writes run folders: the others may be on machines that have none.
+    # Only rank 0 reads and writes run directories: they need not exist on the machines of other ranks.
     if not processes.of_first(resumes, args.out):
         return False
-    args.resume, args.out = args.out, None
+    args.resume = args.out
+    args.out = None
     return True
 
 

@@ -172,11 +172,11 @@ def test_figures_by_hand():
     assert found["speed_up_quartiles"] == [1.8, 2.0]
     case = {"ranks": 2, "slots": 512, "precision": "float32", "attention": {"packed": "varlen", "unpacked": "sdpa"}}
     text = table([{**case, **found}], "Title").text()
-    row = "2 512 float32 varlen beside sdpa 8.00 4.50 2.000, 1.800 to 2.000 2.000 1.000"
+    row = "2 512 float32 varlen, sdpa 8.00 4.50 2.000, 1.800 to 2.000 2.000 1.000"
     assert row.split() in map(str.split, text.splitlines()) and "dense mask" not in text
     more = {"dense_time": 1.5, "dense_time_quartiles": [1.4, 1.6], "peak_memory_bytes": 2**31, "useful_tflops": 12.3}
     words = " ".join(table([{**case, **found, **more}], "Title").text().split())
-    assert "varlen beside sdpa - 1.500, 1.400 to 1.600 - 2.00" in words and words.endswith("varlen beside sdpa 12.3")
+    assert "varlen, sdpa - 1.500, 1.400 to 1.600 - 2.00" in words and words.endswith("varlen, sdpa 12.3")
 
 
 def test_shares_of_several_processes_are_the_whole_work(work):
@@ -215,8 +215,8 @@ def test_the_table_says_what_ranks_make_over_one_process_by_hand(capsys):
         _report(whole, as_json=False)
         return " ".join(capsys.readouterr().out.split())
 
-    assert "2 ranks make 1.75 times the packed sequences of one process, 0.88 of 2 times, at 64 slots" in said(found)
-    assert "4 ranks make 3.80 times the packed sequences of one process, 0.95 of 4 times, at 128 slots" in said(found)
+    assert "2 ranks are 1.75 times as fast as one process (packed), an efficiency of 0.88, at 64 slots" in said(found)
+    assert "4 ranks are 3.80 times as fast as one process (packed), an efficiency of 0.95, at 128 slots" in said(found)
     assert "of one process" not in said(found[3:]) and "of one process" not in said(found[:3])
 
 
@@ -249,6 +249,6 @@ def test_command(capsys, monkeypatch, tmp_path):
     printed = capsys.readouterr().out
     assert "speed-up" in printed and "sdpa attention, compiled" in printed
     assert run_main(main, ["--packs", "3"]) == 2
-    assert capsys.readouterr().err == "error: --packs 3 is not a multiple of --micro-batch 2\n"
+    assert capsys.readouterr().err == "error: --packs 3: must be a multiple of --micro-batch 2\n"
     words = refusal_of(main, ["--ranks", "1,2", "--histogram", "none.csv"], capsys)  # by this process, and once
     assert words.startswith("error: --histogram none.csv: ")

@@ -82,7 +82,7 @@ def test_a_collator_of_ones_own(own, capsys):
 @pytest.mark.parametrize(
     "line, words",
     [
-        (["nowhere"], "save_pretrained writes one"),
+        (["nowhere"], "written by save_pretrained"),
         (["."], "needs config.json"),
         (["own_code:nothing"], "cannot be loaded"),
         (["own_code:right", "--collator", "collate"], "is not module:name"),

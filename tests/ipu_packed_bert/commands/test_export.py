@@ -287,7 +287,7 @@ def test_the_card_states_what_the_run_has_recorded_and_nothing_else(tmp_path):
         "data set": "5,207 sequences in 2,946 rows",
         "sequences trained on": "1,234",
         "tokens trained on": "56,789",
-        "packing factor": "1.767 sequences in a row",
+        "packing factor": "1.767 sequences per row",
         "held out: masked tokens, right": "13.8% (always the most frequent token: 4.6%)",
         "held out: masked tokens, loss": "5.432 (always the frequencies of the tokens: 6.100)",
         "held out: next sentence, right": "53.0%",
@@ -308,7 +308,7 @@ def test_no_card_is_overwritten_and_a_damaged_record_is_one_line(tmp_path, capsy
     (run / "summary.json").write_text(json.dumps({**RECORDED, "tokens": "many"}))
     assert run_main(main, [str(run), str(tmp_path / "new")]) == 2 and not (tmp_path / "new").exists()
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "summary.json: tokens is 'many'" in error and "move it away" in error
+    assert "summary.json: tokens is 'many'" in error and "remove it" in error
 
 
 @pytest.fixture
@@ -364,7 +364,7 @@ def test_a_run_on_a_tokenizer_file_is_fine_tuned_and_predicts(tmp_path, roberta_
         == TokenizerFile(byte_level()).encode(["The packer packs"])[0].tolist()
     )
     assert run_main(main, [str(tmp_path / "tuned"), str(tmp_path / "hf")]) == 2
-    assert f"its model, once it has ended, is {tmp_path / 'tuned' / 'model'}" in capsys.readouterr().err
+    assert f"a fine-tuning run; pass {tmp_path / 'tuned' / 'model'}" in capsys.readouterr().err
     answers = []
     for model in (tmp_path / "tuned", tmp_path / "tuned" / "model"):
         capsys.readouterr()
@@ -406,7 +406,7 @@ def test_the_line_that_import_prints_runs_on_any_data_set_of_its_vocabulary(tmp_
     monkeypatch.chdir(tmp_path)
     assert run_main(main, ["--import", "hf", "imported"]) == 0
     printed = next(line for line in capsys.readouterr().out.splitlines() if "--start-from" in line)
-    words = shlex.split(printed.partition("begin with it by ")[2].replace("DATA", "sets"))
+    words = shlex.split(printed.partition("to train it, use ")[2].replace("DATA", "sets"))
     arguments = words[words.index("--config") :]
     few = ["batch.gradient_accumulation=2", "run.seed=1", "optimizer.learning_rate=1.0e-12"]
     arguments += [*(word for setting in few for word in ("--set", setting)), "--steps", "1", "--engine", "host"]

@@ -62,7 +62,7 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     config = written(tmp_path, checkpoint, run={"evaluate_every": 2})
     assert command("--config", config, "--out", run) == 0
     out = capsys.readouterr().out
-    assert "initialised, not in the checkpoint: qa_outputs" in out and "held out after step 2: exact" in out
+    assert "not in the checkpoint, initialised: qa_outputs" in out and "held out after step 2: exact" in out
     records = read_log(run / "log.jsonl")
     assert [record["step"] for record in records] == list(range(1, len(records) + 1))
     epoch = [record["sequences"] for record in records[: len(records) // 2]]
@@ -124,7 +124,7 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     assert not (run / "model.partial").exists()
     # A second run is not written over the first.
     assert command("--config", config, "--out", run) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already has a run" in capsys.readouterr().err
 
 
 def test_it_learns(tmp_path, checkpoint):

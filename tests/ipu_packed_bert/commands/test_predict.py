@@ -156,10 +156,10 @@ def test_a_run_its_exported_model_and_its_own_evaluation_agree(tmp_path, capsys)
     (tmp_path / "nameless").mkdir()
     (tmp_path / "nameless" / "config.yml").write_text("task: {name: [squad]}\n")
     for model, message in (
-        (tmp_path / "nameless", "which has no head that answers"),
-        (tmp_path / "pretrained", "a run of pre-training, which has no head that answers; fine-tune it first"),
-        (start, "BertModel is none that answers"),
-        (tmp_path / "nothing", "nothing: no such folder; name that of a fine-tuning run"),
+        (tmp_path / "nameless", "has no head for a task"),
+        (tmp_path / "pretrained", "a pre-training run, whose model has no head for a task; fine-tune it first"),
+        (start, "BertModel does not determine a task"),
+        (tmp_path / "nothing", "nothing: no such directory; pass that of a fine-tuning run"),
     ):
         assert command(model, file) == 2
         error = capsys.readouterr().err
@@ -177,7 +177,7 @@ def test_labels_are_read_to_score_alone(models, tmp_path, capsys):
     assert "line 3: label is ''; must be one label" in capsys.readouterr().err
     file.write_text("text\nriver stone\ncastle\n")
     assert run(models["single_label"], file, "single_label", "--score") == 2
-    assert "has no labels to score by" in capsys.readouterr().err
+    assert "lacks labels" in capsys.readouterr().err
     # What an unanswerable question is, without --score, is the model's to say.
     questions = training_file(tmp_path, "squad", questions=5, without_answer=2)
     assert run(models["squad"], questions, "squad", "--set", "task.null_answers=false") == 0
@@ -272,7 +272,7 @@ def test_interrupted_it_leaves_what_was_there(models, tmp_path, capsys, monkeypa
         assert run(models["regression"], file, "regression", "--output", output, "--overwrite") == 130
     assert output.read_text() == "former\n" and sorted(tmp_path.iterdir()) == before
     assert run(models["regression"], file, "regression", "--output", output) == 2
-    assert "exists; name another file, or add --overwrite" in capsys.readouterr().err
+    assert "exists; choose another file, or add --overwrite" in capsys.readouterr().err
     assert run(models["regression"], file, "regression", "--output", file, "--overwrite") == 2
     assert "reads this file" in capsys.readouterr().err
     # Nor are answers written that are no numbers.
@@ -291,7 +291,7 @@ def test_a_folder_that_names_no_task_is_told_it(models, tmp_path, capsys):
     file = tmp_path / "texts.csv"
     file.write_text("text\n" + " ".join(WORDS[:5]) + "\n")
     assert command(folder, file) == 2
-    assert "no architecture is none that answers" in capsys.readouterr().err
+    assert "its list of architectures does not determine a task" in capsys.readouterr().err
     assert run(folder, file, "regression") == 0
     assert yaml.safe_load(capsys.readouterr().out).keys() == {"record", "prediction"}
 
@@ -306,4 +306,4 @@ def test_one_of_several_instances_is_refused(models, tmp_path, capsys, monkeypat
     for name, value in ranks.items():
         monkeypatch.setenv(name, str(value))
     assert run(models["regression"], file, "regression") == 2
-    assert "every process of torchrun would make all of the answers for itself" in capsys.readouterr().err
+    assert "each process of torchrun would repeat the answers" in capsys.readouterr().err

@@ -70,7 +70,7 @@ def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(
     out = ("--out", str(tmp_path / "run"))
     message = refused(capsys, "--config", str(other), "--start-from", str(trained), *out)
     assert message == (
-        f"{trained}: {key} is {there} there, {here} in {other}; --config {trained / 'config.yml'} has its sizes"
+        f"{trained}: {key} is {there} there, {here} in {other}; --config {trained / 'config.yml'} has their sizes"
     )
     placed = ("--set", "placement.layers_per_ipu=[1]") if name == "num_layers" else ()
     message = refused(
@@ -170,13 +170,13 @@ def test_damaged_packs_are_not_trained_on(tmp_path, capsys):
 @pytest.mark.parametrize(
     "override, words",
     [
-        ("model.vocabulary_size=100", "has a vocabulary of 128 tokens, model.vocabulary_size is 100"),
-        ("data.max_sequences_per_pack=2", "was packed at depth 3, data.max_sequences_per_pack is 2"),
+        ("model.vocabulary_size=100", "has a vocabulary of 128 tokens, but model.vocabulary_size is 100"),
+        ("data.max_sequences_per_pack=2", "was packed at depth 3, but data.max_sequences_per_pack is 2"),
         (
             "data.max_predictions_per_sequence=11",
-            "masks up to 10 tokens a sequence, data.max_predictions_per_sequence is 11",
+            "masks up to 10 tokens per sequence, but data.max_predictions_per_sequence is 11",
         ),
-        ("data.max_sequence_length=32", "has packs of 64 slots, data.max_sequence_length is 32"),
+        ("data.max_sequence_length=32", "has packs of 64 slots, but data.max_sequence_length is 32"),
         ("engine.kind=ipu", "the Poplar SDK is missing"),
         ("data.corpus=/no/such/text", None),
     ],
@@ -207,7 +207,7 @@ def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
     for path in (older, newest):
         (path / "manifest.json").unlink()
     found = refused(capsys, "--resume", str(folder), "--steps", "8", "--set", "optimizer.schedule_steps=8")
-    assert "none of the checkpoints is whole" in found
+    assert "no complete checkpoint" in found
 
 
 @pytest.fixture
@@ -339,4 +339,4 @@ def test_a_run_that_never_saved_cannot_be_resumed(tiny, tmp_path, capsys):
     shutil.rmtree(str(checkpoints(folder / "checkpoints")[0]))
     capsys.readouterr()
     assert "no checkpoint; a run can be resumed once it has saved one" in refused(capsys, "--resume", str(folder))
-    assert "holds a run already" in refused(capsys, "--config", tiny, "--out", str(folder))
+    assert "already has a run" in refused(capsys, "--config", tiny, "--out", str(folder))

@@ -82,7 +82,7 @@ def test_the_same_sequences_in_other_packs_are_told_of(tiny, tmp_path, capsys, m
         capsys.readouterr()
         steps = ["--steps", "6" if said else "5", "--set", "optimizer.schedule_steps=12"]
         assert pretrain.main(["--resume", folder, *steps, *options]) == 0
-        assert ("in other packs than at the checkpoint" in capsys.readouterr().out) is said
+        assert ("the packing of the data has changed since the checkpoint" in capsys.readouterr().out) is said
     *same, other = (each["the arrangement of its packs"] for each in compared if "the data set's digest" in each)
     assert len(set(same)) == 1 and other not in same
 
@@ -178,7 +178,7 @@ def test_a_finished_run_says_so_and_goes_on_with_more_steps(tiny, tmp_path, caps
     pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "4"])
     capsys.readouterr()
     assert pretrain.main(["--resume", str(folder)]) == 0
-    assert capsys.readouterr().out.startswith(f"{folder} has made its 4 updates already; to continue: ")
+    assert capsys.readouterr().out.startswith(f"{folder} has already made its 4 updates; to continue: ")
     assert pretrain.main(["--resume", str(folder), "--steps", "6", "--set", "optimizer.schedule_steps=6"]) == 0
     assert [record["step"] for record in read_log(folder / LOG)] == [1, 2, 3, 4, 5, 6]
     assert yaml.safe_load((folder / "config.yml").read_text())["run"]["steps"] == 6
@@ -190,7 +190,7 @@ def test_a_finished_run_says_so_and_goes_on_with_more_steps(tiny, tmp_path, caps
     "options, words",
     [
         (["--allow-change", "optimizer.learning_rat"], "did you mean optimizer.learning_rate?"),
-        (["--set", "optimizer.learning_rate=0.5"], "or allow it: --allow-change optimizer.learning_rate"),
+        (["--set", "optimizer.learning_rate=0.5"], "or allow it with --allow-change optimizer.learning_rate"),
     ],
 )
 def test_a_finished_run_refuses_what_a_run_under_way_refuses(options, words, undisturbed, capsys):
@@ -239,7 +239,7 @@ def test_without_ipus_each_override_is_printed(tiny, tmp_path, capsys):
     folder = tmp_path / "run"
     assert pretrain.main(["--config", str(path), "--out", str(folder), "--set", "batch.gradient_accumulation=2"]) == 0
     lines = capsys.readouterr().out.split("\n")
-    assert lines[0].startswith(f"{path}: its without_ipus block applies (host engine")
+    assert lines[0].startswith(f"{path}: applies its without_ipus block (host engine")
     assert [line.split() for line in lines[1:2]] == [["run.steps", "12", "->", "2"]]  # the rest is unchanged or --set
     assert "--whole" in lines[2] and lines[3].startswith("data ")
     resolved = yaml.safe_load((folder / "config.yml").read_text())
@@ -273,11 +273,8 @@ def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monke
     others = ["--set", "data.packer=lpfhp", "--set", "data.seed=6", "--set", "batch.gradient_accumulation=500"]
     assert pretrain.main(arguments + others + ["--out", str(tmp_path / "three"), "--steps", "1"]) == 0
     third = capsys.readouterr().out
-    assert (
-        "note      it was built with packer spfhp (data.packer is lpfhp), seed 5 (data.seed is 6); delete the folder"
-        in third
-    )
-    assert "fewer than an update: the rest of each batch is empty" in third
+    assert "was built with packer spfhp (data.packer is lpfhp), seed 5 (data.seed is 6); delete the directory" in third
+    assert "fewer than an update: the other packs of each batch are empty" in third
 
 
 def test_a_run_is_restored_at_every_step(tiny, undisturbed, tmp_path):
@@ -317,5 +314,5 @@ def test_the_same_line_starts_a_run_and_goes_on_with_it(tiny, undisturbed, tmp_p
     assert results(tmp_path / "run") == results(undisturbed)
     capsys.readouterr()
     assert pretrain.main(line) == 0  # done
-    assert "has made its 12 updates already" in capsys.readouterr().out
+    assert "has already made its 12 updates" in capsys.readouterr().out
     assert run_main(pretrain.main, ["--config", tiny, "--resume-if-there"]) == 2
