@@ -38,6 +38,12 @@ def test_computed_properties_are_those_of_the_table(way, seed):
     assert (made.efficiency == 1) == way.padding_free or made.way == "FixedLengthPacking"
 
 
+def test_attention_balance_of_hand_counted_batches():
+    """One example of each rank a step, 3 and 1 tokens: 9 of the mean (9 + 1) / 2 = 5."""
+    way = get_way("RandomSampling+Padding")
+    assert report(way, np.array([3, 1]), BatchOptions(1, 3, ranks=2)).attention_balance == 9 / 5
+
+
 def test_which_numbers_of_falls_count_as_sorted():
     """Of 24 changes about 12 are falls, with deviation sqrt(26 / 12) = 1.47: 6 falls are 4.1 of them off, 7 are 3.4."""
     for falls, expected in ((6, True), (7, False), (12, False), (17, False), (18, True)):

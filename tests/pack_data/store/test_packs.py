@@ -236,6 +236,8 @@ A = StoredColumn("a", SLOT, "|u1")
     "make, names",
     [
         (lambda: StoredColumn("a\nb", SLOT, "|u1"), ["a column", "quotes"]),
+        (lambda: StoredColumn(5, SLOT, "|u1"), ["a column", "5"]),  # type: ignore[arg-type]
+        (lambda: StoredColumn("a" * 201, SLOT, "|u1"), ["a column", "200"]),
         (lambda: StoredColumn("a", "pixel", "|u1"), ["column a", "'pixel'", SEQUENCE]),
         (lambda: StoredColumn("a", SLOT, "<f4"), ["column a", "'<f4'", "<i4"]),
         (lambda: PackSchema(8, 2, 4, kind="images"), ["'images'", "bert_pretraining", "tokens"]),
