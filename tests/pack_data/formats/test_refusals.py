@@ -58,10 +58,18 @@ def test_positions_in_hdf5_mark_packs(tmp_path):
         open_source(tmp_path / "a.hdf5")
 
 
-@pytest.mark.parametrize("values, reason", [(np.zeros((2, 2)), "2 dimensions"), (np.array(["a"]), "no numbers")])
+@pytest.mark.parametrize(
+    "values, reason",
+    [
+        (np.zeros((2, 2)), "2 dimensions"),
+        (np.array(["a"]), "no numbers"),
+        (np.array([0, 9, 10]), "10.*0 to 9"),
+        (np.array([9, -1]), "-1.*0 to 9"),
+    ],
+)
 def test_what_is_no_row_of_integers_is_refused(values, reason):
     with refused("ids", reason):
-        integers("ids", values)
+        integers("ids", values, largest=9)
 
 
 @pytest.mark.parametrize("largest, dtype", [(255, "<u2"), (256, "<u2"), (65_535, "<u2"), (65_536, "<u4")])
