@@ -11,7 +11,7 @@ from typing import Any, Iterator, List, Optional
 
 
 class DeliveredBatches:
-    """The base of a batch sampler; each iteration begins with `_begin`, which may look at `_delivered`."""
+    """The base of a batch sampler. Each iteration begins with `_begin`, in which `_delivered` is that of the last one."""
 
     _reading: Optional[_Reading] = None  # the latest iteration
 

@@ -25,13 +25,13 @@ _ROUNDS = 6  # of the Feistel network that shuffles the rows of a data set
 
 
 class PackMixture:
-    """A map-style data set over the rows of several, one data set after another, and their mixed order.
+    """A map-style data set over the rows of several data sets, one after another, and a mixed order of the rows.
 
-    Of the first n rows each data set has its share to within as many rows as there are data sets. It shows all its rows
-    once, in an order of its own, before it begins again in another one.
+    Among the first n rows of the order, each data set has its share of n, to within as many rows as there are data
+    sets. All rows of a data set come once, in a random order, before they come again in another order.
 
     Args:
-        data_sets: of one kind, each with the same columns; those of BERT with rows of one shape.
+        data_sets: data sets of one kind with the same columns; those of BERT with rows of one shape.
         weights: share of each data set in the rows, numbers above 0. None takes the number of its rows, so that an
             epoch of `len(mixture)` rows shows each row once.
         seed: seed of the order.
@@ -82,7 +82,7 @@ class PackMixture:
         return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> List[Dict[str, np.ndarray]]:
-        """Return rows of any of the data sets, each of which is read once."""
+        """Return the rows with these numbers; each data set is read once."""
         wanted = np.asarray(numbers, np.int64)
         if len(wanted):
             first, last = wanted.min(), wanted.max()
@@ -102,11 +102,26 @@ class PackMixture:
         return rows
 
     def collate(self, rows: Sequence[Dict[str, np.ndarray]]) -> Dict[str, Any]:
-        """Return a batch of rows, as `PackDataset.collate`."""
+        """Return a batch of rows.
+
+        Args:
+            rows: from `mixture[number]`.
+
+        Returns:
+            The arrays of the batch, as from `PackDataset.collate`.
+        """
         return self._data_sets[0].collate(rows)
 
     def order(self, first: int, count: int) -> np.ndarray:
-        """Return the numbers of the rows at the places from `first` on, int64 [count]."""
+        """Return the order of the rows from a place on.
+
+        Args:
+            first: place of the first row, from 0.
+            count: number of rows.
+
+        Returns:
+            Numbers of rows of this data set, int64 [count].
+        """
         sources, draws = self._draws(first, count)
         sizes = self._sizes[sources]
         passes, places = np.divmod(draws, sizes)
@@ -117,7 +132,7 @@ class PackMixture:
         return self._starts[sources] + shuffled
 
     def _draws(self, first: int, count: int) -> Tuple[np.ndarray, np.ndarray]:
-        """Return for each place the data set, and how many rows of it came before: int64 [count] both.
+        """Return the data set at each place, and how many of its rows came before: int64 [count] both.
 
         The j-th row of a data set of share w stands at (j + 1/2) / w; the places are these numbers in order. After n
         rows, each data set has its share of n to within half the number of data sets and a half, so that few other
@@ -155,6 +170,9 @@ class PackMixture:
             ranks: processes that share each update.
             state: where to begin, from `MixedBatches.state_dict` or `state_at`.
 
+        Returns:
+            An iterable of lists of rows // ranks row numbers.
+
         Raises:
             ValueError: the rows cannot be shared equally, or the state is of another mixture.
         """
@@ -170,7 +188,14 @@ class PackMixture:
         return batches
 
     def state_at(self, place: int) -> Dict[str, Any]:
-        """Return the state after `place` rows of all ranks together, in plain values."""
+        """Return the state at a place.
+
+        Args:
+            place: rows of all ranks together that were shown before.
+
+        Returns:
+            Plain values: place, and the identity of the mixture.
+        """
         return {"place": whole_number("place", place, least=0), "mixture": self.identity}
 
     @cached_property
@@ -183,8 +208,14 @@ class PackMixture:
 class MixedBatches(DeliveredBatches):
     """The batches of one rank of a mixture, without end, from `PackMixture.batches`.
 
-    A new iteration goes on behind the last batch that the DataLoader delivered, whatever its workers had read in
+    A new iteration continues after the last batch that the DataLoader delivered, whatever its workers had read in
     advance. `len` is the number of updates in an epoch of `len(mixture)` rows.
+
+    Args:
+        mixture: data set of the rows.
+        rows: rows of an update, on all ranks together, a multiple of ranks.
+        rank: number of this process, from 0.
+        ranks: processes that share each update.
     """
 
     def __init__(self, mixture: PackMixture, rows: int, rank: int, ranks: int) -> None:
@@ -208,7 +239,11 @@ class MixedBatches(DeliveredBatches):
         return batch
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return the state after the updates that were delivered, in plain values, the same on every rank."""
+        """Return the state after the updates that were delivered.
+
+        Returns:
+            Plain values, the same on every rank.
+        """
         return self._mixture.state_at(self._place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -32,9 +32,9 @@ _Row = Dict[str, np.ndarray]
 class PackDataset:
     """The rows of a packing: `len(rows)` and `rows[number]`, a mapping of arrays.
 
-    A row of token sequences has each column with one value a token, input_mask (the number of the sequence, from 1) and
-    positions; padding, at the end of a built row and behind a sequence by its multiple_of, is zeros. A row of BERT has
-    the fields of a batch (`PackStore.batch`).
+    A row of token sequences has the columns with one value per token, input_mask (the number of the sequence, from 1)
+    and positions. Padding, at the end of a built row and after a sequence up to its multiple_of, is zeros. A row of
+    BERT has the fields of a batch (`PackStore.batch`).
 
     Args:
         source: a built data set (its directory, or a PackStore); a file or directory that `pack_data.formats` reads,
@@ -114,13 +114,18 @@ class PackDataset:
         """Return a batch of rows: token sequences as `padding_free_batch`, all in one row; rows of BERT stacked.
 
         labels are the column of this name, else input_ids; ignored (-100) where a column loss_mask is 0.
+
+        Args:
+            rows: from `rows[number]`.
+
+        Returns:
+            The arrays of the batch, after `as_tensor`.
         """
-        if self._rows.of_bert:
-            batch = (
-                {name: np.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
-            )
-        else:
+        batch: Dict[str, np.ndarray] = {}
+        if not self._rows.of_bert:
             batch = _padding_free(rows, self._rows.multiple_of)
+        elif rows:
+            batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         return {name: self.as_tensor(values) for name, values in batch.items()}
 
 
@@ -154,7 +159,9 @@ class _StoredRows:
         folder, packs = state["_store"]
         self.__dict__.update(state, _store=PackStore.open(folder))
         if self._packs() != packs:
-            raise ValueError(f"{folder}: was built again while it was read; start the run again")
+            raise ValueError(
+                f"{folder}: was built again while it was being read; start the run again"
+            )
 
 
 class _PackedRows:

@@ -77,13 +77,21 @@ class EpochPlan:
     """The batches of one epoch. Batch t * ranks + r is step t of rank r; all ranks have equally many steps.
 
     A batch of the last step may have no rows, if fewer examples than ranks are left.
+
+    Attributes:
+        example: example of each piece, int64 [pieces].
+        start: first token of each piece in its example, int64 [pieces].
+        stop: token behind each piece in its example, int64 [pieces].
+        rows: first piece of each row, and the number of pieces, int64 [rows + 1].
+        batches: first row of each batch, and the number of rows, int64 [batches + 1].
+        ranks: processes that share each step.
     """
 
-    example: np.ndarray  # int64 [pieces]
-    start: np.ndarray  # int64 [pieces]
-    stop: np.ndarray  # int64 [pieces]
-    rows: np.ndarray  # int64 [rows + 1], the first piece of each row
-    batches: np.ndarray  # int64 [batches + 1], the first row of each batch
+    example: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    rows: np.ndarray
+    batches: np.ndarray
     ranks: int
 
     @property
@@ -92,7 +100,15 @@ class EpochPlan:
         return (len(self.batches) - 1) // self.ranks
 
     def batch(self, step: int, rank: int) -> Batch:
-        """Return the rows of one batch."""
+        """Return the rows of one batch.
+
+        Args:
+            step: number of the step, from 0.
+            rank: number of the process, from 0.
+
+        Returns:
+            The pieces of each row.
+        """
         number = step * self.ranks + rank
         first, last = self.batches[number : number + 2]
         limits = self.rows[first : last + 1].tolist()
@@ -419,7 +435,13 @@ def _optimal_packing_of(lengths: bytes, max_sequence_length: int) -> Packing:
 
 @dataclass(frozen=True)
 class Way:
-    """One row of the paper's table: how examples are grouped, and whether their batches are padded."""
+    """One row of the paper's table: how examples are grouped, and whether their batches are padded.
+
+    Attributes:
+        name: name in the paper's table.
+        group: function of lengths (int64 [examples]), options and generator that returns the plan of an epoch.
+        padding_free: False if the examples of a batch are padded.
+    """
 
     name: str
     group: Callable[[np.ndarray, BatchOptions, np.random.Generator], EpochPlan]
@@ -432,6 +454,9 @@ class Way:
             lengths: tokens of each example, integers [examples].
             options: batch size, longest sequence, ranks and seed.
             epoch: number of the epoch, from 0.
+
+        Returns:
+            The batches of the epoch.
 
         Raises:
             ValueError: there are no lengths, or one is below 1 or above max_sequence_length.

@@ -87,7 +87,7 @@ class IndexBatchSampler(DeliveredBatches):
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that the next batch belongs to, from 0."""
+        """Number of the epoch of the next batch, from 0."""
         return self._epoch
 
     @property
@@ -102,6 +102,12 @@ class IndexBatchSampler(DeliveredBatches):
 
     def view(self, dataset: Any) -> _PieceView:
         """Return a view of the data set that reads the numbers of the batches.
+
+        Args:
+            dataset: map-style data set of the examples whose lengths the sampler has.
+
+        Returns:
+            A map-style data set for a DataLoader with this batch sampler.
 
         Raises:
             ValueError: the data set has another number of examples than there are lengths.
@@ -167,15 +173,29 @@ class IndexBatchSampler(DeliveredBatches):
 
         The state is the same on every rank. Batches that the workers of a DataLoader have read in advance are not
         counted. Accelerate reads batches in advance in its own way: use `state_at` with the number of steps made.
+
+        Returns:
+            Values for `load_state_dict`.
         """
         return self.state_at(self._epoch, self._step)
 
     def state_at(self, epoch: int, step: int) -> Dict[str, Any]:
-        """Return the state after `step` steps of an epoch."""
+        """Return the state after some steps of an epoch.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            step: steps of the epoch that were made.
+
+        Returns:
+            Values for `load_state_dict`.
+        """
         return {"epoch": epoch, "step": step, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the next iteration at the place of `state`.
+        """Continue the next iteration at the place of a state.
+
+        Args:
+            state: from `state_dict` or `state_at`.
 
         Raises:
             ValueError: the state was taken with another way, other options or other data.

@@ -45,7 +45,15 @@ class ShardFiles:
         return len(self._paths)
 
     def shard(self, num_shards: int, index: int) -> ShardFiles:
-        """Return every num_shards-th file, from its beginning."""
+        """Return every num_shards-th file, from its beginning.
+
+        Args:
+            num_shards: number of parts.
+            index: number of the part, from 0.
+
+        Returns:
+            The files of the part as a source.
+        """
         return ShardFiles(self._paths[index::num_shards])
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
@@ -69,7 +77,11 @@ class ShardFiles:
         return self._identities[path]
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return the place of the next example, and the identities of all files."""
+        """Return the place of the next example, and the identities of all files.
+
+        Returns:
+            Plain values: files, identities, file (number of the current one) and place (in it).
+        """
         identities = [self._identity_of(path) for path in self._paths]
         return {
             "files": self._paths,

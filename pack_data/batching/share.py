@@ -27,18 +27,31 @@ _IDENTIFYING_EXAMPLES = 64  # of a sequence, read when a state is taken or loade
 class Share:
     """The examples of `source` that process `number` of `of` reads; each is read by one of them.
 
-    source: a Hugging Face `IterableDataset`, or another object with `shard`, `num_shards` and a state: each process
-    reads its own shards. A list of files of JSONL or Parquet, or a directory of them: its own files. A source with a
-    state but no shards, such as a node of torchdata, or with fewer shards than processes: each process reads all and
-    takes every `of`-th example. Any other iterable that gives the same examples at every iteration: the same, and
-    sequences are read by their numbers.
+    How the examples are shared out depends on the source. Of an object with `shard`, `num_shards` and a state, such as
+    a Hugging Face `IterableDataset`, each process reads its own shards. Of a list of files of JSONL, Parquet or Arrow,
+    or a directory of them, it reads its own files. Of any other source, and if there are fewer shards than processes,
+    each process takes every `of`-th example: it reads a sequence by numbers, and all of an iterable, which has to give
+    the same examples at every iteration.
 
     Nothing is read again after a state was loaded, as far as the source's own state allows it. A source without a state
     is read again up to there; so is a Hugging Face data set with a shuffle buffer, whose state would lose its contents
-    (`buffer_size=1` shuffles the shards only, from datasets 5 on). `seen`: examples passed in what this process reads.
-    A state names the source: a sequence by its length and some of its examples, another source that is read again by
-    the last example seen. Files, and sources with a state, name it in their own state.
+    (`buffer_size=1` shuffles the shards only, from datasets 5 on).
+
+    A state identifies the source: a sequence by its length and some of its examples, another source that is read again
+    by the last example seen. Files, and sources with a state, are identified by their own state.
+
     A stream's `flush_after` reads ahead of what it packs: take the examples by `numbered` then, and set `seen`.
+
+    Args:
+        source: examples, as described above.
+        number: number of this process, from 0.
+        of: number of processes.
+
+    Attributes:
+        seen: examples passed in what this process reads.
+
+    Raises:
+        ValueError: the number is out of range, or the source can be read only once.
     """
 
     def __init__(self, source: Any, number: int = 0, of: int = 1) -> None:
@@ -55,10 +68,8 @@ class Share:
         self._state: Any = None  # of the source, that was loaded
         self._loaded = False
         self._ended = False
-        self._last: Tuple[int, Any] = (
-            -1,
-            None,
-        )  # number of the last example that was read, and the example
+        # Number of the last example that was read, and the example.
+        self._last: Tuple[int, Any] = (-1, None)
         self._identity = ""  # of the source of the state that was loaded
 
     @property
@@ -76,7 +87,11 @@ class Share:
             yield example
 
     def numbered(self) -> Iterator[Tuple[int, Any]]:
-        """Yield the examples with their numbers in what this process reads; the caller sets `seen`."""
+        """Yield the examples with their numbers in what this process reads; the caller sets `seen`.
+
+        Yields:
+            Number, from 0, and example.
+        """
         if not self._loaded:
             self.seen = 0
             self._state = None
@@ -145,7 +160,11 @@ class Share:
         return digest_of_example(example)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return the place of the next example of this process, in plain values if the source's state is such."""
+        """Return the place of the next example of this process and the identity of the source.
+
+        Returns:
+            Plain values, if the source's own state has only such.
+        """
         state = None
         if self._loaded:
             state = self._state
@@ -160,7 +179,14 @@ class Share:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the next iteration at the place of `state`; that of another process raises ValueError."""
+        """Continue the next iteration at the place of a state.
+
+        Args:
+            state: from `state_dict`.
+
+        Raises:
+            ValueError: the state is of another process or of another source.
+        """
         fields = Fields.of(dict(state), "state of the source", "pass one that state_dict returned")
         number, of = fields.integers("process", 2)
         if [number, of] != [self._number, self._of]:

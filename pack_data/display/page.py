@@ -17,11 +17,10 @@ from pack_data.display.table import Column, Table, plain
 from pack_data.reading.files import write_atomically
 from pack_data.reading.packages import load_package
 
-_FEW, _NARROW, _MANY = (
-    10,
-    3,
-    20,
-)  # rows and columns of a table beside a picture, and rows of any; more are folded
+# Beside a picture, a table with more rows or columns than these is folded; elsewhere one with more than _MANY rows.
+_FEW = 10
+_NARROW = 3
+_MANY = 20
 Part = Union[str, Table, Picture]  # str: a paragraph
 
 

@@ -13,11 +13,12 @@ from numbers import Real
 from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 # Where the numbers of a column come from.
-HARDWARE, PROFILE, HOST, PAPER = "hardware", "profile", "host", "paper"
-MODEL, FITTED_MODEL = (
-    "predicted",
-    "fitted",
-)  # the analytic model: a prediction, or a value that it was fitted to
+HARDWARE = "hardware"
+PROFILE = "profile"
+HOST = "host"
+PAPER = "paper"
+MODEL = "predicted"  # by the analytic model
+FITTED_MODEL = "fitted"  # of the analytic model, which was fitted to this value
 COUNTED = "counted"  # by the model, from the graph and the machine alone
 COMPUTED = "computed"  # arithmetic on a histogram or on other columns
 PUBLISHED = "published"  # measured by others, not in the paper

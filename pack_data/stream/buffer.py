@@ -44,14 +44,12 @@ class Buffer:
         self.counts = np.zeros(S + 1, np.int64)  # up to the last `settle`
         self.sequences = 0
         self.tokens = 0
-        self.rests_until = np.zeros(
-            S + 1, np.int64
-        )  # number of the sequence with whose arrival a length is back
+        # Number of the sequence with whose arrival each length may begin a pack again.
+        self.rests_until = np.zeros(S + 1, np.int64)
         self._queues: Dict[int, Deque[Waiting]] = {}
         self._arrived: List[int] = []
-        self._order: Deque[Tuple[int, int]] = (
-            deque()
-        )  # (number, length), oldest first; some have left
+        # (number, length), oldest first, also of sequences that were removed.
+        self._order: Deque[Tuple[int, int]] = deque()
 
     def add(self, length: int, waiting: Waiting) -> None:
         """Add a sequence."""
@@ -86,11 +84,9 @@ class Buffer:
 
     def in_order(self) -> Iterator[Tuple[int, Waiting]]:
         """Yield length and sequence of all that wait, oldest first."""
-        everything = [
-            (waiting.number, length, waiting)
-            for length in self._queues
-            for waiting in self._queues[length]
-        ]
+        everything = []
+        for length, queue in self._queues.items():
+            everything += [(waiting.number, length, waiting) for waiting in queue]
         for _, length, waiting in sorted(everything, key=lambda entry: entry[0]):
             yield length, waiting
 
@@ -129,17 +125,15 @@ class Round:
         self._span = np.searchsorted(group, np.arange(len(gain) + 1)).tolist()
 
         self._none = len(self._length)  # stands for no length
+        score_of_stock = (stock - usual_stock) * gain
         self._score = np.zeros(self._none + 1)
-        self._score[:-1] = (
-            prices.price[self._lengths] + ((stock - usual_stock) * gain)[group] - _HIDDEN
-        )
-        self._companions = prices.table(self._depth - 1)[
-            self._S - self._lengths
-        ]  # value of the others beside a first
+        self._score[:-1] = prices.price[self._lengths] + score_of_stock[group] - _HIDDEN
+        # Highest value of the other sequences of a pack, by its first length.
+        room_after_first = self._S - self._lengths
+        self._companions = prices.table(self._depth - 1)[room_after_first]
         self._hidden = [True] * self._none
-        self._fits = np.full(
-            self._S + 1, self._none, np.intp
-        )  # the longest that fits into so many slots
+        # The longest available length that fits, by free slots.
+        self._fits = np.full(self._S + 1, self._none, np.intp)
         awake = np.flatnonzero(buffer.rests_until[self._lengths] <= now)
         self._show_all(awake if len(awake) else np.arange(self._none))
 
@@ -168,7 +162,7 @@ class Round:
         return [self._length[index] for index in pack]
 
     def _best_pack(self) -> List[int]:
-        """Take a good pack, or the best of some."""
+        """Take the first good pack, or the best of `_TRIES` packs."""
         best: List[int] = []
         highest = -1.0
         for _ in range(_TRIES):
@@ -176,7 +170,8 @@ class Round:
             if self._hidden[first]:
                 if best:
                     break
-                self._show_all(np.flatnonzero(self._left))  # all that are left rest
+                # All lengths that are left rest.
+                self._show_all(np.flatnonzero(self._left))
                 continue
             pack, value = self._build(first)
             if value >= 1.0 - _SHORTFALL:
@@ -194,7 +189,7 @@ class Round:
         return best
 
     def _build(self, first: int) -> Tuple[List[int], float]:
-        """Take a pack that begins with this length, and return it with its worth."""
+        """Take a pack whose first length is `first`, and return it with its worth."""
         pack: List[int] = []
         value = 0.0
         free = self._S
@@ -213,13 +208,14 @@ class Round:
         return pack, value
 
     def _next(self, free: int, seats: int) -> Tuple[int, ...]:
-        """Return the next length or two for so many free slots and seats; () if none fits."""
+        """Return the next one or two lengths for these free slots and seats; () if none fits."""
         longest = int(self._fits[free])
         if longest == self._none:
             return ()
         if seats == 1:
             return (longest,)
-        enough = 0.0  # worth that makes a pair good, if more seats are free
+        # Price from which a pair is good although more seats are free.
+        enough = 0.0
         if seats > 2:
             enough = self._prices.table(seats)[free] - _SHORTFALL
         if 2 * self._price[longest] >= enough:
@@ -232,9 +228,8 @@ class Round:
     def _pair(self, free: int, longest: int) -> Tuple[int, ...]:
         """Return the best two lengths for these slots, or one if no second one fits."""
         half = int(self._fits[free >> 1])
-        low = (
-            0 if half == self._none else half
-        )  # the longer of the two takes at least half of their slots
+        # The longer of the two takes at least half of their slots.
+        low = 0 if half == self._none else half
         partners = self._fits[free - self._lengths[low : longest + 1]]
         scores = self._score[low : longest + 1] + self._score[partners]
         place = int(scores.argmax())

@@ -211,9 +211,13 @@ class PackStream:
         return self._waits
 
     def packs(self, source: Iterable[Tuple[Any, int]]) -> Iterator[Pack]:
-        """Yield all packs of a source of (example, length), including those of what waits at its end.
+        """Yield all packs of a source, including those of the sequences that wait at its end.
 
-        After `load_state_dict`, pass the source from sequence `taken` on.
+        Args:
+            source: pairs of an example and its length in tokens; after `load_state_dict`, from sequence `taken` on.
+
+        Yields:
+            Packs, in the order in which they are closed.
         """
         yield from self.ready()
         for sequence in items_and_stalls(source, self.flush_after):
@@ -227,12 +231,27 @@ class PackStream:
         yield from self.ready()
 
     def ready(self) -> Iterator[Pack]:
-        """Yield the closed packs; `state_dict` holds those that have not been yielded."""
+        """Yield the closed packs.
+
+        Yields:
+            Packs; `state_dict` holds those that have not been yielded.
+        """
         while self._ready:
             yield self._ready.popleft()
 
     def put(self, example: Any, length: int) -> bool:
-        """Add a sequence of `length` tokens; return True if packs are `ready`."""
+        """Add a sequence.
+
+        Args:
+            example: the sequence, in any form.
+            length: its tokens.
+
+        Returns:
+            True if packs are `ready`.
+
+        Raises:
+            ValueError: the length is not a whole number from 1 to max_sequence_length.
+        """
         number = self._taken
         if type(length) is not int:
             length = whole_number(f"the length of sequence {number} of the stream", length)
@@ -269,9 +288,9 @@ class PackStream:
         else:
             self._close_rows(self._rows, coming)
 
-        allowed = (
-            _BEHIND_PACKS if self.max_sequences_per_pack is None else _BEHIND_PACKS_LIMITED_DEPTH
-        )
+        allowed = _BEHIND_PACKS
+        if self.max_sequences_per_pack is not None:
+            allowed = _BEHIND_PACKS_LIMITED_DEPTH
         too_many = self._packs_behind() - allowed - _BEHIND_SHARE * self._waits.packs
         if self._rows is None and too_many > 0:
             self._turn_to_best_fit()
@@ -317,7 +336,8 @@ class PackStream:
         """
         length, oldest = self._buffer.oldest()
         waited = self._waits.packs - oldest.since
-        return length if waited >= self.longest_wait - self.buffer_sequences else None
+        is_due = waited >= self.longest_wait - self.buffer_sequences
+        return length if is_due else None
 
     def _packs_behind(self) -> float:
         """Return how many packs more than online best fit the stream needs, packs for what waits included.
@@ -456,6 +476,9 @@ class PackStream:
         """Return everything that later packs follow from, as values for JSON if the examples are such.
 
         It may be taken at any time, also between two packs of `packs`.
+
+        Returns:
+            Values for `load_state_dict`.
         """
         self._note_arrived()
         buffer = self._buffer
@@ -485,10 +508,13 @@ class PackStream:
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Go on from a state that `state_dict` returned.
+        """Continue from a state. If it is refused, nothing changes.
+
+        Args:
+            state: from `state_dict`.
 
         Raises:
-            ValueError: the state is damaged, or it was taken with other options; nothing is changed then.
+            ValueError: the state is damaged, or was taken with other options or another source.
         """
         fields = Fields.of(state, "state of the stream", "pass a state that state_dict returned")
         fields.one_of("format", (_FORMAT,))

@@ -40,7 +40,7 @@ class Prices(NamedTuple):
     share: np.ndarray  # float64 [groups]: of all sequences
 
     def table(self, seats: int) -> np.ndarray:
-        """Return the most that so many more sequences add, by free slots, float64 [S + 1]."""
+        """Return the most that `seats` more sequences add, by free slots, float64 [S + 1]."""
         return self.tables[min(seats, len(self.tables) - 1)]
 
 
@@ -73,10 +73,9 @@ def scarce_seats(sequences: int, tokens: int, S: int, depth: Optional[int]) -> i
     """Return how scarce seats are for these sequences, from 0 (free) to 4."""
     if depth is None or depth > MAX_SINGLE_DEPTH:
         return 0
-    needed = (
-        sequences * S / (tokens * depth)
-    )  # share of the seats of the packs that the tokens fill
-    scarcity = int((needed - _FREE_SEATS) / _SCARCITY_STEP)
+    # Share of the seats in the packs that the tokens fill.
+    needed_share = sequences * S / (tokens * depth)
+    scarcity = int((needed_share - _FREE_SEATS) / _SCARCITY_STEP)
     return min(max(0, scarcity), len(_SEAT_SHARES) - 1)
 
 
@@ -96,17 +95,16 @@ def prices(
     grid = np.arange(steps + 1)
     seat_share = _SEAT_SHARES[scarce]
     plain = grid / steps
-    mixed = (
-        (1 - _PLAIN_SHARE - seat_share) * worth + _PLAIN_SHARE * plain + seat_share / (depth or 1)
-    )
+    worth_share = 1 - _PLAIN_SHARE - seat_share
+    price_of_seat = seat_share / (depth or 1)
+    mixed = worth_share * worth + _PLAIN_SHARE * plain + price_of_seat
     known = np.flatnonzero(counts)
 
     unit = -(-S // _GRID)
     place = np.minimum(np.arange(S + 1) / unit, steps)  # of each length on the grid
     tables = [np.interp(place, grid, table) for table in _tables(mixed, known, depth)]
-    seen = np.append(
-        0, known
-    )  # nothing is worth nothing: below the shortest seen, prices go down to 0
+    # A sequence of no tokens is worth nothing: below the shortest length seen, prices go down to 0.
+    seen = np.append(0, known)
 
     groups = max(1, min(len(counts), waiting // _GROUP_SEQUENCES))
     total = counts.sum()
@@ -130,7 +128,8 @@ def _tables(price: np.ndarray, known: np.ndarray, depth: Optional[int]) -> List[
     lengths = known[price[known] > 0]
     values = price[lengths]
     nothing = np.zeros(steps + 1)
-    if depth is None or depth > MAX_SINGLE_DEPTH:  # one table, for any number of sequences
+    if depth is None or depth > MAX_SINGLE_DEPTH:
+        # One table for any number of sequences.
         table = nothing.copy()
         for free in range(1, steps + 1):
             fitting = int(np.searchsorted(lengths, free, side="right"))
