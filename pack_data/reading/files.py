@@ -248,8 +248,9 @@ class _Unpacked(io.RawIOBase):
         try:
             chunk = next(self._chunks, None)
         except Exception as error:  # each module has errors of its own
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # an error of the file system; those of gzip and bz2 have no number
+            # Errors of gzip and bz2 have no number; a damaged archive seeks to an invalid place.
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise
             reason = f"{error}" or "it takes too much memory"
             raise ValueError(
                 f"{self._path}: the compressed file is cut or damaged ({reason}); copy it again"

@@ -244,6 +244,15 @@ def flipped(path):
     path.write_bytes(data)
 
 
+def moved(path):
+    """An archive whose directory places its file before the beginning."""
+    zipped(LINES)(path)
+    data = bytearray(path.read_bytes())
+    end = data.rindex(b"PK\5\6")
+    data[end + 16 : end + 20] = (0xFFFFFF).to_bytes(4, "little")
+    path.write_bytes(data)
+
+
 RECORD = frame(tf_example(mlperf_row(example(), 24, 4)))
 REFUSED = [
     ("conll.parquet", parquet(TAGGED), ("pos_tags, ner_tags", "--columns")),
@@ -279,6 +288,7 @@ REFUSED = [
     ("bomb.zip", zipped(b"[1]\n" + b" " * 40_000_000), (files.MOST_TIMES, "bomb.zip")),
     ("cut.jsonl.zst", lambda path: (zstd(LINES)(path), path.write_bytes(path.read_bytes()[:-5])), ("cut",)),
     ("cut.jsonl.zip", lambda path: (zipped(LINES)(path), path.write_bytes(path.read_bytes()[:-9])), ("cut",)),
+    ("moved.zip", moved, ("moved.zip", "damaged")),
     ("plain.jsonl.zst", content(LINES), ("plain.jsonl.zst", "not compressed")),
     ("a.csv", frames(to_csv={}), ("a.csv", "format")),
     ("a.tfrecord", content(zlib.compress(RECORD)), ("ZLIB", "GZIP")),
