@@ -9,6 +9,7 @@ An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1.
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Type
@@ -34,6 +35,9 @@ from pack_data.store.sequences import Sequences
 
 _ROWS = 1024  # read at a time
 _BATCH_BYTES = 64 << 20  # of the rows read at a time
+# Types as Arrow prints them, such as large_list<element: uint16>.
+_INTEGER_LIST = re.compile(r"(large_|fixed_size_)?list(_view)?<[^<]*: u?int\d")
+_TEXT = re.compile(r"(large_)?string|dictionary<values=(large_)?string")
 _PARQUET_MAGIC = b"PAR1"
 _FILE_MAGIC = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -88,32 +92,10 @@ def _schema(path: str):
     return schema
 
 
-def _is_integer_list(type) -> bool:
-    types = _arrow().types
-    checks = (
-        "is_list",
-        "is_large_list",
-        "is_fixed_size_list",
-        "is_list_view",
-        "is_large_list_view",
-    )
-    # Old versions of Arrow have no views.
-    is_list = any(getattr(types, check, bool)(type) for check in checks)
-    return is_list and types.is_integer(type.value_type)
-
-
-def _is_text(type) -> bool:
-    types = _arrow().types
-    if types.is_dictionary(type):
-        type = type.value_type
-    checks = ("is_string", "is_large_string", "is_string_view")
-    return any(getattr(types, check, bool)(type) for check in checks)
-
-
 def _columns_of(path: str, columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
     """Return the kind of the records and the columns that hold them.  Raises ValueError."""
     schema = _schema(path)
-    lists = [column.name for column in schema if _is_integer_list(column.type)]
+    lists = [column.name for column in schema if _INTEGER_LIST.match(str(column.type))]
     types = {column.name: str(column.type) for column in schema}
     chosen = token_columns(path, types, lists, columns)
     is_packed = not columns and _TOKENS in lists and STARTS in lists
@@ -129,9 +111,9 @@ def column_types(path: str) -> Dict[str, str]:
     """Return the type of each column, as `read_rows` names them (rows.py)."""
     types = {}
     for column in _schema(path):
-        is_text = _is_text(column.type)
+        is_text = _TEXT.match(str(column.type))
         types[column.name] = "text" if is_text else "other"
-        if _is_integer_list(column.type):
+        if _INTEGER_LIST.match(str(column.type)):
             types[column.name] = "integers"
     return types
 
