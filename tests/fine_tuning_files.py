@@ -22,16 +22,11 @@ from ipu_packed_bert.tasks.inputs import Tokenizer
 from pack_data.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from tests.tiny_runs import TINY
 
-WORDS = tuple(
-    "river stone castle bridge market winter garden letter silver engine north seven music doctor paper".split()
-)
+_WORDS = "river stone castle bridge market winter garden letter silver engine north seven music doctor paper"
+WORDS = tuple(_WORDS.split())
 KINDS = ("squad", "single_label", "multi_label", "regression", "tokens")
-VOCABULARY = Vocabulary(
-    SPECIAL_TOKENS
-    + WORDS
-    + tuple("abcdefghijklmnopqrstuvwxyz.?,'")
-    + tuple("##" + c for c in "abcdefghijklmnopqrstuvwxyz")
-)
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+VOCABULARY = Vocabulary(SPECIAL_TOKENS + WORDS + tuple(_LETTERS + ".?,'") + tuple("##" + c for c in _LETTERS))
 MODEL = replace(TINY, vocabulary_size=len(VOCABULARY), max_position_embeddings=64, layer_norm_eps=1e-12)
 SLOTS = 64
 # For the two layers of this network.
@@ -51,13 +46,8 @@ def tiny_checkpoint(folder: Path, *, pooler: bool = True, positions: int = 64) -
     network = BertModel(model, attention="eager", pooler=pooler)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    write_folder(
-        folder,
-        model,
-        {"bert." + name: value for name, value in network.state_dict().items()},
-        VOCABULARY,
-        architecture="BertModel",
-    )
+    weights = {"bert." + name: value for name, value in network.state_dict().items()}
+    write_folder(folder, model, weights, VOCABULARY, architecture="BertModel")
     return folder
 
 
@@ -127,15 +117,8 @@ def tiny_sentences(path: Path, *, sentences: int = 30, seed: int = 0) -> Path:
     for _ in range(sentences):
         former = ""
         for word in rng.choice(WORDS[:6], int(rng.integers(2, 20))).tolist():
-            label = (
-                "B-PLACE"
-                if word == "river"
-                else "O"
-                if word != "stone"
-                else "I-PLACE"
-                if former == "river"
-                else "B-THING"
-            )
+            after_stone = "I-PLACE" if former == "river" else "B-THING"
+            label = {"river": "B-PLACE", "stone": after_stone}.get(word, "O")
             lines.append(f"{word} {label}")
             former = word
         lines.append("")
@@ -147,11 +130,9 @@ def training_file(folder: Path, kind: str, **options: Any) -> Path:
     """A file for the task of this name, in the folder."""
     if kind == "squad":
         return tiny_squad(folder / "train.json", **options)
-    return (
-        tiny_sentences(folder / "train.txt", **options)
-        if kind == "tokens"
-        else tiny_table(folder / "train.csv", kind, **options)
-    )
+    if kind == "tokens":
+        return tiny_sentences(folder / "train.txt", **options)
+    return tiny_table(folder / "train.csv", kind, **options)
 
 
 def tiny_config(

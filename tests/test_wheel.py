@@ -45,22 +45,18 @@ def packed_bert(installed, *arguments, status=0):
 def wheel(tmp_path_factory):
     setuptools = pytest.importorskip("setuptools", reason="a wheel needs setuptools")
     if tuple(map(int, setuptools.__version__.split(".")[:2])) < (70, 1):
-        pytest.skip(
-            f"setuptools {setuptools.__version__} makes wheels only with the package wheel; 70.1 or newer alone"
-        )
+        pytest.skip(f"setuptools {setuptools.__version__} needs the package wheel; 70.1 or newer does not")
     source = tmp_path_factory.mktemp("wheel") / "source"
-    listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], stdout=subprocess.PIPE, text=True
-    )
+    command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"]
+    listed = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if listed.returncode == 0:
         for name in listed.stdout.splitlines():
             if (ROOT / name).is_file():
                 (source / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(str(ROOT / name), str(source / name))
     else:  # an unpacked archive
-        shutil.copytree(
-            str(ROOT), str(source), ignore=shutil.ignore_patterns(".*", "data", "runs", "__pycache__", "*.egg-info")
-        )
+        ignored = shutil.ignore_patterns(".*", "data", "runs", "__pycache__", "*.egg-info")
+        shutil.copytree(str(ROOT), str(source), ignore=ignored)
     out = source.parent / "out"
     options = "--quiet --no-deps --no-build-isolation --no-index -w".split()
     run(sys.executable, "-m", "pip", "wheel", *options, out, source)
@@ -71,10 +67,8 @@ def wheel(tmp_path_factory):
 @pytest.fixture(scope="module")
 def installed(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("outside")
-    environment = {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONPATH", None)
     given = request.config.getoption("--packed-bert")
     if given is not None:
         return Installed([str(given.absolute())], environment, folder)
@@ -82,9 +76,8 @@ def installed(request, tmp_path_factory):
     site = tmp_path_factory.mktemp("site")
     options = "--quiet --no-deps --no-index --target".split()
     run(sys.executable, "-m", "pip", "install", *options, site, request.getfixturevalue("wheel"))
-    return Installed(
-        [sys.executable, str(site / "bin" / "packed-bert")], {**environment, "PYTHONPATH": str(site)}, folder
-    )
+    command = [sys.executable, str(site / "bin" / "packed-bert")]
+    return Installed(command, {**environment, "PYTHONPATH": str(site)}, folder)
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +113,8 @@ def test_the_wheel_holds_what_is_installed_and_no_more(wheel):
     assert {"ipu_packed_bert/py.typed", "pack_data/py.typed", "pack_data/published/wikipedia_512.csv"} <= names
     templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "pack_data/display/templates").iterdir()}
     assert len(templates) > 1 and templates <= names
-    sources = {
-        path.relative_to(ROOT).as_posix()
-        for package in ("ipu_packed_bert", "pack_data")
-        for path in (ROOT / package).rglob("*.py")
-    }
+    paths = [*(ROOT / "ipu_packed_bert").rglob("*.py"), *(ROOT / "pack_data").rglob("*.py")]
+    sources = {path.relative_to(ROOT).as_posix() for path in paths}
     configs = {f"ipu_packed_bert/configs/{path.name}" for path in (ROOT / "configs").glob("*.yml")}
     assert len(configs) > 10 and sources | configs <= names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"ipu_packed_bert", "pack_data"}

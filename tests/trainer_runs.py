@@ -50,9 +50,8 @@ def a_tokenizer():
     words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(WORDS))]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-    )
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 def _lengths():
@@ -79,9 +78,9 @@ def prompts_and_completions():
     def text(count):
         return " ".join(f"w{number}" for number in rng.integers(0, WORDS, count))
 
-    return datasets.Dataset.from_list(
-        [{"prompt": text(1 + length // 3), "completion": " " + text(length // 2)} for length in _lengths().tolist()]
-    )
+    lengths = _lengths().tolist()
+    rows = [{"prompt": text(1 + length // 3), "completion": " " + text(length // 2)} for length in lengths]
+    return datasets.Dataset.from_list(rows)
 
 
 def tokens_with_assistant_masks():
@@ -111,11 +110,8 @@ class Collator:
             return torch.tensor([[*e[name], *[fill] * (longest - len(e["input_ids"]))] for e in examples])
 
         mask = [[1] * len(e["input_ids"]) + [0] * (longest - len(e["input_ids"])) for e in examples]
-        return {
-            "input_ids": padded("input_ids", 0),
-            "labels": padded("labels", -100),
-            "attention_mask": torch.tensor(mask),
-        }
+        batch = {"input_ids": padded("input_ids", 0), "labels": padded("labels", -100)}
+        return {**batch, "attention_mask": torch.tensor(mask)}
 
 
 def a_trainer(kind, folder, single=False, **changes):
@@ -160,9 +156,8 @@ def _exact_loss(logits, labels, num_items_in_batch=None, **_):
 
 def padded_run(kind, folder, ranks, rows, accumulation, way="OptimalPacking+PosID", **changes):
     """One process; each update has the examples that the update of all ranks of the packed run has."""
-    trainer = a_trainer(
-        kind, folder, per_device_train_batch_size=rows, gradient_accumulation_steps=accumulation * ranks, **changes
-    )
+    sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulation * ranks}
+    trainer = a_trainer(kind, folder, **sizes, **changes)
     if kind == "trainer":
         trainer.model.loss_function = _exact_loss
     loader = trainer.get_train_dataloader()

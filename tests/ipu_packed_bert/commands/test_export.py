@@ -219,11 +219,8 @@ def test_transformers_scores_the_same(tmp_path):
     slots = torch.arange(len(ids)).view(1, -1)
     with torch.no_grad():
         expected = theirs.eval()(**encoded)
-        found = (
-            network()
-            .eval()
-            .logits(encoded["input_ids"], torch.ones_like(slots), encoded["token_type_ids"], slots, slots, slots[:, :1])
-        )
+        fields = (encoded["input_ids"], torch.ones_like(slots), encoded["token_type_ids"], slots, slots, slots[:, :1])
+        found = network().eval().logits(*fields)
     assert torch.allclose(found.mlm_BPV, expected.prediction_logits, rtol=1e-5, atol=1e-5)
     assert torch.allclose(found.nsp_BD2[:, 0], expected.seq_relationship_logits, rtol=1e-5, atol=1e-5)
     assert float(expected.prediction_logits.std()) > 0.1
@@ -264,11 +261,8 @@ def card_of(tmp_path, run, name="hf"):
     assert run_main(main, [str(run), str(tmp_path / name)]) == 0
     _, front, text = (tmp_path / name / "README.md").read_text().split("---\n", 2)
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ") and "---" not in line]
-    return (
-        yaml.safe_load(front),
-        {row[0]: row[1] for row in rows if len(row) == 2},
-        yaml.safe_load(text.split("```")[1][5:]),
-    )
+    table = {row[0]: row[1] for row in rows if len(row) == 2}
+    return yaml.safe_load(front), table, yaml.safe_load(text.split("```")[1][5:])
 
 
 def test_the_card_states_what_the_run_has_recorded_and_nothing_else(tmp_path):
@@ -359,10 +353,8 @@ def test_a_run_on_a_tokenizer_file_is_fine_tuned_and_predicts(tmp_path, roberta_
     (tmp_path / "tiny.yml").write_text(config.to_yaml())
     assert run_main(finetune.main, ["--config", str(tmp_path / "tiny.yml"), "--out", str(tmp_path / "tuned")]) == 0
     again = read_folder(tmp_path / "tuned" / "model").vocabulary
-    assert (
-        again.encode(["The packer packs"])[0].tolist()
-        == TokenizerFile(byte_level()).encode(["The packer packs"])[0].tolist()
-    )
+    expected = TokenizerFile(byte_level()).encode(["The packer packs"])[0].tolist()
+    assert again.encode(["The packer packs"])[0].tolist() == expected
     assert run_main(main, [str(tmp_path / "tuned"), str(tmp_path / "hf")]) == 2
     assert f"a fine-tuning run; pass {tmp_path / 'tuned' / 'model'}" in capsys.readouterr().err
     answers = []
@@ -395,9 +387,8 @@ def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch, arguments, says):
 
 def test_the_line_that_import_prints_runs_on_any_data_set_of_its_vocabulary(tmp_path, capsys, monkeypatch):
     """Slots, depth and predictions are the data set's; the sizes, the vocabulary's rows among them, the weights'."""
-    build_small(
-        write_corpus(tmp_path / "text", 30), tmp_path / "sets", max_sequence_length=48, max_sequences_per_pack=2
-    ).close()
+    limits = {"max_sequence_length": 48, "max_sequences_per_pack": 2}
+    build_small(write_corpus(tmp_path / "text", 30), tmp_path / "sets", **limits).close()
     vocabulary = load_vocabulary(tmp_path / "sets" / "vocab.txt")
     model = replace(MODEL, vocabulary_size=len(vocabulary) + 3, max_position_embeddings=64)
     torch.manual_seed(3)

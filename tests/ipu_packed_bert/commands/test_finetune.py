@@ -71,9 +71,8 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
         == sum(record["sequences"] for record in records[len(records) // 2 :])
         == json.loads((run / "environment.json").read_text())["data"]["sequences"]
     )
-    assert all(record["sequences"] >= record["packs"] for record in records) and any(
-        record["sequences"] > record["packs"] for record in records
-    )
+    assert all(record["sequences"] >= record["packs"] for record in records)
+    assert any(record["sequences"] > record["packs"] for record in records)
     assert [record["step"] for record in evaluations(run)] == sorted({*range(2, len(records), 2), len(records)})
     predictions = json.loads((run / "predictions.json").read_text())
     assert list(predictions) == [f"q{number}" for number in range(20)]
@@ -85,19 +84,15 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
         for entry in paragraph["qas"]
     }
     scores = evaluations(run)[-1]
-    assert {name: scores[name] for name in ("exact", "f1")} == {
-        name: score_answers(predictions, answers)[name] for name in ("exact", "f1")
-    }
+    expected = score_answers(predictions, answers)
+    assert (scores["exact"], scores["f1"]) == (expected["exact"], expected["f1"])
     summary = json.loads((run / "summary.json").read_text())
     assert summary["task"] == "squad" and summary["steps"] == len(records)
-    assert {name: summary["held_out"][name] for name in ("exact", "f1")} == {
-        name: scores[name] for name in ("exact", "f1")
-    }
+    assert all(summary["held_out"][name] == scores[name] for name in ("exact", "f1"))
     environment = json.loads((run / "environment.json").read_text())
     assert environment["seed"] == 3 and environment["data"]["algorithm"] == "spfhp"
-    assert yaml.safe_load((run / "config.yml").read_text())["data"]["training"] == str(
-        (tmp_path / "train.json").resolve()
-    )
+    training = yaml.safe_load((run / "config.yml").read_text())["data"]["training"]
+    assert training == str((tmp_path / "train.json").resolve())
     # Two more epochs, and the exported model is the new one.
     from ipu_packed_bert.model.hugging_face import read_folder
 
@@ -105,10 +100,8 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     updates = len(records)
     assert command("--resume", run, "--set", "run.epochs=4") == 2
     error = capsys.readouterr().err
-    assert (
-        f"run.epochs is 4, {2 * updates} updates; optimizer.schedule_steps is {updates}" in error
-        and error.count("\n") == 1
-    )
+    assert f"run.epochs is 4, {2 * updates} updates; optimizer.schedule_steps is {updates}" in error
+    assert error.count("\n") == 1
     longer = f"optimizer.schedule_steps={2 * updates}"
     assert longer in error
     assert command("--resume", run, "--set", "run.epochs=4", "--set", longer) == 0
@@ -117,9 +110,8 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     noted = f"noted     optimizer.schedule_steps {updates} -> {2 * updates}, run.epochs 2 -> 4\n"
     assert noted in capsys.readouterr().out and rates[updates] > 0
     after = read_folder(run / "model").weights
-    assert set(after) == set(weights_of(run)) and not torch.equal(
-        before["qa_outputs.weight"], after["qa_outputs.weight"]
-    )
+    assert set(after) == set(weights_of(run))
+    assert not torch.equal(before["qa_outputs.weight"], after["qa_outputs.weight"])
     assert torch.equal(after["qa_outputs.weight"], weights_of(run)["qa_outputs.weight"])
     assert not (run / "model.partial").exists()
     # A second run is not written over the first.
@@ -134,14 +126,8 @@ def test_it_learns(tmp_path, checkpoint):
     on rounding.
     """
     run = tmp_path / "run"
-    config = written(
-        tmp_path,
-        checkpoint,
-        "single_label",
-        run={"epochs": 80},
-        batch={"micro_batch": 8},
-        optimizer={"learning_rate": 3.0e-3},
-    )
+    sections = {"run": {"epochs": 80}, "batch": {"micro_batch": 8}, "optimizer": {"learning_rate": 3.0e-3}}
+    config = written(tmp_path, checkpoint, "single_label", **sections)
     assert command("--config", config, "--out", run) == 0
     assert evaluations(run)[-1]["accuracy"] > 60.0
     labels = [each["prediction"] for each in json.loads((run / "predictions.json").read_text())]
@@ -151,9 +137,8 @@ def test_it_learns(tmp_path, checkpoint):
 @pytest.mark.parametrize("packer", ["none", "spfhp"])
 def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, monkeypatch):
     """Bit for bit, dropout included, also where the signal comes while it evaluates."""
-    config = written(
-        tmp_path, checkpoint, model={"hidden_dropout": 0.2}, data={"packer": packer}, run={"evaluate_every": 3}
-    )
+    sections = {"model": {"hidden_dropout": 0.2}, "data": {"packer": packer}, "run": {"evaluate_every": 3}}
+    config = written(tmp_path, checkpoint, **sections)
     assert command("--config", config, "--out", tmp_path / "whole") == 0
     following, made = GlobalBatches.__next__, []
 
@@ -166,10 +151,8 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, mo
     with monkeypatch.context() as patched:
         patched.setattr(GlobalBatches, "__next__", interrupted)
         assert command("--config", config, "--out", tmp_path / "stopped") == 130
-    assert (
-        len(read_log(tmp_path / "stopped" / "log.jsonl")) == 3
-        and not (tmp_path / "stopped" / "predictions.json").exists()
-    )
+    assert len(read_log(tmp_path / "stopped" / "log.jsonl")) == 3
+    assert not (tmp_path / "stopped" / "predictions.json").exists()
     with open(tmp_path / "stopped" / "log.jsonl", "a") as log:
         log.write('{"step": 4, "lo')  # what a kill leaves
     assert command("--resume", tmp_path / "stopped") == 0
@@ -177,9 +160,8 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, mo
     assert all(torch.equal(stopped[name], tensor) for name, tensor in whole.items())
     losses = [[record["loss"] for record in read_log(tmp_path / name / "log.jsonl")] for name in ("whole", "stopped")]
     assert losses[0] == losses[1]
-    assert (tmp_path / "stopped" / "predictions.json").read_bytes() == (
-        tmp_path / "whole" / "predictions.json"
-    ).read_bytes()
+    stopped, whole = (tmp_path / name / "predictions.json" for name in ("stopped", "whole"))
+    assert stopped.read_bytes() == whole.read_bytes()
 
 
 def test_a_resumed_run_may_change_what_is_harmless_or_allowed(tmp_path, checkpoint, capsys):
@@ -273,9 +255,8 @@ def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task)
                 input_ids=torch.from_numpy(inputs.input_ids[tokens].astype(np.int64))[None],
                 token_type_ids=torch.from_numpy(inputs.segment_ids[tokens].astype(np.int64))[None],
             )
-        expected = (
-            torch.stack([found.start_logits[0], found.end_logits[0]], dim=1) if task == "squad" else found.logits[0]
-        )
+        pair = [found.start_logits[0], found.end_logits[0]] if task == "squad" else None
+        expected = torch.stack(pair, dim=1) if pair else found.logits[0]
         assert float((torch.from_numpy(outputs[number]) - expected).abs().max()) < 1e-4
     # Ours evaluates it too, without training, and from another table only what that asks for.
     again = load_config(config, ["data.training=null", f"model.checkpoint={tmp_path / 'run' / 'model'}"])
@@ -302,9 +283,8 @@ def test_paragraphs_of_the_training_file_are_left_out(tmp_path, checkpoint):
     content["data"][0]["paragraphs"][3]["context"] = "castle " + content["data"][0]["paragraphs"][3]["context"]
     content["data"][0]["paragraphs"][3]["qas"][0].update(answers=[{"text": "castle", "answer_start": 0}])
     (tmp_path / "dev.json").write_text(json.dumps(content))
-    made = prepare(
-        tiny_config(checkpoint, training, evaluation=tmp_path / "dev.json", of_task={"drop_seen_paragraphs": True})
-    )
+    of_task = {"drop_seen_paragraphs": True}
+    made = prepare(tiny_config(checkpoint, training, evaluation=tmp_path / "dev.json", of_task=of_task))
     assert [question.id for question in made.task.windows.questions] == ["q3"]
     assert any("11 questions on paragraphs of the training file are left out" in note for note in made.task.notes)
 

@@ -73,18 +73,8 @@ def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(
         f"{trained}: {key} is {there} there, {here} in {other}; --config {trained / 'config.yml'} has their sizes"
     )
     placed = ("--set", "placement.layers_per_ipu=[1]") if name == "num_layers" else ()
-    message = refused(
-        capsys,
-        "--resume",
-        str(trained),
-        "--steps",
-        "2",
-        "--set",
-        "optimizer.schedule_steps=2",
-        "--set",
-        setting,
-        *placed,
-    )
+    changes = ["--steps", "2", "--set", "optimizer.schedule_steps=2", "--set", setting]
+    message = refused(capsys, "--resume", str(trained), *changes, *placed)
     assert message == f"{trained}: {key} is {there} there, {here} by --set; a resumed run keeps its sizes"
 
 
@@ -236,10 +226,8 @@ def test_a_full_disk_ends_a_run_which_resumes_as_if_nothing_had_happened(tiny, t
     full.clear()
     assert pretrain.main(["--resume", str(tmp_path / "run")]) == 0
     assert losses(tmp_path / "run") == losses(tmp_path / "undisturbed")
-    one, other = (
-        load_checkpoint(checkpoints(tmp_path / name / "checkpoints")[-1]).engine["model"]
-        for name in ("undisturbed", "run")
-    )
+    newest = [checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("undisturbed", "run")]
+    one, other = (load_checkpoint(checkpoint).engine["model"] for checkpoint in newest)
     assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
 
 
@@ -271,10 +259,8 @@ def tensors(state):
 def test_a_learning_rate_that_breaks_the_weights(tiny, tmp_path, capsys):
     """Every checkpoint of such a run is finite, the last good one stays, and a lower rate continues from it."""
     folder = tmp_path / "run"
-    assert (
-        pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "3", "--set", "optimizer.schedule_steps=12"])
-        == 0
-    )
+    options = ["--steps", "3", "--set", "optimizer.schedule_steps=12"]
+    assert pretrain.main(["--config", tiny, "--out", str(folder), *options]) == 0
     too_high = [
         "--resume",
         str(folder),

@@ -32,9 +32,8 @@ from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import LossConfig, ModelConfig, mask_columns
 
-MODEL = ModelConfig(
-    vocabulary_size=320, hidden_size=64, num_layers=3, num_heads=4, intermediate_size=128, max_position_embeddings=32
-)
+_SIZES = {"vocabulary_size": 320, "hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 32}
+MODEL = ModelConfig(num_layers=3, num_heads=4, **_SIZES)
 SHAPE = MicroBatchShape(micro_batch=2, slots=32, depth=3, masked=8)
 
 
@@ -155,9 +154,8 @@ def test_the_models_operators_are_all_known():
 
 def test_an_unknown_operator_is_counted_and_costs_something():
     graph = trace()
-    at = next(
-        i for i, o in enumerate(graph.operations) if o.operator.startswith("aten.gelu.") and layer_of(o.scope) == 1
-    )
+    gelus = [i for i, operation in enumerate(graph.operations) if operation.operator.startswith("aten.gelu.")]
+    at = next(i for i in gelus if layer_of(graph.operations[i].scope) == 1)
     operations = list(graph.operations)
     operations[at] = operations[at]._replace(operator="aten.made_up.default")
     lowering = Lowering(replace(graph, operations=tuple(operations)), Planner(MK2), memory_proportion=0.25)
@@ -287,11 +285,8 @@ def test_the_product_mask_is_accounted_for():
     for category in (POSITIONS, CLS, MLM, LOSS, ENCODER):
         assert costs[category, PACKED] == costs[category, ADDITIVE] != Cost()
     assert costs[SCORES, PACKED].cycles(3.0) > costs[SCORES, ADDITIVE].cycles(3.0) > 0
-    applied = {
-        _short_name(e.operator)
-        for e in lower(trace(arrangement=PACKED)).entries
-        if e.category == MASK_APPLICATION and e.cost != Cost()
-    }
+    entries = lower(trace(arrangement=PACKED)).entries
+    applied = {_short_name(e.operator) for e in entries if e.category == MASK_APPLICATION and e.cost != Cost()}
     assert applied == {"cat"}
     built = [e for e in lower(trace(arrangement=PACKED)).entries if e.category == MASK_BUILD and e.cost != Cost()]
     assert {e.block for e in built} == {"mask"} and any("mm" in e.operator for e in built)

@@ -79,12 +79,7 @@ def aligned(num_bytes):
 
 def unknown(num_bytes):
     """Into another order, at the layout parameter."""
-    return Cost(
-        exchange=num_bytes / 4,
-        sync=101,
-        layout_calls=1,
-        layout_bytes=num_bytes,
-    )
+    return Cost(exchange=num_bytes / 4, sync=101, layout_calls=1, layout_bytes=num_bytes)
 
 
 def same(found, expected):
@@ -367,9 +362,8 @@ def test_attention_products_rearrange_both_operands():
 
 def test_joining_and_slicing_are_copies():
     scores = LAYER + "attention.self.scores"
-    values = tuple(
-        Value(*_typed(s)) for s in [(4, 50, 20), (4, 50, 10), (4, 50, 30), (4, 30, 50), (4, 50, 50), (4, 50, 20)]
-    )
+    shapes = [(4, 50, 20), (4, 50, 10), (4, 50, 30), (4, 30, 50), (4, 50, 50), (4, 50, 20)]
+    values = tuple(Value(*_typed(shape)) for shape in shapes)
     join = Operation("aten.cat.default", ([{"value": 0}, {"value": 1}],), {}, (2,), scores, "forward")
     multiply = Operation("aten.bmm.default", ({"value": 2}, {"value": 3}), {}, (4,), scores, "forward")
     slices = Operation("aten.slice.Tensor", ({"value": 2},), {}, (5,), scores, "backward")
@@ -402,9 +396,8 @@ def test_dropout_is_one_vertex():
 
 def test_the_gradient_of_a_tied_table_is_added_in_place():
     values = tuple(Value(*_typed(s)) for s in [HALVES, ((100,), "int32"), (320, 60), (320, 60), (320, 60)])
-    scatter = Operation(
-        "aten.embedding_dense_backward.default", ({"value": 0}, {"value": 1}), {}, (2,), "bert.x", "backward"
-    )
+    inputs = ({"value": 0}, {"value": 1})
+    scatter = Operation("aten.embedding_dense_backward.default", inputs, {}, (2,), "bert.x", "backward")
     add = Operation("aten.add.Tensor", ({"value": 2}, {"value": 3}), {}, (4,), "bert.x", "backward")
     made = Lowering(Graph(values, (scatter, add), (), (), 1), PlannerByHand(), memory_proportion=0.25)
     assert made.operation(scatter) != Cost() and made.operation(add) == Cost()
@@ -464,9 +457,8 @@ def test_forms_of_broadcast(shape, out, form):
 
 
 def test_names_types_and_places():
-    assert [
-        lowering.element_bytes(t) for t in ("float16", "bfloat16", "bool", "int8", "uint8", "int16", "float32", "int64")
-    ] == [2, 2, 1, 1, 1, 2, 4, 4]
+    dtypes = ("float16", "bfloat16", "bool", "int8", "uint8", "int16", "float32", "int64")
+    assert [lowering.element_bytes(dtype) for dtype in dtypes] == [2, 2, 1, 1, 1, 2, 4, 4]
     assert [lowering._kind_of(t) for t in ("float16", "bfloat16", "float32", "float64", "bool", "int64")] == [
         "half",
         "half",
@@ -479,11 +471,8 @@ def test_names_types_and_places():
     assert lowering._short_name("aten.__and__.Tensor") == "__and__"
     scopes = (LAYER + "attention.self", "attention_mask", "bert.embeddings.x", "cls.x")
     assert [lowering.block_of(s) for s in scopes] == ["layer.0", "mask", "embeddings", "heads"]
-    assert [lowering.half_of(s) for s in (LAYER + "attention.output.dense", LAYER + "output.dense", "cls.x")] == [
-        "attention",
-        "feed forward",
-        "",
-    ]
+    scopes = (LAYER + "attention.output.dense", LAYER + "output.dense", "cls.x")
+    assert [lowering.half_of(scope) for scope in scopes] == ["attention", "feed forward", ""]
 
 
 @pytest.mark.parametrize(

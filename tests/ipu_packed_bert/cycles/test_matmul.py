@@ -57,9 +57,8 @@ def test_float_vertex_by_hand():
     assert _amp_vertex(24, 2, 3, 1, target=MK2, element_bytes=4, partial_bytes=4) == (
         50 + 6 * (7 + 3) + 13 + 15 + 3 * (25 + 64 + later) + 11 + 3 * (25 + 64 + first)
     )
-    assert _amp_vertex(6, 1, 1, 1, target=MK2, element_bytes=4, partial_bytes=4) == 50 + 42 + 24 + 25 + 64 + 6 * (
-        46 + 10
-    )
+    expected = 50 + 42 + 24 + 25 + 64 + 6 * (46 + 10)
+    assert _amp_vertex(6, 1, 1, 1, target=MK2, element_bytes=4, partial_bytes=4) == expected
 
 
 def test_reductions_and_transforms_by_hand():
@@ -70,11 +69,8 @@ def test_reductions_and_transforms_by_hand():
     assert matmul._transform(1_472_000, element_bytes=2, aligned=True, target=MK2) == (1250.0, 500.0)
     assert matmul._transform(1_472_000, element_bytes=2, aligned=False, target=MK2) == (1670.0, 500.0)
     assert matmul._transform(1_472_000, element_bytes=4, aligned=True, target=MK2) == (1250.0, 1000.0)
-    assert [matmul._coefficient_load(MK2, element_bytes=e, partial_bytes=p) for e, p in ((2, 2), (2, 4), (4, 4))] == [
-        64,
-        32,
-        64,
-    ]
+    for element, partial, cycles in ((2, 2, 64), (2, 4, 32), (4, 4, 64)):
+        assert matmul._coefficient_load(MK2, element_bytes=element, partial_bytes=partial) == cycles
 
 
 @pytest.mark.parametrize("columns, worth", [(64, 1.25), (62, 1.67)])
@@ -88,9 +84,8 @@ def test_passes_rearrange_what_they_must(columns, worth):
         assert found.transform_cycles == pytest.approx(sum(moved) * 2 / 1472 * worth / 2)
         assert found.transform_exchange_cycles == pytest.approx(sum(moved) * 2 / 1472 / 4)
         assert found.sync_cycles == base.sync_cycles + 126 * len(moved)
-        assert cycles_of(found) == pytest.approx(
-            cycles_of(base) + found.transform_cycles + found.transform_exchange_cycles + 126 * len(moved)
-        )
+        transforms = found.transform_cycles + found.transform_exchange_cycles + 126 * len(moved)
+        assert cycles_of(found) == pytest.approx(cycles_of(base) + transforms)
     parts = (base.vertex_cycles, base.reduction_cycles, base.slice_cycles)
     assert base.compute_cycles == pytest.approx(sum(parts))
 
@@ -112,10 +107,8 @@ def cheapest(product, target):
                             break
                         matrices, rows, inner = up(product.matrices, g), up(product.rows, m), up(inner_groups, k)
                         columns = up(column_groups, n * s)
-                        inputs, weights = (
-                            matrices * rows * inner * inner_group,
-                            matrices * inner * inner_group * columns * 16,
-                        )
+                        inputs = matrices * rows * inner * inner_group
+                        weights = matrices * inner * inner_group * columns * 16
                         outputs = matrices * rows * columns * 16
                         options = {"element_bytes": size, "partial_bytes": partial}
                         cycles = float(_amp_vertex(rows, inner, columns, matrices, target=target, **options))
@@ -197,13 +190,8 @@ def test_the_plan_that_the_reference_names():
     # FF1 forward: m=7, k=8, n=26 on 1456 tiles; in thousands: vertex 64.5, inputs 4.5, weights 8.8, partials 11.8,
     # reduction 8.7.
     plan = three_passes(REFERENCE["up"][0])[0]
-    assert (plan.row_split, plan.inner_split, plan.column_split, plan.serial_split, tiles_of(plan)) == (
-        7,
-        8,
-        26,
-        1,
-        1456,
-    )
+    splits = (plan.row_split, plan.inner_split, plan.column_split, plan.serial_split)
+    assert splits == (7, 8, 26, 1) and tiles_of(plan) == 1456
     parts = (
         plan.vertex_cycles,
         plan.input_exchange_cycles,
@@ -271,9 +259,8 @@ def test_a_plan_is_possible_and_no_better_than_peak(matrices, rows, inner, colum
 
 
 def test_less_memory_never_costs_less():
-    cycles = [
-        cycles_of(three_passes(REFERENCE["up"][0], proportion)[0]) for proportion in (0.6, 0.25, 0.15, 0.10, 0.05)
-    ]
+    proportions = (0.6, 0.25, 0.15, 0.10, 0.05)
+    cycles = [cycles_of(three_passes(REFERENCE["up"][0], proportion)[0]) for proportion in proportions]
     assert cycles == sorted(cycles) and cycles[-1] > cycles[0]
 
 

@@ -92,19 +92,15 @@ def test_the_embedding_table_has_a_row_for_every_slot(tmp_path, overrides, rows)
 def test_where_both_speak_they_agree(tmp_path, override, words):
     folder = tiny_data(tmp_path / "mine")
     with pytest.raises(ConfigError, match="mine") as error:
-        described(
-            load_config(CONFIGS / "packed_host.yml", [f"data.directory={folder}", override, "data.vocabulary_size=128"])
-        )
+        overrides = [f"data.directory={folder}", override, "data.vocabulary_size=128"]
+        described(load_config(CONFIGS / "packed_host.yml", overrides))
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_vocabulary_that_would_not_fit_is_refused_before_it_is_trained(tmp_path):
     with pytest.raises(ConfigError, match="data.vocabulary_size is 8192; must be at most model.vocabulary_size, 4000"):
-        described(
-            load_config(
-                CONFIGS / "packed_host.yml", ["model.vocabulary_size=4000", f"data.directory={tmp_path / 'none'}"]
-            )
-        )
+        overrides = ["model.vocabulary_size=4000", f"data.directory={tmp_path / 'none'}"]
+        described(load_config(CONFIGS / "packed_host.yml", overrides))
 
 
 def test_one_option_trains_on_a_data_set_of_ones_own(tmp_path, capsys):
@@ -119,25 +115,14 @@ def test_one_option_trains_on_a_data_set_of_ones_own(tmp_path, capsys):
 
 
 def test_show_config_prints_every_setting_and_its_origin(tmp_path, capsys):
-    arguments = [
-        "--config",
-        str(CONFIGS / "packed_host.yml"),
-        "--data",
-        str(tiny_data(tmp_path / "mine")),
-        "--set",
-        "run.seed=7",
-    ]
+    data = str(tiny_data(tmp_path / "mine"))
+    arguments = ["--config", str(CONFIGS / "packed_host.yml"), "--data", data, "--set", "run.seed=7"]
     assert run_main(pretrain.main, [*arguments, "--show-config"]) == 0
     text = capsys.readouterr().out
-    expected = described(
-        load_config(CONFIGS / "packed_host.yml", [f"data.directory={tmp_path / 'mine'}", "run.seed=7"])
-    )[0]
+    expected, _ = described(load_config(CONFIGS / "packed_host.yml", [f"data.directory={data}", "run.seed=7"]))
     assert config_from_tree(yaml.safe_load(text), "shown") == expected
-    origin = {
-        line.split(":")[0].strip(): line.split("#")[1].split(";")[0].strip()
-        for line in text.splitlines()
-        if "#" in line
-    }
+    lines = [line for line in text.splitlines() if "#" in line]
+    origin = {line.split(":")[0].strip(): line.split("#")[1].split(";")[0].strip() for line in lines}
     assert (origin["max_sequence_length"], origin["micro_batch"], origin["keep_checkpoints"], origin["directory"]) == (
         f"the data set in {tmp_path / 'mine'}",
         "file",
@@ -170,14 +155,8 @@ def corpus(tmp_path_factory):
 def for_corpus(corpus, out, *overrides):
     """packed_host.yml with another directory in the file."""
     tree = yaml.safe_load((CONFIGS / "packed_host.yml").read_text())
-    tree["data"].update(
-        corpus=str(corpus),
-        directory=str(out),
-        held_out=0.3,
-        max_sequence_length=64,
-        vocabulary_size=200,
-        packer="spfhp",
-    )
+    tree["data"].update(corpus=str(corpus), directory=str(out), held_out=0.3, packer="spfhp")
+    tree["data"].update(max_sequence_length=64, vocabulary_size=200)
     return config_from_tree(tree, "packed_host.yml", overrides)
 
 
@@ -196,9 +175,8 @@ def test_a_run_masks_whole_words_where_its_configuration_or_its_data_set_says(co
 def test_a_missing_data_set_is_built_with_its_held_out_side(corpus, tmp_path):
     config, store = open_or_build(for_corpus(corpus, tmp_path / "data"))
     evaluation = open_evaluation(config, store.manifest)
-    assert evaluation.folder == held_out_folder(store.folder) and not overlap(
-        store.manifest.made_with, evaluation.manifest.made_with
-    )
+    assert evaluation.folder == held_out_folder(store.folder)
+    assert not overlap(store.manifest.made_with, evaluation.manifest.made_with)
     assert store.manifest.made_with["documents"] + evaluation.manifest.made_with["documents"] == 20
     assert open_evaluation(replace(config, run=replace(config.run, evaluate_every=0)), store.manifest) is None
     # The line to type that a refusal prints builds exactly this.
@@ -241,19 +219,13 @@ def test_without_held_out_data_the_line_to_type_is_printed(corpus, tmp_path):
         # It names what the data set was built from and with, not what the configuration would build.
         options = dict(re.findall(r"--([a-z-]+) ([^ `]+)", str(error.value)))
         made = store.manifest.made_with["options"]
-        assert (
-            options["corpus"] == str(corpus)
-            and options["out"] == str(tmp_path / "data")
-            and options["held-out"] == "0.3"
-        )
-        assert all(
-            options[name.replace("_", "-")] == str(made[name])
-            for name in ("packer", "vocabulary_size", "seed", "duplication_factor")
-        )
+        assert (options["corpus"], options["out"]) == (str(corpus), str(tmp_path / "data"))
+        assert options["held-out"] == "0.3"
+        for name in ("packer", "vocabulary_size", "seed", "duplication_factor"):
+            assert options[name.replace("_", "-")] == str(made[name])
         with pytest.raises(ConfigError, match="--corpus CORPUS .*--overwrite"):
-            open_evaluation(
-                load_config(CONFIGS / "packed_host.yml", [f"data.directory={tmp_path / 'data'}"]), store.manifest
-            )
+            config = load_config(CONFIGS / "packed_host.yml", [f"data.directory={tmp_path / 'data'}"])
+            open_evaluation(config, store.manifest)
     # A data set without documents has nothing to hold out.
     with PackStore.open(tiny_data(tmp_path / "tiny")) as store, pytest.raises(
         ConfigError, match="name a data set in data.evaluation_directory"
@@ -276,11 +248,8 @@ def test_without_held_out_data_the_line_to_type_is_printed(corpus, tmp_path):
 )
 def test_what_one_cannot_evaluate_on(corpus, tmp_path, change, words):
     build_small(corpus, tmp_path / "data", held_out=0.3).close()
-    build_small(
-        corpus,
-        tmp_path / "other",
-        **{"vocabulary": None if "vocabulary_size" in change else tmp_path / "data" / "vocab.txt", **change},
-    ).close()
+    vocabulary = None if "vocabulary_size" in change else tmp_path / "data" / "vocab.txt"
+    build_small(corpus, tmp_path / "other", **{"vocabulary": vocabulary, **change}).close()
     other = held_out_folder(tmp_path / "other") if "held_out" in change else tmp_path / "other"
     config, store = open_or_build(for_corpus(corpus, tmp_path / "data", f"data.evaluation_directory={other}"))
     with pytest.raises(ConfigError, match=words) as error:
@@ -315,9 +284,8 @@ def test_a_smaller_share_held_out_elsewhere_can_be_evaluated_on(corpus, tmp_path
     build_small(corpus, tmp_path / "data", held_out=0.5).close()
     build_small(corpus, tmp_path / "other", held_out=0.3, vocabulary=tmp_path / "data" / "vocab.txt").close()
     for training, evaluation, fits in (("data", "other", True), ("other", "data", False)):
-        config, store = open_or_build(
-            for_corpus(corpus, tmp_path / training, f"data.evaluation_directory={tmp_path / evaluation}-held-out")
-        )
+        directory = f"data.evaluation_directory={tmp_path / evaluation}-held-out"
+        config, store = open_or_build(for_corpus(corpus, tmp_path / training, directory))
         if fits:
             open_evaluation(config, store.manifest).close()
         else:

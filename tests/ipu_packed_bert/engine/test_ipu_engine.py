@@ -76,13 +76,8 @@ def test_three_updates_equal_the_hosts(sdk, layout, depth, mask):
     assert_same_weights(engine.state(), host.state())
     for moment in ("exp_avg", "exp_avg_sq"):
         names = [name for name in engine.state()["optimizer"][moment] if not name.endswith("key.bias")]
-        assert (
-            relative_error(
-                [engine.state()["optimizer"][moment][name] for name in names],
-                [host.state()["optimizer"][moment][name] for name in names],
-            )
-            < 1e-5
-        )
+        moments = [[each.state()["optimizer"][moment][name] for name in names] for each in (engine, host)]
+        assert relative_error(*moments) < 1e-5
     assert engine.state()["optimizer"]["step"] == host.state()["optimizer"]["step"] == 3
     assert machine.compilations == ["training"]
 
@@ -162,9 +157,8 @@ def test_padding_weighs_nothing(sdk):
 def test_automatic_loss_scaling_starts_from_one(sdk):
     config = make_config(engine={"automatic_loss_scaling": True})
     ipu, _ = sdk
-    optimizer = ipu.options.build_optimizer(
-        ipu.program.build_program(config, Pretraining(config, schema()), placed(config)), config, betas=(0.9, 0.999)
-    )
+    program = ipu.program.build_program(config, Pretraining(config, schema()), placed(config))
+    optimizer = ipu.options.build_optimizer(program, config, betas=(0.9, 0.999))
     assert optimizer.loss_scaling == 1.0
 
 
@@ -173,18 +167,16 @@ def test_automatic_loss_scaling_starts_from_one(sdk):
 def test_the_adapted_network_computes_the_same(sdk, next_sentence, mask):
     """Mask, serialised product, one-hot slots, checkpoints and blocks: losses and gradients in float64."""
     ipu, _ = sdk
-    config = make_config(
-        layers_per_ipu=(1, 1), accumulation=5, loss={"next_sentence": next_sentence}, engine={"mask": mask}
-    )
+    sections = {"loss": {"next_sentence": next_sentence}, "engine": {"mask": mask}}
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5, **sections)
     plain, adapted = initial_network(config).double(), initial_network(config).double()
     ipu.program._adapt(adapted, config, Pretraining(config, schema()))
     ipu.program._begin_blocks(adapted, placed(config))
     assert type(adapted.masked_lm_slots) is not type(plain.masked_lm_slots)
     assert (type(adapted.attention_mask) is type(plain.attention_mask)) == (mask == "additive")
     assert type(adapted.cls.predictions.product) is not type(plain.cls.predictions.product)
-    assert {name: p.shape for name, p in plain.state_dict().items()} == {
-        name: p.shape for name, p in adapted.state_dict().items()
-    }
+    shapes = [{name: p.shape for name, p in network.state_dict().items()} for network in (plain, adapted)]
+    assert shapes[0] == shapes[1]
     adapted.load_state_dict(plain.state_dict())
     fields = [torch.from_numpy(make_batch(config)[name]) for name in BATCH_FIELDS]
     outputs = [network(*fields) for network in (plain, adapted)]
@@ -215,11 +207,8 @@ def test_every_layer_is_a_checkpoint_and_the_product_is_serialised(sdk):
 def test_evaluation_equals_the_hosts_and_changes_nothing(sdk):
     config = make_config(layers_per_ipu=(1, 1), replicas=2, accumulation=5, model={"hidden_dropout": 0.1})
     batches = [make_batch(config, seed=seed) for seed in range(3)]
-    host, engine, undisturbed = (
-        host_engine(config, packing_factor=1.0),
-        make_engine(sdk, config),
-        make_engine(sdk, config),
-    )
+    host = host_engine(config, packing_factor=1.0)
+    engine, undisturbed = make_engine(sdk, config), make_engine(sdk, config)
     engine.step(batches[0], 0.01)
     host.load_state(engine.state())
     found, expected = engine.evaluate(batches[1]), host.evaluate(batches[1])
@@ -395,9 +384,8 @@ def test_options_say_what_the_configuration_says(sdk):
     }
     assert values["engineOptions"]["autoReport.directory"] == "profile"
 
-    evaluation = ipu.options.evaluation_options(
-        config, device, ipu.devices.Instance(0, 1, 4, False), iterations=12
-    ).toDict()
+    instance = ipu.devices.Instance(0, 1, 4, False)
+    evaluation = ipu.options.evaluation_options(config, device, instance, iterations=12).toDict()
     assert evaluation["device_iterations"] == 12 and evaluation["gradient_accumulation"] == 1
     assert evaluation["enableStochasticRounding"] is False
 
@@ -457,9 +445,8 @@ def test_half_first_moments_travel_as_float32(sdk):
     host = host_engine(config, packing_factor=1.0)
     host.load_state(state)
     engine.load_state(host.state())
-    assert engine.step(make_batch(config), 0.01).loss == pytest.approx(
-        host.step(make_batch(config), 0.01).loss, rel=1e-4
-    )
+    expected = host.step(make_batch(config), 0.01).loss
+    assert engine.step(make_batch(config), 0.01).loss == pytest.approx(expected, rel=1e-4)
 
 
 def test_half_weights_train_with_a_float_loss(sdk):
@@ -468,10 +455,8 @@ def test_half_weights_train_with_a_float_loss(sdk):
     for seed in range(3):
         batch = make_batch(config, seed=seed)
         assert engine.step(batch, 0.01).loss == pytest.approx(host.step(batch, 0.01).loss, rel=0.01)
-    assert {
-        p.dtype
-        for p in sdk[0].program.build_program(config, Pretraining(config, schema()), placed(config)).parameters()
-    } == {torch.float16}
+    program = sdk[0].program.build_program(config, Pretraining(config, schema()), placed(config))
+    assert {parameter.dtype for parameter in program.parameters()} == {torch.float16}
     assert relative_error(weights_of(engine.state()), weights_of(host.state())) < 0.02
 
 
@@ -797,10 +782,8 @@ def test_batches_ahead_are_the_batches(sdk, tmp_path):
     for _ in range(2 * plain.updates_per_epoch + 1):
         expected, found = next(plain), next(ahead)
         assert list(found) == list(BATCH_FIELDS)
-        assert all(
-            np.array_equal(found[name], expected[name]) and found[name].dtype == expected[name].dtype
-            for name in BATCH_FIELDS
-        )
+        for name in BATCH_FIELDS:
+            assert np.array_equal(found[name], expected[name]) and found[name].dtype == expected[name].dtype
         assert ahead.state() == plain.state()
         states.append(ahead.state())
     assert states[-1]["epoch"] == 2
@@ -820,9 +803,8 @@ def test_loading_in_the_same_process_on_request(sdk, loading):
 
 def test_the_reader_travels(sdk, loading):
     _, _, batches = loading()
-    reader = sdk[0].feed.Reader(
-        batches.packs.again(), batches.layout, (0, 1), batches.state(), batches.updates_per_epoch, "complaint"
-    )
+    source = (batches.packs.again(), batches.layout, (0, 1), batches.state(), batches.updates_per_epoch)
+    reader = sdk[0].feed.Reader(*source, "complaint")
     travelled = pickle.loads(pickle.dumps(reader))
     assert (travelled.layout, travelled.start) == (reader.layout, reader.start)
     assert len(travelled) == batches.updates_per_epoch

@@ -33,9 +33,8 @@ SHAPES = [(5, 3), (7,), (1,), (2, 2, 4)]
 
 def make_weights(scale=1.0):
     generator = torch.Generator().manual_seed(3)
-    return [
-        torch.nn.Parameter(scale * torch.randn(shape, dtype=torch.float64, generator=generator)) for shape in SHAPES
-    ]
+    values = [scale * torch.randn(shape, dtype=torch.float64, generator=generator) for shape in SHAPES]
+    return [torch.nn.Parameter(value) for value in values]
 
 
 def gradients_of(step):
@@ -61,21 +60,13 @@ def lamb_by_definition(weight, gradients, *, lr, betas, eps, weight_decay, bias_
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 @pytest.mark.parametrize("max_weight_norm", [65500.0, 1.5, 0.0])
 def test_lamb_is_its_definition(bias_correction, weight_decay, max_weight_norm):
-    options = dict(
-        lr=0.02,
-        betas=(0.9, 0.99),
-        eps=1e-6,
-        weight_decay=weight_decay,
-        bias_correction=bias_correction,
-        max_weight_norm=max_weight_norm,
-    )
+    options = dict(lr=0.02, betas=(0.9, 0.99), eps=1e-6, weight_decay=weight_decay)
+    options.update(bias_correction=bias_correction, max_weight_norm=max_weight_norm)
     weights = make_weights()
     with torch.no_grad():
         weights[1].zero_()  # a weight of norm 0 moves with ratio 1, as biases do at the start
-    expected = [
-        lamb_by_definition(weight, gradients, **options)
-        for weight, gradients in zip(weights, zip(*map(gradients_of, range(5))))
-    ]
+    by_weight = zip(*map(gradients_of, range(5)))
+    expected = [lamb_by_definition(weight, gradients, **options) for weight, gradients in zip(weights, by_weight)]
     optimizer = _Lamb(weights, **options)
     for step in range(5):
         for weight, gradient in zip(weights, gradients_of(step)):
@@ -171,9 +162,8 @@ def test_betas_stay_where_the_accumulation_is_divided():
 
 @pytest.fixture
 def model():
-    sizes = ModelConfig(
-        vocabulary_size=20, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=8, max_position_embeddings=8
-    )
+    counts = {"vocabulary_size": 20, "num_layers": 1, "num_heads": 2, "max_position_embeddings": 8}
+    sizes = ModelConfig(hidden_size=8, intermediate_size=8, **counts)
     return PackedBertForPreTraining(sizes, LossConfig())
 
 
@@ -284,9 +274,8 @@ def test_a_constant_rate_goes_on_after_its_schedule():
 
 @given(steps=st.integers(1, 200), more=st.integers(0, 50), fraction=st.floats(0, 1))
 def test_fewer_steps_leave_the_schedule_as_it_is(steps, more, fraction):
-    whole = Config(
-        optimizer=OptimizerConfig(warmup_fraction=fraction), run=RunConfig(steps=steps + more)
-    ).with_schedule()
+    optimizer = OptimizerConfig(warmup_fraction=fraction)
+    whole = Config(optimizer=optimizer, run=RunConfig(steps=steps + more)).with_schedule()
     part = replace(whole, run=RunConfig(steps=steps))
     assert [learning_rate(step, part) for step in range(steps)] == [learning_rate(step, whole) for step in range(steps)]
     assert part.with_schedule() == part and not cross_check(part)

@@ -148,9 +148,8 @@ def test_four_ipus_need_an_accumulation_of_nine():
         "placement": {"ipus_per_replica": 4, "layers_per_ipu": [3, 3, 3, 3], "available_memory_proportion": [0.2] * 4},
         "batch": {"gradient_accumulation": 8},
     }
-    assert problems(tree) == [
-        "batch.gradient_accumulation is 8; must be at least the 9 stages of the training pipeline"
-    ]
+    problem = "batch.gradient_accumulation is 8; must be at least the 9 stages of the training pipeline"
+    assert problems(tree) == [problem]
     tree["batch"]["gradient_accumulation"] = 16
     config = config_from_tree(tree, "a.yml")
     check_accumulation(config, 1.99)  # ceil(16 / 1.99) = 9
@@ -183,10 +182,8 @@ def test_overrides_win_over_the_file_and_over_without_ipus():
     assert plain.batch.micro_batch == 2
     applied, changes = plain.applied_without_ipus()
     assert applied.batch == BatchConfig(micro_batch=4, gradient_accumulation=8) and applied.without_ipus == ()
-    assert [tuple(change) for change in changes] == [
-        ("batch.micro_batch", 2, 4),
-        ("batch.gradient_accumulation", 2048, 8),
-    ]
+    expected = [("batch.micro_batch", 2, 4), ("batch.gradient_accumulation", 2048, 8)]
+    assert [tuple(change) for change in changes] == expected
 
     given = config_from_tree(tree, "a.yml", ["batch.micro_batch=3"])
     assert given.batch.micro_batch == 3
@@ -234,9 +231,8 @@ def test_yaml_of_a_config_is_that_config():
     ],
 )
 def test_published_accumulations(accumulation, factor, packed):
-    config = Config(
-        batch=BatchConfig(micro_batch=2, gradient_accumulation=accumulation), placement=PlacementConfig(replicas=4)
-    )
+    batch = BatchConfig(micro_batch=2, gradient_accumulation=accumulation)
+    config = Config(batch=batch, placement=PlacementConfig(replicas=4))
     assert config.accumulation(factor) == packed
     assert config.micro_batches_per_update(factor) == 4 * packed
     assert config.packs_per_update(factor) == 8 * packed
@@ -247,9 +243,8 @@ def test_published_accumulations(accumulation, factor, packed):
 def test_a_packed_update_expects_at_least_the_unpacked_sequences_and_less_than_a_micro_batch_per_replica_more(
     value, factor
 ):
-    config = Config(
-        batch=BatchConfig(micro_batch=3, gradient_accumulation=value), placement=PlacementConfig(replicas=4)
-    )
+    batch = BatchConfig(micro_batch=3, gradient_accumulation=value)
+    config = Config(batch=batch, placement=PlacementConfig(replicas=4))
     unpacked = value * 3 * 4
     assert unpacked <= config.expected_sequences_per_update(factor) * (1 + 1e-12)
     assert config.expected_sequences_per_update(factor) < (unpacked + 3 * 4 * factor) * (1 + 1e-12)
@@ -257,9 +252,8 @@ def test_a_packed_update_expects_at_least_the_unpacked_sequences_and_less_than_a
 
 def test_adjustments_of_section_3_3():
     def config(adjustment):
-        return Config(
-            optimizer=OptimizerConfig(packing_adjustment=adjustment), batch=BatchConfig(gradient_accumulation=10)
-        )
+        optimizer = OptimizerConfig(packing_adjustment=adjustment)
+        return Config(optimizer=optimizer, batch=BatchConfig(gradient_accumulation=10))
 
     assert config("accumulation").accumulation(2.0) == 5 and config("accumulation").betas(2.0) == (0.9, 0.999)
     assert config("betas").accumulation(2.0) == 10 and config("betas").betas(2.0) == pytest.approx((0.81, 0.998001))
@@ -317,26 +311,20 @@ def test_a_number_is_what_people_write_as_one(tmp_path, text, value):
     (tmp_path / "a.yml").write_text(f"optimizer:\n  learning_rate: {text}\n")
     assert load_config(tmp_path / "a.yml").optimizer.learning_rate == value
     # A list's numbers too; and a text that looks like one stays a text where a text is wanted.
-    assert config_from_tree(
-        {}, "a.yml", ["placement.available_memory_proportion=[1e-1]"]
-    ).placement.available_memory_proportion == (0.1,)
+    config = config_from_tree({}, "a.yml", ["placement.available_memory_proportion=[1e-1]"])
+    assert config.placement.available_memory_proportion == (0.1,)
     assert config_from_tree({}, "a.yml", ["data.json_field=1e-3"]).data.json_field == "1e-3"
 
 
 def test_each_value_has_its_origin():
-    tree = {
-        "batch": {"micro_batch": 3},
-        "data": {"vocabulary_size": 500},
-        "without_ipus": {"batch": {"micro_batch": 1}},
-    }
+    tree = {"batch": {"micro_batch": 3}, "data": {"vocabulary_size": 500}}
+    tree["without_ipus"] = {"batch": {"micro_batch": 1}}
     config = config_from_tree(tree, "a.yml", ["run.steps=7"])
     assert set(config.origins) == set(config.settings)
     assert config.origins["batch.micro_batch"] == "file" and config.origins["run.steps"] == "--set"
     assert config.origins["run.seed"] == "default"
-    assert (
-        config.model.vocabulary_size == 500
-        and config.origins["model.vocabulary_size"] == "default, from data.vocabulary_size"
-    )
+    assert config.model.vocabulary_size == 500
+    assert config.origins["model.vocabulary_size"] == "default, from data.vocabulary_size"
     assert config.applied_without_ipus()[0].origins["batch.micro_batch"] == "without_ipus"
     filled = filled_in(config, {"run.seed": 9, "batch.micro_batch": 9, "model.vocabulary_size": 400}, "data set")
     assert (filled.run.seed, filled.batch.micro_batch, filled.model.vocabulary_size) == (9, 3, 400)
@@ -345,9 +333,8 @@ def test_each_value_has_its_origin():
 
 
 def test_what_follows_from_another_setting_need_not_be_typed():
-    config = config_from_tree(
-        {"model": {"num_layers": 3, "vocabulary_size": 8192}, "data": {"max_sequence_length": 1024}}, "a.yml"
-    )
+    tree = {"model": {"num_layers": 3, "vocabulary_size": 8192}, "data": {"max_sequence_length": 1024}}
+    config = config_from_tree(tree, "a.yml")
     assert config.placement.layers_per_ipu == (3,) and config.data.vocabulary_size == 8192
     assert config.model.max_position_embeddings == 1024
     # A block for machines without IPUs is one IPU, whatever the pod.

@@ -81,21 +81,12 @@ def test_an_unknown_label_is_named(tmp_path):
 
 
 def test_spans_by_hand():
-    assert spans(["B-A", "I-A", "O", "B-A", "B-A", "I-B", "I-B"]) == {
-        (0, 2, "A"),
-        (3, 4, "A"),
-        (4, 5, "A"),
-        (5, 7, "B"),
-    }
+    expected = {(0, 2, "A"), (3, 4, "A"), (4, 5, "A"), (5, 7, "B")}
+    assert spans(["B-A", "I-A", "O", "B-A", "B-A", "I-B", "I-B"]) == expected
     assert spans(["I-A", "I-A"]) == {(0, 2, "A")} and spans([None, "O"]) == set()
     # E- ends a span and S- is one; after them I- begins another; a kind may have a hyphen.
-    assert spans(["B-A", "I-A", "E-A", "I-A", "S-A", "I-A", "E-B"]) == {
-        (0, 3, "A"),
-        (3, 4, "A"),
-        (4, 5, "A"),
-        (5, 6, "A"),
-        (6, 7, "B"),
-    }
+    expected = {(0, 3, "A"), (3, 4, "A"), (4, 5, "A"), (5, 6, "A"), (6, 7, "B")}
+    assert spans(["B-A", "I-A", "E-A", "I-A", "S-A", "I-A", "E-B"]) == expected
     assert spans(["B-A-B", "I-A-B", "I-A"]) == {(0, 2, "A-B"), (2, 3, "A")}
     # A missing answer ends a span.
     assert spans(["B-A", None, "I-A"]) == {(0, 1, "A"), (2, 3, "A")}

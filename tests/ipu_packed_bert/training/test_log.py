@@ -34,13 +34,8 @@ from tests.tiny_runs import tiny_data
 
 
 def result(step):
-    metrics = {
-        "loss": 10.0 - step,
-        "mlm_loss": 9.0 - step,
-        "nsp_loss": 1.0,
-        "mlm_accuracy": 0.1 * step,
-        "nsp_accuracy": 0.5,
-    }
+    metrics = {"loss": 10.0 - step, "mlm_loss": 9.0 - step, "nsp_loss": 1.0}
+    metrics.update(mlm_accuracy=0.1 * step, nsp_accuracy=0.5)
     return StepResult(metrics, seconds=0.5, cycles=None)
 
 
@@ -119,9 +114,8 @@ def test_tensorboard_has_the_curves(tmp_path):
     log.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
-    assert [(each.step, each.value) for each in events.Scalars("loss/total")] == [
-        (step, 10.0 - step) for step in range(1, 5)
-    ]
+    scalars = [(each.step, each.value) for each in events.Scalars("loss/total")]
+    assert scalars == [(step, 10.0 - step) for step in range(1, 5)]
     assert events.Scalars("packing/padding_avoided")[0].value == pytest.approx(0.9375)
     assert events.Scalars("evaluation/mlm_accuracy")[0].value == pytest.approx(0.4)
 
@@ -175,9 +169,8 @@ def test_environment_says_what_a_run_depends_on(tmp_path):
 
 def test_a_new_run_has_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "ipu_packed_bert.training.run_folder.time.strftime", lambda form: "20260102-030405"
-    )  # all within one second
+    # All within one second.
+    monkeypatch.setattr("ipu_packed_bert.training.run_folder.time.strftime", lambda form: "20260102-030405")
     config = Config(path="configs/packed_host.yml")
     runs = []
     for _ in range(3):
@@ -292,20 +285,12 @@ def test_other_tasks_have_their_own_metrics(tmp_path):
     stream = io.StringIO()
     log = RunLog(tmp_path, steps=1, max_sequence_length=100, stream=stream)
     log.step(1, 0.01, COUNTS, StepResult({"loss": 2.0, "accuracy": 0.5}, 0.1))
-    log.evaluation(
-        1,
-        Evaluation(
-            COUNTS,
-            {"exact": 50.0, "f1": 61.25, "questions": 4, "pearson": None},
-            0.1,
-            files={"predictions.json": {"q": "é"}},
-        ),
-    )
+    scores = {"exact": 50.0, "f1": 61.25, "questions": 4, "pearson": None}
+    log.evaluation(1, Evaluation(COUNTS, scores, 0.1, files={"predictions.json": {"q": "é"}}))
     log.close()
     assert list(read_log(tmp_path / LOG)[0])[:4] == ["step", "loss", "accuracy", "learning_rate"]
-    assert {"f1": 61.25, "questions": 4, "pearson": None, "packs": 4}.items() <= read_log(tmp_path / EVALUATIONS)[
-        0
-    ].items()
+    record = read_log(tmp_path / EVALUATIONS)[0]
+    assert {"f1": 61.25, "questions": 4, "pearson": None, "packs": 4}.items() <= record.items()
     assert json.loads((tmp_path / "predictions.json").read_text(encoding="utf-8")) == {"q": "é"}
     assert "loss 2.000  accuracy 50.0%" in stream.getvalue()
     assert "exact 50.00  f1 61.25  questions 4  pearson none" in stream.getvalue()

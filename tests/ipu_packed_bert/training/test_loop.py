@@ -65,9 +65,8 @@ def run(store, folder, engine, *overrides, first_step=0):
     batches = global_batches(store, config, packing_factor=store.manifest.packing_factor, evaluation=held_out_of(store))
     log = RunLog(folder, steps=config.run.steps, first_step=first_step, max_sequence_length=SLOTS, stream=io.StringIO())
     with contextlib.closing(log), contextlib.closing(batches):
-        outcome = train(
-            config, engine, batches, log, folder / "checkpoints", steps=config.run.steps, first_step=first_step
-        )
+        steps = {"steps": config.run.steps, "first_step": first_step}
+        outcome = train(config, engine, batches, log, folder / "checkpoints", **steps)
     return config, outcome
 
 
@@ -77,9 +76,8 @@ def test_steps_evaluations_and_checkpoints_come_when_they_are_due(store, tmp_pat
     assert outcome == (12, None)
     names = [(name, value) for name, value in engine.calls if name != "step"]
     assert [value for name, value in names if name == "state"] == [3, 6, 9, 12]
-    assert [value for name, value in engine.calls if name == "step"] == [
-        learning_rate(step, config) for step in range(12)
-    ]
+    rates = [value for name, value in engine.calls if name == "step"]
+    assert rates == [learning_rate(step, config) for step in range(12)]
     assert [record["step"] for record in read_log(tmp_path / LOG)] == list(range(1, 13))
     assert [record["step"] for record in read_log(tmp_path / EVALUATIONS)] == [5, 10, 12]
     assert [load_checkpoint(path).step for path in checkpoints(tmp_path / "checkpoints")] == [9, 12]
@@ -101,11 +99,8 @@ def test_the_log_counts_what_the_batches_hold(store, tmp_path):
     batches.close()
     # 12 updates of 4 packs are more than an epoch: a filled-up batch is among them, and its empty packs are not
     # counted.
-    assert (
-        min(record["packs"] for record in records)
-        < batches.packs_per_update
-        == max(record["packs"] for record in records)
-    )
+    packs = [record["packs"] for record in records]
+    assert min(packs) < batches.packs_per_update == max(packs)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -187,9 +182,8 @@ def test_evaluation_weighs_batches_by_what_they_hold(token):
         "second": result(2.0, 0.0, 2.0, 0.0, 1.0),
         "empty": result(0.0, 0.0, 0.0, 0.0, 0.0),
     }
-    task = Pretraining(
-        config_from_tree(tiny_settings(), "tiny.yml", [f"loss.normalisation={'token' if token else 'sequence'}"])
-    )
+    override = f"loss.normalisation={'token' if token else 'sequence'}"
+    task = Pretraining(config_from_tree(tiny_settings(), "tiny.yml", [override]))
 
     class Told:
         def evaluate(self, batch):
@@ -218,9 +212,8 @@ def test_evaluation_weighs_batches_by_what_they_hold(token):
 
 
 def test_losses_fall_on_something_learnable(store, tmp_path):
-    config = config_from_tree(
-        tiny_settings(), "tiny.yml", ["run.steps=60", "optimizer.learning_rate=0.05", "run.evaluate_every=0"]
-    )
+    overrides = ["run.steps=60", "optimizer.learning_rate=0.05", "run.evaluate_every=0"]
+    config = config_from_tree(tiny_settings(), "tiny.yml", overrides)
     engine = host_engine(config, store.schema, packing_factor=2.0)
     programs = count_programs(engine.model)
     batches = global_batches(store, config, packing_factor=2.0)
