@@ -64,7 +64,43 @@ def _index(path: str) -> _Index:
             )
         lengths = np.frombuffer(file.read(4 * sequences), "<i4")
         pointers = np.frombuffer(file.read(8 * sequences), "<i8")
-        return _Index(path, np.dtype(_TYPES[code]), lengths, pointers)
+        document_indices = np.frombuffer(file.read(8 * documents), "<i8")
+    index = _Index(path, np.dtype(_TYPES[code]), lengths, pointers)
+    _check_pointers(index)
+    _check_documents(path, document_indices, sequences)
+    return index
+
+
+def _check_pointers(index: _Index) -> None:
+    """Raise ValueError unless the sequences follow one another and are all that the `.bin` holds."""
+    sizes = index.lengths.astype(np.int64) * index.dtype.itemsize
+    starts = np.cumsum(sizes) - sizes
+    wrong = np.flatnonzero(index.pointers != starts)
+    if len(wrong):
+        record = int(wrong[0])
+        raise ValueError(
+            f"{index.path}: record {record} begins at byte {index.pointers[record]}, but the records before it have "
+            f"{starts[record]} bytes; the index is damaged, copy it again"
+        )
+    tokens = tokens_file(index.path)
+    size = os.path.getsize(tokens)
+    covered = int(sizes.sum())
+    if size > covered:
+        raise ValueError(
+            f"{tokens}: {size} bytes, but its index covers {covered} ({index.dtype} tokens); the two files do not "
+            "belong together, copy both again"
+        )
+
+
+def _check_documents(path: str, indices: np.ndarray, sequences: int) -> None:
+    """Raise ValueError unless the document indices, each a number of sequences, rise from 0 to all of them."""
+    if not len(indices):
+        return
+    if indices[0] != 0 or indices[-1] != sequences or (np.diff(indices) < 0).any():
+        raise ValueError(
+            f"{path}: document indices run from {indices[0]} to {indices[-1]}; they must rise from 0 to the number of "
+            f"sequences, {sequences}: write the index again with Megatron's preprocessing"
+        )
 
 
 def kind(path: str) -> str:

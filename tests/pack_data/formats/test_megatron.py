@@ -43,14 +43,28 @@ def test_megatron_is_built_and_other_tokens_are_another_source(tmp_path):
         (lambda data: data[:17] + b"\x06" + data[18:], "type code 6"),
         (lambda data: data[:-40], "the file is cut"),
         (lambda data: data[:20], "MMIDIDX"),
-        (lambda data: data[:34] + struct.pack("<i", 10_000) + data[38:], "record 0: 10000 tokens"),
-        (lambda data: data[:34] + struct.pack("<i", -1) + data[38:], "record 0: -1 tokens"),
+        (lambda data: data[:34] + struct.pack("<i", 10_000) + data[38:], "record 1 begins at byte"),
+        (lambda data: data[:34] + struct.pack("<i", -1) + data[38:], "record 1 begins at byte"),
+        (lambda data: data[:54] + struct.pack("<q", 2) + data[62:], "record 0 begins at byte 2"),
+        (lambda data: data[:-8] + struct.pack("<q", 6), "document indices.*from 0 to 6.*5"),
+        (lambda data: data[:-8] + struct.pack("<q", 4), "document indices.*from 0 to 4.*5"),
+        (lambda data: data[:17] + b"\x08" + data[18:], "record 1 begins at byte"),
     ],
 )
 def test_a_damaged_index_is_one_line(tmp_path, damage, words):
     index = write_megatron(tmp_path / "a", random_sequences(5))
     index.write_bytes(damage(index.read_bytes()))
     with refused(index, words):
+        list(open_source(index, "megatron").read())
+
+
+@pytest.mark.parametrize("dtype, code", [("<i4", 8), ("<i4", 4)], ids=["uint16 index, int32 tokens", "longer tokens"])
+def test_an_index_and_tokens_that_do_not_belong_together_are_refused(tmp_path, dtype, code):
+    index = write_megatron(tmp_path / "a", random_sequences(5), code, "<u2" if code == 8 else "<i4")
+    tokens = index.with_suffix(".bin")
+    ids = np.fromfile(tokens, "<u2" if code == 8 else "<i4")
+    (np.append(ids, 7) if code == 4 else ids).astype(dtype).tofile(tokens)
+    with refused("a.bin", "index covers", str(tokens.stat().st_size)):
         list(open_source(index, "megatron").read())
 
 
