@@ -17,6 +17,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
+from evidence.benches.usage import check_counted, cpu_seconds, peak_megabytes
 from pack_data.building.assignment import IN_MEMORY
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import open_runner
@@ -31,7 +32,6 @@ from pack_data.cli.command import (
     process_count,
     run_main,
 )
-from pack_data.cli.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.display.table import Column, Table, plain
 
 _HISTOGRAM = "wikipedia_512"

@@ -19,6 +19,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from evidence.benches import cases as many_cases
+from evidence.benches.usage import check_counted, cpu_seconds, peak_megabytes
 from pack_data.batching.mixture import PackMixture
 from pack_data.batching.pack_dataset import PackDataset
 from pack_data.building.command import BuildOptions, build_and_report
@@ -30,7 +31,6 @@ from pack_data.cli.command import (
     process_count,
     run_main,
 )
-from pack_data.cli.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.cli.timing import quartiles, seconds_in_turn
 from pack_data.display.table import account
 from pack_data.packers import PACKERS
