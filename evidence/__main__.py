@@ -1,9 +1,9 @@
-"""`python -m evidence NAME`: runs one experiment, or says which there are.
+"""`python -m evidence NAME`: run one experiment, or list all.
 
-An experiment is a module of this package with SUMMARY (what it shows, its default size and measured time), SIZES by
-name, add_arguments(parser), settings(options) (all that decides what a cell measures) and run(options, runner), which
-returns the exit status: 1 where the experiment shows nothing. DEFAULT names its size where that is not "default".
-Options every experiment has: data_dir, out, size, seeds, plot.
+An experiment is a module of this package with SUMMARY (its result, default size and measured time), SIZES by name,
+add_arguments(parser), settings(options) (all settings that determine the measurements of a cell) and run(options,
+runner), which returns the exit status, 1 if the experiment shows nothing. DEFAULT is the name of its size unless that
+is "default". The options of every experiment: data_dir, out, size, seeds, plot.
 """
 
 from __future__ import annotations
@@ -17,52 +17,54 @@ from evidence.runner import Runner
 from ipu_packed_bert.processes.ranks import refuse_several
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
 
-# Names and one line each; a module is imported when it is asked for.
+# Names and summaries; only the module of the experiment that runs is imported.
 EXPERIMENTS = {
-    "updates": "is the update of packs that of their sequences; what each adjustment is worth (paper, Figures 3 and 4)",
-    "order": "does the order that packing imposes change what is learnt (beyond the paper)",
+    "updates": "is the update of packs that of their sequences; the effect of each adjustment (paper, Figures 3 and 4)",
+    "order": "does the order of packs change the learned weights (beyond the paper)",
     "fine_tuning": "BANKING77 and SQuAD in packs against padded and sorted: scores and times (beyond the paper; needs "
     "--data-dir)",
-    "speed": "what packing brings over S, width and type, beside the packing factor (forward and backward pass)",
+    "speed": "speed-up by packing and packing factor, over S, width and type (forward and backward pass)",
     "position_ids": "nine ways to make batches for a causal model (packing with position ids, Tables 2 to 6)",
 }
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run an experiment; return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, EXPERIMENTS))
         print(
-            "usage: python -m evidence NAME [options]\n\nexperiments (NAME --help-all says sizes and times; "
-            "python -m evidence.figures shows what they found):"
+            "usage: python -m evidence NAME [options]\n\nexperiments (NAME --help-all prints sizes and times; "
+            "python -m evidence.figures writes their results):"
         )
         for name, line in EXPERIMENTS.items():
             print(f"  {name:<{width}}  {line}", flush=True)
         return 0
     name = arguments[0]
     if name not in EXPERIMENTS:
-        raise ValueError(f"{name}: no such experiment; there are {', '.join(EXPERIMENTS)}")
+        raise ValueError(f"{name}: no such experiment; choose one of {', '.join(EXPERIMENTS)}")
     experiment = importlib.import_module(f"evidence.{name}")
     parser = ArgumentParser(prog=f"python -m evidence {name}", description=experiment.SUMMARY)
     parser.add_argument(
         "--data-dir",
         type=Path,
         metavar="DIR",
-        help="folder with larger data (wikipedia/, squad/, ...); default: the embedded corpus",
+        help="directory of larger data (wikipedia/, squad/, ...); default: the embedded corpus",
     )
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("runs", "evidence", name),
         metavar="DIR",
-        help="default %(default)s; a run that was stopped goes on there, and processes may share it",
+        help="directory of the results, in which a stopped run continues and which processes may share; default "
+        "%(default)s",
     )
     size = getattr(experiment, "DEFAULT", "default")
     parser.add_argument(
         "--size",
         choices=experiment.SIZES,
         default=size,
-        help="default %(default)s; quick shows that it runs, no more",
+        help="amount of work; quick only tests the program; default %(default)s",
     )
     parser.add_argument(
         "--seeds",
@@ -72,7 +74,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help="runs of each variant, default %(default)s",
     )
     parser.add_argument(
-        "--no-plot", action="store_false", dest="plot", help="no picture, which needs matplotlib"
+        "--no-plot",
+        action="store_false",
+        dest="plot",
+        help="do not draw pictures, which requires matplotlib",
     )
     if hasattr(experiment, "add_arguments"):
         experiment.add_arguments(parser)

@@ -11,25 +11,26 @@ from ipu_packed_bert.data.global_batches import Batch
 
 
 class Arm(NamedTuple):
-    """A way to make the updates of a run.
+    """The updates of a run.
 
-    Packs have a mask over the row, which an IPU compiles; rows of one sequence the host engine's attention, which skips
-    padding.
+    Packs have a mask over the row, like the program of an IPU; rows of one sequence have the attention of the host
+    engine, which skips padding.
     """
 
     words: str
-    alone: bool = False  # each sequence of the packs has a row of its own
+    alone: bool = False  # each sequence of the packs is alone in a row
     changes: str = ""  # of each batch, by the names in CHANGES
     adjustment: str = "accumulation"
     double: bool = False
 
     @property
     def attention(self) -> str:
+        """The setting engine.attention."""
         return "auto" if self.alone else "eager"
 
 
 def without_mask(batch: Batch) -> Batch:
-    """Let all tokens of a pack see each other; padding stays hidden."""
+    """Let all tokens of a pack attend to one another; padding stays hidden."""
     return {**batch, "input_mask": (batch["input_mask"] > 0).astype(batch["input_mask"].dtype)}
 
 
@@ -54,7 +55,11 @@ CHANGES: Dict[str, Callable[[Batch, int], Batch]] = {
     "scales": micro_batch_means,
 }
 
-PACKED, UNPACKED, AGAIN, NO_MASK, MEANS = "packed", "unpacked", "reordered", "no_mask", "means"
+PACKED = "packed"
+UNPACKED = "unpacked"
+AGAIN = "reordered"
+NO_MASK = "no_mask"
+MEANS = "means"
 DOUBLE = "_float64"  # ends the name of an arm in double precision
 ARMS: Dict[str, Arm] = {
     PACKED: Arm("packed"),
@@ -77,11 +82,11 @@ ORDERS = {
     "sorted": "from short to long",
     "by_word": "sorted by their most frequent word",
 }
-PILOT_SEEDS = (101, 102, 103)  # say how large differences are; they do not count
+PILOT_SEEDS = (101, 102, 103)  # for the margins only
 
 
 def changed(batch: Batch, arm: Arm, micro_batch: int) -> Batch:
-    """Change a batch for an arm; in double precision its scales too."""
+    """Change a batch for an arm, in double precision also its scales."""
     if arm.double:
         batch = update_scales(batch, micro_batch)
     for name in arm.changes.split():

@@ -32,43 +32,39 @@ Results = Mapping[str, Any]
 
 
 def told() -> Dict[str, Dict[str, Any]]:
-    """Return the claims by name, as they were written."""
-    tree = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    claims: Dict[str, Dict[str, Any]] = tree["claims"]
+    """Return the claims of `claims.yml`, by name."""
+    claims: Dict[str, Dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["claims"]
     return claims
 
 
 def findings(results: Results) -> Dict[str, Finding]:
-    """Judge each claim; results: by the names of their directories; those without a recorded commit do not count."""
-    of_one_commit = {name: shown for name, shown in results.items() if shown.settings.get("commit")}
-    return {name: KINDS[claim["kind"]](claim, of_one_commit) for name, claim in told().items()}
+    """Judge each claim by results of the directories by name; results without a recorded commit do not count."""
+    recorded = {name: shown for name, shown in results.items() if shown.settings.get("commit")}
+    return {name: KINDS[claim["kind"]](claim, recorded) for name, claim in told().items()}
 
 
 def verdicts(found: Mapping[str, Finding]) -> Dict[str, str]:
-    """Describe each finding; P values are adjusted over all claims that have one."""
-    adjusted = holm({name: finding.p for name, finding in found.items() if finding.p is not None})
+    """Describe each finding; P values are adjusted over all claims with a P value."""
+    p_values = {name: finding.p for name, finding in found.items() if finding.p is not None}
+    adjusted = holm(p_values)
     tests = counted(len(adjusted), "test")
     words = {}
     for name, finding in found.items():
-        significant = adjusted.get(name, 0.0) < LEVEL
         if finding.kept is None:
             words[name] = "not measured"
             continue
+        significant = adjusted.get(name, 0.0) < LEVEL
         words[name] = "shown" if finding.kept and significant else "not shown"
         if name in adjusted:
             words[name] += f" (P {adjusted[name]:.2g} of {tests}, Holm)"
     return words
 
 
-def _missing(
-    shown: Optional[Shown],
-    arms: Sequence[str],
-    seeds: Sequence[int],
-) -> bool:
+def _missing(shown: Optional[Shown], arms: Sequence[str], seeds: Sequence[int]) -> bool:
     """Return True if a run has no results for one of these arms and seeds."""
     if shown is None:
         return True
-    return any(Cell(*pair) not in shown.cells for pair in itertools.product(arms, seeds))
+    return not shown.cells.keys() >= set(itertools.starmap(Cell, itertools.product(arms, seeds)))
 
 
 _NOTHING = Finding("no finished run.", None)
@@ -76,8 +72,10 @@ _UNTESTED = _NOTHING._replace(p=1.0)
 
 
 def _limit(claim: Mapping[str, Any], results: Results) -> Finding:
-    """Check that every run keeps the limit, and that the controls break theirs."""
-    first, second, no_mask = claim["first"], claim["second"], claim["no_mask"]
+    """Check that every run is within the limit, and that the controls are beyond theirs."""
+    first = claim["first"]
+    second = claim["second"]
+    no_mask = claim["no_mask"]
     means = claim.get("means", first)
     limit = float(claim["limit"])
     seeds = claim["seeds"]
@@ -101,7 +99,7 @@ def _limit(claim: Mapping[str, Any], results: Results) -> Finding:
 
 
 class _Comparison(NamedTuple):
-    """Differences of held-out losses in one metric, and what follows from them."""
+    """Differences of held-out losses in one metric, and their tests."""
 
     metric: str
     margin: float
@@ -133,14 +131,16 @@ def _compared(
     pilot: TrainingShown,
     metric: str,
 ) -> _Comparison:
-    first, second = claim["first"], claim["second"]
+    """Test the differences of one metric, of A/A and of the control."""
+    first = claim["first"]
+    second = claim["second"]
     seeds = claim["seeds"]
     margin = claim["margins"][metric]
     values = shown.differences(first, second, metric, seeds)
     same = shown.differences(claim["again"], claim["again_beside"], metric, seeds)
     control = shown.differences(claim["control"], second, metric, claim.get("control_seeds", seeds))
-    of_pilot = pilot.differences(first, second, metric, claim["pilot"]["seeds"])
-    deviation = float(np.std(of_pilot, ddof=1))
+    pilot_values = pilot.differences(first, second, metric, claim["pilot"]["seeds"])
+    deviation = float(np.std(pilot_values, ddof=1))
     return _Comparison(
         metric,
         margin,
@@ -153,59 +153,54 @@ def _compared(
 
 
 def _equivalence(claim: Mapping[str, Any], results: Results) -> Finding:
-    """Check that the interval of each metric, and of A/A, lies within the margin, and a control's wholly beyond one."""
-    first, second, again, control = (
-        claim[name] for name in ("first", "second", "again", "control")
-    )
+    """Check that the intervals of all metrics and of A/A are within their margins, and a control's wholly beyond."""
+    first = claim["first"]
+    second = claim["second"]
     seeds = claim["seeds"]
     shown = results.get(claim["run"])
     pilot = results.get(claim["pilot"]["run"])
     if (
-        shown is None
-        or _missing(shown, (first, second, again), seeds)
-        or _missing(shown, (control, second), claim.get("control_seeds", seeds))
+        _missing(shown, (first, second, claim["again"]), seeds)
+        or _missing(shown, (claim["control"], second), claim.get("control_seeds", seeds))
         or _missing(pilot, (first, second), claim["pilot"]["seeds"])
     ):
         return _UNTESTED
     assert isinstance(shown, TrainingShown) and isinstance(pilot, TrainingShown)
 
-    compared = [_compared(claim, shown, pilot, metric) for metric in claim["margins"]]
-    kept = all(each.kept for each in compared)
-    control_fails = any(each.control.low > each.margin for each in compared)
+    comparisons = [_compared(claim, shown, pilot, metric) for metric in claim["margins"]]
+    kept = all(comparison.kept for comparison in comparisons)
+    control_fails = any(comparison.control.low > comparison.margin for comparison in comparisons)
     lines = []
-    for comparison in compared:
-        name = f"{METRICS[comparison.metric]} " if len(compared) > 1 else ""
+    for comparison in comparisons:
+        name = f"{METRICS[comparison.metric]} " if len(comparisons) > 1 else ""
         lines.append(name + comparison.words(comparison.form))
     error = shown.over_sequences(first, second, seeds)
-    form = compared[-1].form[1:]
+    form = comparisons[-1].form[1:]
     lines.append(counted(len(seeds), "seed"))
-    lines.append(f"power {min(each.power for each in compared):.3f}")
+    lines.append(f"power {min(comparison.power for comparison in comparisons):.3f}")
     lines.append(f"over sequences ±{error:{form}}")
-    words = shown.words
-    picture = _in_margins(compared, words[first], words[again], words[second])
-    p = max(0.0, *(each.p for each in compared))
+    p = max(0.0, *(comparison.p for comparison in comparisons))
+    picture = _in_margins(claim, shown, comparisons)
     return Finding("; ".join(lines) + ".", kept and control_fails, p, picture)
 
 
 def _in_margins(
-    compared: Sequence[_Comparison],
-    first: str,
-    again: str,
-    reference: str,
+    claim: Mapping[str, Any], shown: TrainingShown, comparisons: Sequence[_Comparison]
 ) -> Picture:
     """Draw the intervals of a claim and of its A/A, in margins."""
+    first, again, reference = (shown.words[claim[name]] for name in ("first", "again", "second"))
     drawn: Dict[str, Dict[str, Optional[Interval]]] = {}
-    for comparison in compared:
-        shares = {}
-        for name, interval in ((first, comparison.difference), (again, comparison.same)):
-            mean, low, high = (value / comparison.margin for value in interval[:3])
-            shares[name] = Interval(mean, low, high, interval.seeds)
-        drawn[METRICS[comparison.metric]] = {**shares}
+    for comparison in comparisons:
+        drawn[METRICS[comparison.metric]] = {
+            first: comparison.difference.over(comparison.margin),
+            again: comparison.same.over(comparison.margin),
+        }
     levels = [("margin", 1.0), ("minus the margin", -1.0)]
     return bars("", f"held-out loss against {reference}, in margins", drawn, levels)
 
 
 def _speed(claim: Mapping[str, Any], results: Results) -> Finding:
+    """Check the speed-up of all cases."""
     shown = results.get(claim["run"])
     if shown is None or not shown.timings or shown.draws < claim["draws"]:
         return _UNTESTED
@@ -213,6 +208,7 @@ def _speed(claim: Mapping[str, Any], results: Results) -> Finding:
 
 
 def _answers(claim: Mapping[str, Any], results: Results) -> Finding:
+    """Check that packs change no answer, and that packs without the mask do."""
     shown = results.get(claim["run"])
     task = claim["task"]
     if shown is None or _missing(shown, (f"{task}_packed",), claim["seeds"]):

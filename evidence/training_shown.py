@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -28,35 +29,33 @@ class TrainingShown(Shown):
     def value(self, arm: str, seed: int, metric: str) -> float:
         """Return the last measurement, over all scored sequences."""
         row = self.cells[Cell(arm, seed)][-1]
-        name = f"all_{metric}" if f"all_{metric}" in row else metric
-        return float(row[name])
+        return float(row.get(f"all_{metric}", row[metric]))
 
     def differences(
         self, first: str, second: str, metric: str, seeds: Optional[Sequence[int]] = None
     ) -> List[float]:
         """Return the first arm minus the second, seed by seed; raise KeyError for a missing cell."""
-        chosen = self.common(first, second) if seeds is None else seeds
-        return [
-            self.value(first, seed, metric) - self.value(second, seed, metric) for seed in chosen
-        ]
+        differences = []
+        for seed in self.common(first, second) if seeds is None else seeds:
+            value = self.value(first, seed, metric)
+            differences.append(value - self.value(second, seed, metric))
+        return differences
 
     def over_sequences(self, first: str, second: str, seeds: Sequence[int]) -> float:
-        """Return the standard error of the difference of the loss over the held-out sequences, the mean of seeds."""
+        """Return the standard error of the mean difference of the loss over the held-out sequences."""
+
+        def mean(arm: str, name: str) -> Any:
+            return np.mean([self.cells[Cell(arm, seed)][-1][name] for seed in seeds], axis=0)
 
         def difference(name: str) -> Any:
-            means = [
-                np.mean([self.cells[Cell(arm, seed)][-1][name] for seed in seeds], axis=0)
-                for arm in (first, second)
-            ]
-            return means[0] - means[1]
+            return mean(first, name) - mean(second, name)
 
         masked = np.array(self.facts["masked"], dtype=float)
-        return error_over_sequences(
-            masked, difference("mlm_centinats") / 100, difference("nsp_millinats") / 1000
-        )
+        mlm = difference("mlm_centinats") / 100
+        return error_over_sequences(masked, mlm, difference("nsp_millinats") / 1000)
 
     def against(self, arm: str, metric: str = "loss") -> Optional[Interval]:
-        """Return the difference from the reference, over the seeds that both have."""
+        """Return the difference from the reference over the common seeds; None for the reference or without seeds."""
         reference = self.reference + (arms.DOUBLE if arm.endswith(arms.DOUBLE) else "")
         if arm == reference:
             return None
@@ -66,7 +65,7 @@ class TrainingShown(Shown):
     # ---- the page
 
     def named(self) -> List[str]:
-        """Return the arms with a finished seed that counts."""
+        """Return the arms with a finished seed outside the pilot."""
         return [arm for arm in self.words if self.seeds(arm)]
 
     def parts(self) -> List[Union[str, Table]]:
@@ -86,19 +85,23 @@ class TrainingShown(Shown):
         ]
 
     def table(self) -> Table:
-        def last(metric: str, digits: int, scale: float = 1.0) -> Any:
-            return lambda arm: spread(
-                [scale * self.value(arm, seed, metric) for seed in self.seeds(arm)], digits
-            )
+        """Return the table of scores, a line for each arm."""
 
-        def against(metric: str) -> Any:
-            return lambda arm: _words(self.against(arm, metric))
+        def last(metric: str, digits: int, scale: float = 1.0) -> Any:
+            def cell(arm: str) -> str:
+                values = [scale * self.value(arm, seed, metric) for seed in self.seeds(arm)]
+                return spread(values, digits)
+
+            return cell
+
+        def against(metric: str, words: str) -> Any:
+            heading = f"{words}, against {self.words[self.reference]}"
+            return heading, lambda arm: _words(self.against(arm, metric))
 
         def updates(arm: str) -> str:
             first = Cell(arm, self.seeds(arm)[0])
             return f"{self.cells[first][-1]['updates']:,}"
 
-        reference = self.words[self.reference]
         return Table(
             [
                 ("run", self.words.get),
@@ -106,10 +109,7 @@ class TrainingShown(Shown):
                 ("right, %", last("mlm_accuracy", 1, 100)),
                 ("next sentence, nats", last("nsp_loss", 4)),
                 ("right, %", last("nsp_accuracy", 1, 100)),
-                *(
-                    (f"{words}, against {reference}", against(metric))
-                    for metric, words in METRICS.items()
-                ),
+                *itertools.starmap(against, METRICS.items()),
                 ("updates", updates),
                 ("seeds", lambda arm: str(len(self.seeds(arm)))),
             ],
@@ -124,13 +124,13 @@ class TrainingShown(Shown):
 
     def curves(self) -> List[Lines]:
         """Draw the arms in float32."""
-        drawn = [arm for arm in self.named() if not arm.endswith(arms.DOUBLE)]
         pictures = []
         for metric in ("mlm_loss", "nsp_loss"):
             lines = []
-            for arm in drawn:
-                thousands = 1e-3 * self.columns(arm, "sequences")
-                lines.append(curve(self.words[arm], thousands, self.columns(arm, metric)))
+            for arm in self.named():
+                if not arm.endswith(arms.DOUBLE):
+                    thousands = 1e-3 * self.columns(arm, "sequences")
+                    lines.append(curve(self.words[arm], thousands, self.columns(arm, metric)))
             level = ("most frequent answers, no model", self.facts["baseline"][metric])
             x, y = "sequences processed, thousands", "held-out loss, nats"
             pictures.append(curves(METRICS[metric], x, y, lines, [level]))
@@ -138,6 +138,8 @@ class TrainingShown(Shown):
 
 
 class UpdatesShown(TrainingShown):
+    """The results of `updates`."""
+
     words = {
         name: arm.words + (", float64" if arm.double else "") for name, arm in arms.ARMS.items()
     }
@@ -146,12 +148,8 @@ class UpdatesShown(TrainingShown):
     def apart(self, first: str, second: str) -> Tuple[np.ndarray, np.ndarray]:
         """Return updates and |difference| of the loss along the runs, [seeds, points]."""
         seeds = self.common(first, second)
-
-        def of(arm: str, name: str) -> np.ndarray:
-            rows = [self.cells[Cell(arm, seed)] for seed in seeds]
-            return np.array([[row[name] for row in points] for points in rows])
-
-        return of(first, "step"), np.abs(of(first, "loss") - of(second, "loss"))
+        losses = self.columns(first, "loss", seeds) - self.columns(second, "loss", seeds)
+        return self.columns(first, "step", seeds), np.abs(losses)
 
     def pictures(self) -> Dict[str, Sequence[Picture]]:
         pairs = {
@@ -180,14 +178,18 @@ class UpdatesShown(TrainingShown):
 
 
 class OrderShown(TrainingShown):
+    """The results of `order`."""
+
     words = arms.ORDERS
     reference = "random"
 
 
 def _words(difference: Optional[Interval]) -> Optional[str]:
+    """Format a difference from the reference."""
     if difference is None:
         return None
-    return small(difference.mean) if abs(difference.mean) < 1e-5 else difference.words("+.4f")
+    is_rounding = abs(difference.mean) < 1e-5
+    return small(difference.mean) if is_rounding else difference.words("+.4f")
 
 
 def _constant(baseline: Mapping[str, float]) -> List[str]:

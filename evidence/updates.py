@@ -1,15 +1,16 @@
 """Is the update of packs the update of their sequences?
 
-Whole runs whose every update has the same sequences, packed and each alone in a row; and the same without each part
-that packedBERT adds (paper, section 4.2, Figure 4).  All arms start with the same weights.  Nothing is switched off
-inside the model: an arm changes the batch that the model gets, or the configuration.  Held-out losses are those of
-unpacked sequences of other documents.
+Whole runs with the same sequences in every update, packed and each alone in a row; and the same without each part that
+packedBERT adds (paper, section 4.2, Figure 4).  All arms start with the same weights.  An arm changes the batch of the
+model or the configuration, and nothing inside the model.  Held-out losses are those of unpacked sequences of other
+documents.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -31,11 +32,11 @@ from evidence.packed_runs import QUICK, TOPICS, WIKIPEDIA, Size
 from evidence.runner import Cell, Row, Runner, finished_cells
 from evidence.training_shown import UpdatesShown
 from ipu_packed_bert.model.hugging_face import SAFETENSORS, Weights, read_folder
-from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of
 
 shown = UpdatesShown
-START, START_SEED = "start", 5
+START = "start"
+START_SEED = 5
 SEEDS = (11, 12, 13)
 _SAME = (PACKED, UNPACKED, AGAIN, NO_MASK)
 _DOUBLE = tuple(name + DOUBLE for name in (PACKED, UNPACKED, MEANS))
@@ -47,7 +48,7 @@ class Start(NamedTuple):
 
     checkpoint: Optional[
         str
-    ]  # a Hugging Face folder or the package of weights; None: a network from nothing
+    ]  # a Hugging Face directory or the package of weights; None: new weights
     updates: int
     rate: float
     along: int  # of the scored sequences, at the measurements along a run
@@ -59,7 +60,7 @@ class Updates(NamedTuple):
     size: Size
     cells: Tuple[
         Tuple[Tuple[str, ...], Tuple[int, ...]], ...
-    ]  # arms and seeds, in the order in which they are run
+    ]  # arms and seeds, in the order of their runs
     start: Optional[Start] = None
 
 
@@ -124,16 +125,21 @@ def settings(options: Any) -> Dict[str, Any]:
 
 
 def cells(size: Updates, arms: Optional[Sequence[str]]) -> List[Cell]:
-    found = [Cell(name, seed) for names, seeds in size.cells for seed in seeds for name in names]
-    return [cell for cell in dict.fromkeys(found) if arms is None or cell.variant in arms]
+    """List the cells of the chosen arms, in the order of their runs."""
+    grid: Dict[Cell, None] = {}
+    for names, seeds in size.cells:
+        for seed, name in itertools.product(seeds, names):
+            if arms is None or name in arms:
+                grid[Cell(name, seed)] = None
+    return list(grid)
 
 
 def run(options: Any, runner: Runner) -> int:
-    made = Runs(SIZES[options.size], options, runner)
-    runner.keep_facts(made.setup.facts())
-    if made.start is not None:
-        runner.run([Cell(START, START_SEED)], made.begin)
-    runner.run(cells(SIZES[options.size], options.arms), made.part)
+    runs = Runs(SIZES[options.size], options, runner)
+    runner.keep_facts(runs.setup.facts())
+    if runs.start is not None:
+        runner.run([Cell(START, START_SEED)], runs.begin)
+    runner.run(cells(SIZES[options.size], options.arms), runs.part)
     return runner.show(shown(runner.folder), plot=options.plot)
 
 
@@ -141,9 +147,11 @@ class Runs:
     """The runs of one size; `runner.folder / START` has their initial weights, if any."""
 
     def __init__(self, size: Updates, options: Any, runner: Runner) -> None:
-        self.start, self._runner = size.start, runner
-        named = size.start and size.start.checkpoint
-        self.setup = packed_runs.setup(options, size.size, folder_of(named) if named else None)
+        self.start = size.start
+        self._runner = runner
+        checkpoint = size.start and size.start.checkpoint
+        folder = folder_of(checkpoint) if checkpoint else None
+        self.setup = packed_runs.setup(options, size.size, folder)
         self._weights: Optional[Weights] = None
 
     @property
@@ -152,13 +160,16 @@ class Runs:
 
     def begin(self, cell: Cell) -> List[Row]:
         """Train the heads, and all other weights, with unpacked updates; keep the weights."""
-        start, pretrained = self.start, self.setup.pretrained
+        start = self.start
         assert start is not None
-        config = self.setup.config(
-            "unpacked", seed=cell.seed, rate=start.rate / self.setup.size.learning_rate
-        )
+        pretrained = self.setup.pretrained
+        size = self.setup.size
+        rate = start.rate / size.learning_rate
+        config = self.setup.config("unpacked", seed=cell.seed, rate=rate)
+        every = math.ceil(start.updates / size.points)
+        length = replace(config.run, steps=start.updates, evaluate_every=every)
         rows = self.setup.run(
-            self._measured(replace(config, run=replace(config.run, steps=start.updates))),
+            replace(config, run=length),
             unfinished=self._runner.unfinished(cell),
             weights=None if pretrained is None else pretrained.weights,
             along=start.along,
@@ -174,7 +185,7 @@ class Runs:
             "packed", seed=cell.seed, adjustment=arm.adjustment, attention=arm.attention
         )
         return self.setup.run(
-            self._measured(config),
+            config,
             lambda batch: changed(batch, arm, self.setup.size.micro_batch),
             self._runner.unfinished(cell),
             alone=arm.alone,
@@ -183,18 +194,13 @@ class Runs:
             along=self.start and self.start.along,
         )
 
-    def _measured(self, config: Config) -> Config:
-        """Return the configuration with the measurements of the size."""
-        every = math.ceil(config.run.steps / self.setup.size.points)
-        return replace(config, run=replace(config.run, evaluate_every=every))
-
     def weights(self) -> Optional[Weights]:
         """Return the weights of the start; raise ValueError if they are missing or have changed."""
         if self.start is not None and self._weights is None:
             kept = finished_cells(self._runner.folder)[Cell(START, START_SEED)][-1]["weights"]
             if not (self.folder / SAFETENSORS).exists() or self._sha256() != kept:
                 raise ValueError(
-                    f"{self.folder}: not the weights that the finished runs started with; restore them, or remove "
+                    f"{self.folder}: not the initial weights of the finished runs; restore them, or remove "
                     f"{self._runner.folder} and start again"
                 )
             self._weights = read_folder(self.folder).weights

@@ -1,8 +1,8 @@
 """Ways to lay out the same sequences for a network: in packs, and each alone in its row with three kinds of padding.
 
-In every way a forward pass has at most the same number of slots, so about the same memory, and an update has as many
-sequences on average.  Packed, padded to the maximum and padded to the longest have the same sequences in the same
-updates.  Sorted has its own: sequences of about the same length, the updates in random order.
+In all ways a forward pass has at most the same number of slots, so about the same memory, and an update has the same
+mean number of sequences.  Packed, padded to the maximum and padded to the longest have the same sequences in the same
+updates.  Sorted has other updates, of sequences of about the same length, in random order.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import numpy as np
 from pack_data.building.assignment import assign
 from pack_data.packing.packing import Packing
 
-MAXIMUM, LONGEST, SORTED, PACKED = "maximum", "longest", "sorted", "packed"
+MAXIMUM = "maximum"
+LONGEST = "longest"
+SORTED = "sorted"
+PACKED = "packed"
 WAYS = (MAXIMUM, LONGEST, SORTED, PACKED)
-NO_MASK = "no_mask"  # packed, and every token sees its whole row: the control of the scores
+NO_MASK = "no_mask"  # packed, and every token attends to its whole row: the control of the scores
 AGAIN = "packed_again"  # the packed way timed a second time: the control of the times
 WORDS = {
     MAXIMUM: "padded to the maximum",
@@ -27,7 +30,8 @@ WORDS = {
     AGAIN: "packed, timed again (control)",
     NO_MASK: "packed without the mask (control)",
 }
-TRAINING, INFERENCE = "training", "inference"
+TRAINING = "training"
+INFERENCE = "inference"
 
 # The stream of random numbers that orders the sequences of equal length, and the updates.
 _SORTED = 3
@@ -41,6 +45,7 @@ class Pass(NamedTuple):
 
     @property
     def sequences(self) -> List[int]:
+        """Numbers of the sequences, row by row."""
         return list(chain(*self.rows))
 
     @property
@@ -55,8 +60,12 @@ Passes = Tuple[Pass, ...]
 class Ways:
     """The passes of a set of sequences.
 
-    lengths: of the sequences [n].  packing: of them.  rows_of_pass: packed rows in a pass.  rows_of_update: packed rows
-    in an update.  seed: of the order, which differs in each epoch.
+    Args:
+        lengths: Lengths of the sequences, [n].
+        packing: A packing of these lengths.
+        rows_of_pass: Packed rows of a pass.
+        rows_of_update: Packed rows of an update; 0: those of a pass.
+        seed: Seed of the order, which differs between epochs.
     """
 
     def __init__(
@@ -83,7 +92,7 @@ class Ways:
         return -(-self.packing.packs // self.rows_of_update)
 
     def updates(self, way: str, epoch: int = 0) -> List[Passes]:
-        """Return the passes of each update; every sequence comes once in an epoch."""
+        """Return the passes of each update of an epoch, in which every sequence occurs once."""
         if way == SORTED:
             parts = self._parts(epoch)
             random = np.random.default_rng([self.seed, _SORTED, epoch, 1])
@@ -91,16 +100,17 @@ class Ways:
         updates = []
         rows = self._packed_rows(epoch)
         for begin in range(0, len(rows), self.rows_of_update):
-            of_update = rows[begin : begin + self.rows_of_update]
-            numbers = list(chain(*of_update))
+            update_rows = rows[begin : begin + self.rows_of_update]
             if way == PACKED:
-                updates.append(self._of_rows(of_update))
+                updates.append(self._of_rows(update_rows))
+            elif way == MAXIMUM:
+                updates.append(self._full(chain(*update_rows)))
             else:
-                updates.append(self._full(numbers) if way == MAXIMUM else self._padded(numbers))
+                updates.append(self._padded(chain(*update_rows)))
         return updates
 
     def sample(self, way: str, number: int) -> List[Passes]:
-        """Return some updates that stand for all; the sorted ones are of all lengths alike."""
+        """Return a sample of the updates; sorted updates are sampled evenly over all lengths."""
         if way != SORTED:
             return self.updates(way)[:number]
         parts = self._parts(0)
@@ -109,7 +119,7 @@ class Ways:
         return [self._padded(parts[index]) for index in chosen]
 
     def _parts(self, epoch: int) -> List[np.ndarray]:
-        """Sort the sequences by length, in as many parts as there are updates."""
+        """Sort the sequences by length, and divide them into one part for each update."""
         order = np.random.default_rng([self.seed, _SORTED, epoch]).permutation(len(self.lengths))
         order = order[np.argsort(self.lengths[order], kind="stable")]
         return np.array_split(order, self.updates_per_epoch)
@@ -123,11 +133,14 @@ class Ways:
             return self._of_rows(self._packed_rows(0))
         if way == MAXIMUM:
             return self._full(order)
-        return self._padded(np.argsort(self.lengths, kind="stable") if way == SORTED else order)
+        if way == SORTED:
+            order = np.argsort(self.lengths, kind="stable")
+        return self._padded(order)
 
     # ---- rows
 
     def _packed_rows(self, epoch: int) -> List[Tuple[int, ...]]:
+        """Return the numbers of the sequences of each packed row."""
         place = assign(self.lengths, self.packing, (self.seed, epoch))
         order = np.lexsort((place.slot, place.pack))
         ends = np.cumsum(np.bincount(place.pack, minlength=self.packing.packs))
@@ -139,13 +152,12 @@ class Ways:
 
     def _of_rows(self, rows: Sequence[Tuple[int, ...]]) -> Passes:
         """Distribute rows of full length over passes."""
-        return tuple(
-            Pass(tuple(rows[first : first + self.rows_of_pass]), self.slots)
-            for first in range(0, len(rows), self.rows_of_pass)
-        )
+        size = self.rows_of_pass
+        starts = range(0, len(rows), size)
+        return tuple(Pass(tuple(rows[first : first + size]), self.slots) for first in starts)
 
     def _padded(self, numbers: Iterable[int]) -> Passes:
-        """Put each sequence in a row as long as the longest of its pass, which has at most a packed pass's slots."""
+        """Put each sequence in a row of the longest length of its pass, with at most the slots of a packed pass."""
         passes: List[Pass] = []
         rows: List[Tuple[int, ...]] = []
         longest = 0
@@ -163,7 +175,7 @@ class Ways:
 
 
 def slots_per_token(updates: Sequence[Passes], lengths: np.ndarray) -> float:
-    """Return the slots that are computed for each token."""
+    """Return the computed slots per token."""
     passes = list(chain(*updates))
     tokens = sum(int(lengths[part.sequences].sum()) for part in passes)
     return sum(part.size for part in passes) / tokens

@@ -95,10 +95,14 @@ class Shown(ABC):
         """Return the seeds that both variants have."""
         return sorted({*self.seeds(first)} & {*self.seeds(second)})
 
-    def columns(self, variant: str, value: str) -> np.ndarray:
-        """Return one value of a variant's rows, [seeds, points]."""
-        rows = [self.cells[Cell(variant, seed)] for seed in self.seeds(variant)]
-        return np.array([[row[value] for row in points] for points in rows])
+    def columns(
+        self, variant: str, value: str, seeds: Optional[Sequence[int]] = None
+    ) -> np.ndarray:
+        """Return one value of a variant's rows, [seeds, points]; by default of all its seeds."""
+        columns = []
+        for seed in self.seeds(variant) if seeds is None else seeds:
+            columns.append([row[value] for row in self.cells[Cell(variant, seed)]])
+        return np.array(columns)
 
     # ---- output
 

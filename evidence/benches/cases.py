@@ -1,7 +1,7 @@
 """Compare our packer with others on many data sets: `python -m evidence.benches.packing --cases 50`.
 
 The cases are drawn with a fixed seed from all combinations of lengths, rows and depths below.  Our packer puts lengths
-into bins, as the others do, and its time includes the bound.  Only ours obeys a limited depth.
+into bins like the others, and its time includes the bound.  Only ours supports a limited depth.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _DEPTHS: Tuple[Optional[int], ...] = (
     None,
     None,
 )  # the peers know no limit: as many cases
-_FEW = 1000  # lengths: a call in the middle of a training
-_NEAR = 1e-4  # of the bound
-_REPEATED = 10_000  # lengths up to which the least time of three is taken
-_ALLOWED = 0.005  # seconds that are always few enough
+_FEW = 1000  # lengths of a call during a training
+_NEAR = 1e-4  # gap over the bound of a near-optimal packing
+_REPEATED = 10_000  # up to this number of lengths, the time is the smallest of three
+_ALLOWED = 0.005  # seconds; shorter times are not compared
 
 
 def _whole(drawn: np.ndarray, slots: int) -> np.ndarray:
@@ -47,13 +47,13 @@ def _whole(drawn: np.ndarray, slots: int) -> np.ndarray:
 
 
 def _triplets(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
-    """Draw lengths of which three fill a row exactly, between a quarter and a half of it, and some that are left."""
+    """Draw triplets of lengths that fill a row exactly, each between a quarter and a half of the row."""
     first, second = np.rint(random.uniform(0.25 * slots, 0.5 * slots, (2, -(-n // 3))))
     return _whole(np.concatenate([first, second, slots - first - second])[:n], slots)
 
 
 def _wikipedia(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
-    """Draw the lengths of the paper's Wikipedia, stretched to the slots."""
+    """Draw the lengths of the paper's Wikipedia, scaled to the slots."""
     counts = LengthHistogram.published("wikipedia_512").counts
     lengths = random.choice(len(counts), n, p=counts / counts.sum())
     return _whole(lengths * (slots / 512), slots)
@@ -90,7 +90,7 @@ _DRAWN: Dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class PackingCase:
-    """One packing, and those of the peers for the same lengths."""
+    """One packing, and the packings of the peers for the same lengths."""
 
     kind: str
     sequences: int
@@ -113,7 +113,7 @@ class PackingCase:
 
     @property
     def ratio(self) -> Optional[float]:
-        """Time over lightbinpack's if it made as few packs; 0 if ours takes next to nothing."""
+        """Time over lightbinpack's if it has the same number of packs; 0 for a time that is not compared."""
         packs, seconds = self.peers.get("lightbinpack", (-1, 0.0))
         if packs != self.packs:
             return None
@@ -123,6 +123,7 @@ class PackingCase:
 def _measure(
     number: int, combination: Tuple[str, int, int, Optional[int]], peers: Sequence[Peer]
 ) -> PackingCase:
+    """Pack one case, by ours and by the peers."""
     kind, sequences, slots, depth = combination
     lengths = _DRAWN[kind](np.random.default_rng(number), sequences, slots)
     times = 3 if sequences <= _REPEATED else 1
@@ -138,33 +139,35 @@ def _measure(
         return packing
 
     seconds, packing = least(ours)
-    of_peers: Dict[str, Tuple[int, float]] = {}
+    others: Dict[str, Tuple[int, float]] = {}
     for peer in peers:
         if depth is None and lengths.sum() <= peer.most_tokens:
-            taken, packs = least(partial(peer.pack, lengths, slots))
-            of_peers[peer.name] = packs, taken
-    return PackingCase(*combination, packing.packs, packing.lower_bound or 0, seconds, of_peers)
+            time_of_peer, packs = least(partial(peer.pack, lengths, slots))
+            others[peer.name] = (packs, time_of_peer)
+    return PackingCase(*combination, packing.packs, packing.lower_bound or 0, seconds, others)
 
 
 def _cases(number: int, peers: Sequence[Peer], most: int = _SEQUENCES[-1]) -> List[PackingCase]:
-    """Measure different cases; most: sequences of the largest."""
+    """Measure different cases of at most `most` sequences."""
     sequences = [number for number in _SEQUENCES if number <= most]
-    every = list(product(_DRAWN, sequences, _SLOTS, _DEPTHS))
-    chosen = np.random.default_rng(0).permutation(len(every))[:number].tolist()
+    combinations = list(product(_DRAWN, sequences, _SLOTS, _DEPTHS))
+    chosen = np.random.default_rng(0).permutation(len(combinations))[:number].tolist()
+    cases = []
     with progress_bar(len(chosen), "packing", unit=" cases") as bar:
-        return [_measure(index, every[index], peers) for index in chosen if not bar.update()]
+        for index in chosen:
+            cases.append(_measure(index, combinations[index], peers))
+            bar.update()
+    return cases
 
 
-def _summary(found: Sequence[PackingCase]) -> List[Tuple[str, str, str]]:
-    """Return rows of text: what was measured, the value, what it counts."""
-    ratios = [case.ratio for case in found if case.ratio is not None]
-    unlimited = [case for case in found if case.peers]
-    more = [
-        case for case in unlimited if min(packs for packs, _ in case.peers.values()) < case.packs
-    ]
-    milliseconds = [1e3 * case.seconds for case in found if case.sequences <= _FEW]
-    ordinary = [case.near for case in found if case.kind != "uniform"]
-    uniform = [case.near for case in found if case.kind == "uniform"]
+def _summary(cases: Sequence[PackingCase]) -> List[Tuple[str, str, str]]:
+    """Return rows of text: name, value, explanation."""
+    ratios = [case.ratio for case in cases if case.ratio is not None]
+    unlimited = [case for case in cases if case.peers]
+    more = [case for case in unlimited if min(case.peers.values())[0] < case.packs]
+    milliseconds = [1e3 * case.seconds for case in cases if case.sequences <= _FEW]
+    ordinary = [case.near for case in cases if case.kind != "uniform"]
+    uniform = [case.near for case in cases if case.kind == "uniform"]
     return [
         (
             "time over lightbinpack's",
@@ -184,11 +187,11 @@ def _summary(found: Sequence[PackingCase]) -> List[Tuple[str, str, str]]:
 
 
 def _quantiles(values: Sequence[float], digits: int) -> str:
+    """Format median, 90 % quantile and maximum."""
     if not values:
         return "-"
-    return " / ".join(
-        f"{value:.{digits}f}" for value in np.quantile(values, (0.5, 0.9, 1.0)).tolist()
-    )
+    quantiles = np.quantile(values, (0.5, 0.9, 1.0)).tolist()
+    return " / ".join(f"{value:.{digits}f}" for value in quantiles)
 
 
 def _share(flags: Sequence[bool]) -> str:
@@ -196,7 +199,7 @@ def _share(flags: Sequence[bool]) -> str:
 
 
 _COLUMNS = (
-    Column("lengths", "lengths"),
+    Column("kind", "lengths"),
     Column("sequences", "sequences", form=","),
     Column("slots", "slots", form=","),
     Column("depth", "depth"),
@@ -207,21 +210,12 @@ _COLUMNS = (
 )
 
 
-def _worst(found: Sequence[PackingCase], title: str, key: Callable[[PackingCase], float]) -> Table:
-    worst = sorted(found, key=key, reverse=True)[:10]
-    rows = [
-        {
-            "lengths": case.kind,
-            "sequences": case.sequences,
-            "slots": case.slots,
-            "depth": depth_text(case.depth),
-            "packs": case.packs,
-            "gap": case.gap,
-            "seconds": case.seconds,
-            "ratio": case.ratio,
-        }
-        for case in worst
-    ]
+def _worst(cases: Sequence[PackingCase], title: str, key: Callable[[PackingCase], float]) -> Table:
+    """Return the table of the ten cases with the largest keys."""
+    rows = []
+    for case in sorted(cases, key=key, reverse=True)[:10]:
+        row = {column.key: getattr(case, column.key) for column in _COLUMNS}
+        rows.append({**row, "depth": depth_text(case.depth)})
     return Table("worst", title, _COLUMNS, rows)
 
 
@@ -230,13 +224,13 @@ def main(number: int, most: Optional[int]) -> None:
     peers, missing = installed_peers()
     for name in missing:
         print(f"not installed: {name} (pip install {name})")
-    found = _cases(number, peers, most or _SEQUENCES[-1])
-    print(account(f"{len(found)} cases, processor seconds of one core", _summary(found)))
-    for title, key in (
-        (
-            "the widest gaps",
-            lambda case: case.gap / max(1, case.lower_bound) if not case.near else 0.0,
-        ),
-        ("the longest times beside lightbinpack", lambda case: case.ratio or 0.0),
-    ):
-        print("\n" + _worst(found, title, key).text())
+    cases = _cases(number, peers, most or _SEQUENCES[-1])
+    print(account(f"{len(cases)} cases, processor seconds of one core", _summary(cases)))
+    print("\n" + _worst(cases, "the widest gaps", _relative_gap).text())
+    title = "the longest times compared with lightbinpack"
+    print("\n" + _worst(cases, title, lambda case: case.ratio or 0.0).text())
+
+
+def _relative_gap(case: PackingCase) -> float:
+    """Return the gap over the bound, 0 for a near-optimal packing."""
+    return 0.0 if case.near else case.gap / max(1, case.lower_bound)

@@ -37,52 +37,18 @@ from pack_data.display.table import Column, Table
 # Tokens of the examples of two data sets, at 0, 5, ... 100 % of them: 6,000 examples of each, drawn at random, with
 # WordPiece vocabularies of 4,096 that were trained on them (--data-dir measures them again).
 QUANTILES = {
-    "GSM8K": [
-        56,
-        89,
-        99,
-        107,
-        114,
-        120,
-        127,
-        134,
-        140,
-        148,
-        155,
-        163,
-        171,
-        179,
-        189,
-        200,
-        212,
-        228,
-        248,
-        281,
-        471,
-    ],
-    "GPTeacher": [
-        29,
-        57,
-        68,
-        78,
-        86,
-        93,
-        100,
-        107,
-        113,
-        120,
-        127,
-        136,
-        146,
-        155,
-        166,
-        176,
-        189,
-        203,
-        222,
-        254,
-        487,
-    ],
+    "GSM8K": list(
+        map(
+            int,
+            "56 89 99 107 114 120 127 134 140 148 155 163 171 179 189 200 212 228 248 281 471".split(),
+        )
+    ),
+    "GPTeacher": list(
+        map(
+            int,
+            "29 57 68 78 86 93 100 107 113 120 127 136 146 155 166 176 189 203 222 254 487".split(),
+        )
+    ),
 }
 # Log-normal: half of the examples below 100 tokens, one in a hundred above 1,600.
 LONG_TAILED = "long-tailed"

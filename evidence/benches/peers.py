@@ -1,4 +1,4 @@
-"""Other people's packers, as far as they are installed. They pack lists of lengths, and know no limit on sequences."""
+"""The installed packers of other projects, which pack lists of lengths without a limit on sequences."""
 
 from __future__ import annotations
 
@@ -8,30 +8,36 @@ from typing import Callable, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
+_MOST_TOKENS = {"trl": 2**30}  # trl packs the tokens themselves: a byte each here, and copies
+
 
 class Peer(NamedTuple):
-    """A packer of another project.  pack: (lengths, slots) -> packs."""
+    """A packer of another project."""
 
     name: str
-    pack: Callable[[np.ndarray, int], int]
-    most_tokens: float = math.inf  # in all; it is left out beyond
+    pack: Callable[[np.ndarray, int], int]  # (lengths, slots) -> packs
+    most_tokens: float = math.inf  # of all sequences; it does not run with more
 
 
 def installed_peers() -> Tuple[List[Peer], List[str]]:
-    """Return the packers that are installed, and the names of the packages that are not."""
-    found: List[Peer] = []
+    """Return the installed packers, and the names of the missing packages."""
+    installed: List[Peer] = []
     missing: List[str] = []
-    for name, make in _PEERS.items():
+    for name, load in _PEERS.items():
         try:
-            found.append(Peer(name, make(), _MOST_TOKENS.get(name, math.inf)))
-        except (ImportError, RuntimeError):  # transformers raises a RuntimeError for what it lacks
+            installed.append(Peer(name, load(), _MOST_TOKENS.get(name, math.inf)))
+        except (
+            ImportError,
+            RuntimeError,
+        ):  # transformers raises RuntimeError for a missing package
             missing.append(name)
-    return found, missing
+    return installed, missing
 
 
 def _trl() -> Callable[[np.ndarray, int], int]:
     pack = importlib.import_module("trl").pack_dataset
-    datasets, arrow = importlib.import_module("datasets"), importlib.import_module("pyarrow")
+    datasets = importlib.import_module("datasets")
+    arrow = importlib.import_module("pyarrow")
 
     def run(lengths: np.ndarray, slots: int) -> int:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -57,8 +63,3 @@ _PEERS: Dict[str, Callable[[], Callable[[np.ndarray, int], int]]] = {
     "lightbinpack": _lightbinpack,
     "seqpack": _seqpack,
 }
-
-
-_MOST_TOKENS = {
-    "trl": 2**30
-}  # it packs the tokens themselves: a byte each here, and copies of them

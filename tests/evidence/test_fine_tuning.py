@@ -140,7 +140,7 @@ def test_the_experiment_trains_and_answers_alike_packed_and_padded(tmp_path, cap
     arguments = ["fine_tuning", "--out", str(tmp_path / "out"), "--size", "quick", "--seeds", "2", "--no-plot"]
     arguments += ["--checkpoint", str(start)]
     assert run_main(command.main, arguments) == 2
-    assert "needs data: --data-dir DIR" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert "requires data: pass --data-dir DIR" in capsys.readouterr().err and not (tmp_path / "out").exists()
     arguments += ["--data-dir", str(tmp_path / "data")]
     run_main(command.main, arguments + ["--tasks", "banking77", "--only", "times"])
     assert [path.name for path in (tmp_path / "out" / "cells").iterdir()] == ["banking77_times-1.json"]
