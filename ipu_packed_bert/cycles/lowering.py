@@ -308,6 +308,15 @@ class Lowering:
             self._layouts[index] = TensorLayout(index, grouped=floating and len(value.shape) >= 2)
         return self._layouts[index]
 
+    def _keep_layout(self, operation: Operation, index: int) -> None:
+        """Give the result of an operation the layout of another value."""
+        self._layouts[operation.outputs[0]] = self._layout(index)
+
+    def _group(self, operation: Operation, columns: int) -> None:
+        """Give the result of an operation a new grouped layout."""
+        output = operation.outputs[0]
+        self._layouts[output] = TensorLayout(output, grouped=True, columns=columns)
+
     def _layout_of_largest_operand(self, operation: Operation, output: int) -> TensorLayout:
         """Return the layout of an elementwise result, which is that of its largest operand."""
         value = self.graph.values[output]
@@ -362,7 +371,7 @@ class Lowering:
             return Cost()  # counted where the mask is applied, by the same vertex
         value = self._output(operation)
         source = next(i for i in operation.inputs() if i not in self._dropout)
-        self._layouts[operation.outputs[0]] = self._layout(source)
+        self._keep_layout(operation, source)
         size = element_bytes(value.dtype)
         return self._steps(vertices.dropout(self._on_tile(value), size))
 
@@ -390,7 +399,7 @@ class Lowering:
             return self._steps(vertices.scalar(self._on_tile(out), work, kind))
 
         lead = max(tensors, key=lambda index: values[index].elements)
-        self._layouts[operation.outputs[0]] = self._layout(lead)
+        self._keep_layout(operation, lead)
         moved = Cost()
         cycles = 0.0
         for index in tensors:
@@ -440,15 +449,16 @@ class Lowering:
         largest = max(self.graph.values[index].elements for index in indices)
         return self._steps(vertices.binary(self.target.per_tile(largest), "div", "float"))
 
-    def _op_gelu(self, operation: Operation) -> Cost:
+    def _activation(self, operation: Operation, estimate: Callable[[float, int], float]) -> Cost:
+        """Cost an elementwise function whose estimate depends on the bytes of an element."""
         value = self._output(operation)
-        return self._steps(vertices.gelu(self._on_tile(value), element_bytes(value.dtype)))
+        return self._steps(estimate(self._on_tile(value), element_bytes(value.dtype)))
+
+    def _op_gelu(self, operation: Operation) -> Cost:
+        return self._activation(operation, vertices.gelu)
 
     def _op_gelu_backward(self, operation: Operation) -> Cost:
-        value = self._output(operation)
-        size = element_bytes(value.dtype)
-        cycles = vertices.gelu_gradient(self._on_tile(value), size)
-        return self._gradient_to(operation) + self._steps(cycles)
+        return self._gradient_to(operation) + self._activation(operation, vertices.gelu_gradient)
 
     def _gradient_to(self, operation: Operation) -> Cost:
         """Cost bringing the incoming gradient into the layout of the saved activation."""
@@ -463,10 +473,7 @@ class Lowering:
         )
 
     def _op_tanh_backward(self, operation: Operation) -> Cost:
-        value = self._output(operation)
-        size = element_bytes(value.dtype)
-        cycles = vertices.tanh_gradient(self._on_tile(value), size)
-        return self._gradient_to(operation) + self._steps(cycles)
+        return self._gradient_to(operation) + self._activation(operation, vertices.tanh_gradient)
 
     def _op__to_copy(self, operation: Operation) -> Cost:
         source = self._value(operation).dtype
@@ -491,7 +498,7 @@ class Lowering:
             return values[index].elements, element_bytes(values[index].dtype)
 
         lead = max(tensors, key=size_of)
-        self._layouts[operation.outputs[0]] = self._layout(lead)
+        self._keep_layout(operation, lead)
         cost = self._steps(vertices.select(n))
         for index in tensors:
             if index == lead:
@@ -635,7 +642,7 @@ class Lowering:
 
         product = vertices.binary(elements, "mul", kind)
         moved = self._gradient_to(operation)
-        self._layouts[operation.outputs[0]] = self._layout(result)
+        self._keep_layout(operation, result)
         return moved + (self._steps(product, subtraction, sum_of_both) + row_sums)
 
     _op__log_softmax_backward_data = _op__softmax_backward_data
@@ -655,7 +662,7 @@ class Lowering:
         shape = self._rows(value, index)
         one_hot = vertices.one_hot(self.target.per_tile(shape[0]))
         scaling = vertices.row_values(shape[2], shape[3], element_bytes(value.dtype))
-        self._layouts[operation.outputs[0]] = self._layout(index)
+        self._keep_layout(operation, index)
         return self._steps(one_hot, scaling)
 
     def _op_native_layer_norm(self, operation: Operation) -> Cost:
@@ -664,7 +671,7 @@ class Lowering:
         shape = self._rows(value, index)
         rows_t, columns_t = shape[2:]
         size = element_bytes(value.dtype)
-        self._layouts[operation.outputs[0]] = self._layout(index)
+        self._keep_layout(operation, index)
 
         mean_and_deviation = self._row_reduction(*shape, size) * 2.0
         row_values = vertices.row_values(rows_t, columns_t, size)
@@ -684,7 +691,7 @@ class Lowering:
         size = element_bytes(value.dtype)
         row_values = vertices.row_values(rows_t, columns_t, size)
         elementwise = vertices.binary(rows_t * columns_t, "add", _kind_of(value.dtype))
-        self._layouts[operation.outputs[0]] = self._layout(index)
+        self._keep_layout(operation, index)
         return (
             self._gradient_to(operation)
             + self._steps(row_values, row_values)
@@ -722,8 +729,7 @@ class Lowering:
     def _op_embedding(self, operation: Operation) -> Cost:
         table = self._value(operation, 0)
         indices = self._value(operation, 1).elements
-        output = operation.outputs[0]
-        self._layouts[output] = TensorLayout(output, grouped=True, columns=16)
+        self._group(operation, 16)
         rows, columns = table.shape
         return self._gather(rows, columns, indices, element_bytes(table.dtype), gradient=False)
 
@@ -795,8 +801,7 @@ class Lowering:
             rearranged = WEIGHT_UPDATE
         rows, inner, columns = sizes
         cost, width = self._product(1, rows, inner, columns, a.dtype, rearranged, parts)
-        output = operation.outputs[0]
-        self._layouts[output] = TensorLayout(output, grouped=True, columns=width)
+        self._group(operation, width)
 
         # An activation must be rearranged if it is read through a permute; plans of backward passes contain that.
         permuted = self._layout(left).permuted and not self._is_weight(left)
@@ -829,8 +834,7 @@ class Lowering:
         cost, width = self._product(matrices, rows, inner, columns, left.dtype, FORWARD)
         for value in (left, right):
             cost = cost + unknown_copy(self._tile_bytes(value), self.target)
-        output = operation.outputs[0]
-        self._layouts[output] = TensorLayout(output, grouped=True, columns=width)
+        self._group(operation, width)
         return cost
 
     # The optimiser: lists of tensors, each list one multi-tensor operation ------------------------------------------

@@ -105,11 +105,6 @@ class RunPlan:
         )
 
     @property
-    def updates_per_epoch(self) -> Optional[int]:
-        """Weight updates of an epoch, None while the data or the packing factor are unknown."""
-        return _updates_per_epoch(self.training_packs, self.update)
-
-    @property
     def training_stages(self) -> int:
         """Stages of the training pipeline: each but the last runs backwards too."""
         return 2 * len(self.placement.stages) - 1

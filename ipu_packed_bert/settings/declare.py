@@ -10,6 +10,7 @@ Values are read by `ipu_packed_bert.settings.reader`.  Loads neither torch nor p
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 import sys
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, get_type_hints
@@ -48,20 +49,18 @@ class Rule(NamedTuple):
 
         several = isinstance(value, tuple)
         numbers = value if several else (value,)
+        sides = (
+            ("at least", self.minimum, operator.ge),
+            ("above", self.above, operator.gt),
+            ("at most", self.maximum, operator.le),
+            ("below", self.below, operator.lt),
+        )
         holds = True
         bounds = []
-        if self.minimum is not None:
-            holds = holds and all(number >= self.minimum for number in numbers)
-            bounds.append(f"at least {_bound(self.minimum)}")
-        if self.above is not None:
-            holds = holds and all(number > self.above for number in numbers)
-            bounds.append(f"above {_bound(self.above)}")
-        if self.maximum is not None:
-            holds = holds and all(number <= self.maximum for number in numbers)
-            bounds.append(f"at most {_bound(self.maximum)}")
-        if self.below is not None:
-            holds = holds and all(number < self.below for number in numbers)
-            bounds.append(f"below {_bound(self.below)}")
+        for words, bound, compare in sides:
+            if bound is not None:
+                holds = holds and all(compare(number, bound) for number in numbers)
+                bounds.append(f"{words} {_bound(bound)}")
         if holds:
             return None
         subject = "each " if several else ""
