@@ -102,7 +102,7 @@ def test_an_experiment_is_made_by_one_process(name, tmp_path, monkeypatch, capsy
         monkeypatch.setenv(variable, value)
     assert run_main(command.main, [name]) == 2
     text = capsys.readouterr().err
-    assert text.startswith("error: WORLD_SIZE is 2: every process of torchrun") and text.count("\n") == 1
+    assert text.startswith("error: WORLD_SIZE is 2, but each process of torchrun") and text.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
