@@ -117,6 +117,7 @@ def _parser() -> ArgumentParser:
     add_columns(parser)
     add_split(parser)
     add_record_limit(parser)
+    parser.rare("--workers", "--max-record-bytes")
     return parser
 
 
@@ -178,8 +179,8 @@ def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None
 
 
 def _refuse_several(sources: Sequence[str], kind: str) -> None:
-    """Raise ValueError for further sources beside one that is shown alone."""
+    """Raise ValueError if there are further sources besides one that can only be shown alone."""
     if len(sources) > 1:
         raise ValueError(
-            f"{sources[1]}: {sources[0]} is {kind}, which is shown alone; pass one directory"
+            f"{sources[1]}: {sources[0]} is {kind}, which can only be shown alone; pass one directory"
         )

@@ -171,7 +171,9 @@ def spans(labels: Sequence[Optional[str]]) -> Set[_Span]:
             continue
         if mark != "O":
             marked.add((first, number, kind))
-        first, mark, kind = number, next_mark, next_kind
+        first = number
+        mark = next_mark
+        kind = next_kind
     return marked
 
 

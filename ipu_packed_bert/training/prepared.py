@@ -115,7 +115,7 @@ def engine_and_batches(
     factor: float,
     same: Mapping[str, Any],
 ) -> Tuple[Engine, Any]:
-    """Build the engine and its batches, as `Prepared` holds them.
+    """Build the engine and its batches, for `Prepared`.
 
     Args:
         config: settings of the run, completed by the data.

@@ -151,14 +151,15 @@ def _train_and_write(prepared: Prepared, out: Optional[str], first_step: int) ->
     with open_run_folder(out, config, first_step=first_step, environment=facts) as folder:
         since = f", from update {first_step:,}" if first_step else ""
         print(f"run       {folder}{since}", flush=True)
+        service = None
+        if config.run.track:
+            service = tracker(config.run.track, folder, config.as_dict())
         log = RunLog(
             folder,
             steps=prepared.steps,
             first_step=first_step,
             max_sequence_length=prepared.task.max_sequence_length,
-            tracker=tracker(config.run.track, folder, config.as_dict())
-            if config.run.track
-            else None,
+            tracker=service,
         )
         with contextlib.closing(log), summary_if_not_finite(prepared, folder, log):
             outcome = _train(prepared, log, folder / CHECKPOINTS, first_step)

@@ -285,7 +285,9 @@ def _time(seconds: float) -> str:
 def _finite(value: Any) -> Any:
     """Replace infinite values and NaN by None, because JSON cannot represent them."""
     if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
+        return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
