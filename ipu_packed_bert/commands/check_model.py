@@ -149,7 +149,7 @@ def _load(text: str, precision: Optional[str]) -> Any:
             text, trust_remote_code=False, local_files_only=True
         )
         architectures = getattr(config, "architectures", None) or []
-        model_class = transformers.AutoModelForCausalLM
+        model_class: Any = transformers.AutoModelForCausalLM
         if any("MaskedLM" in name for name in architectures):
             model_class = transformers.AutoModelForMaskedLM
         return model_class.from_pretrained(
@@ -175,8 +175,8 @@ def _examples(path: str) -> List[Dict[str, np.ndarray]]:
         record = parse_json(line, f"{path}, line {number}", way_out)
         if not isinstance(record, dict):
             record = {}
-        token_ids = record.get("input_ids")
-        labels = record.get("labels", token_ids)
+        token_ids: Any = record.get("input_ids")
+        labels: Any = record.get("labels", token_ids)
         valid = _are_integers(token_ids) and _are_integers(labels)
         if not valid or len(labels) != len(token_ids):
             raise ValueError(f"{path}, line {number}: {way_out}")

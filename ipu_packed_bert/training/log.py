@@ -131,7 +131,7 @@ class RunLog(Log):
         avoided = padding_avoided(
             recent.packs, recent.sequences, recent.tokens, self._max_sequence_length
         )
-        values = {_tag(name): value for name, value in result.metrics.items()}
+        values: Dict[str, Any] = {_tag(name): value for name, value in result.metrics.items()}
         values["learning_rate"] = learning_rate
         values["gradient_norm"] = result.gradient_norm
         values["rate/sequences_per_second"] = recent.sequences_per_second

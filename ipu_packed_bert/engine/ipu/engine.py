@@ -333,7 +333,7 @@ class IpuEngine(Engine):
         random = self._read_back()
         parameters = self._parameters()
         optimizer: Dict[str, Any] = {"step": self._updates}
-        state = {"model": parameters, "optimizer": optimizer}
+        state: Dict[str, Any] = {"model": parameters, "optimizer": optimizer}
         if random is not None:
             optimizer.update(moments(self._optimizer.state_dict()["ipu_state"], parameters))
             state["ipu_random"] = random
