@@ -332,10 +332,10 @@ class IpuEngine(Engine):
     def state(self) -> Dict[str, Any]:
         random = self._read_back()
         parameters = self._parameters()
-        optimizer: Dict[str, Any] = {"step": self._updates}
-        state: Dict[str, Any] = {"model": parameters, "optimizer": optimizer}
+        optimizer_state: Dict[str, Any] = {"step": self._updates}
+        state: Dict[str, Any] = {"model": parameters, "optimizer": optimizer_state}
         if random is not None:
-            optimizer.update(moments(self._optimizer.state_dict()["ipu_state"], parameters))
+            optimizer_state.update(moments(self._optimizer.state_dict()["ipu_state"], parameters))
             state["ipu_random"] = random
             state["ipu_random_of"] = torch.tensor(self.streams)
             return state
@@ -344,10 +344,10 @@ class IpuEngine(Engine):
         pending = self._pending_optimizer or {}
         for moment in MOMENTS:
             loaded = pending.get(moment, {})
-            optimizer[moment] = {}
+            optimizer_state[moment] = {}
             for name, parameter in parameters.items():
                 tensor = loaded.get(name, torch.zeros_like(parameter))
-                optimizer[moment][name] = tensor.clone()
+                optimizer_state[moment][name] = tensor.clone()
         return state
 
     def weights(self) -> Dict[str, torch.Tensor]:
