@@ -31,14 +31,12 @@ class Row:
     efficiency: float
     packing_factor: float  # sequences per row
     speedup: float  # slots without packing / slots
-    lower_bound: Optional[
-        int
-    ]  # proven for this depth by the optimal packer, whichever packer this row is about
+    # Proven for this depth by the optimal packer, whichever packer this row is about.
+    lower_bound: Optional[int]
     gap: Optional[int]  # packs - lower_bound; None for SORT
     solve_seconds: float
-    peak_memory: Optional[
-        int
-    ]  # bytes above what the process had before; None where the system does not tell
+    # Bytes above those that the process had before; None if the system does not report them.
+    peak_memory: Optional[int]
 
 
 def measure_each(
@@ -61,9 +59,8 @@ def measure_each(
         return
 
     # One thread each: algorithms are compared, and on a busy machine several threads wait for each other.
-    os.environ.update(
-        dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    )
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = "1"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["pack_data.inspection.one_packer", "scipy.optimize", "scipy.sparse"]
@@ -94,9 +91,8 @@ def _send_row(
     pipe: Any, name: str, histogram: LengthHistogram, depth: Optional[int], batch_size: int
 ) -> None:
     """Send the row of a job, or the exception that it raised."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the command, which then ends this process
+    # Ctrl-C is for the command, which then ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         pipe.send(_measure(name, histogram, depth, batch_size))
     except Exception as error:  # raised again by the command

@@ -353,13 +353,30 @@ def _pack_section(drawn: _DrawnPack) -> Section:
 
 
 def page_of_histogram(histogram: LengthHistogram, *, packer: str, depth: Optional[int]) -> Page:
-    """Return the page of a histogram. packer, depth: of the packing that is drawn."""
+    """Return the page of a histogram.
+
+    Args:
+        histogram: lengths to pack.
+        packer: name of the packer whose packing is drawn.
+        depth: its limit on sequences per pack; None is unlimited.
+
+    Raises:
+        ValueError: the histogram has no sequences, or the packer refuses the depth.
+    """
     packing = get_packer(packer)(histogram, max_sequences_per_pack=depth)
     return _page(f"Packing {histogram.name}", histogram, packing, None)
 
 
 def page_of_data_set(store: PackStore, *, pack: int) -> Page:
-    """Return the page of a data set. pack: the number of the pack that is drawn."""
+    """Return the page of a data set.
+
+    Args:
+        store: an open data set.
+        pack: number of the pack that is drawn, from 0.
+
+    Raises:
+        ValueError: the data set has no packs, or not this one.
+    """
     if not len(store):
         raise ValueError(
             f"{store.folder}: has no packs; build it from a source with at least one sequence"
@@ -393,7 +410,7 @@ def _packing_of(store: PackStore, histogram: LengthHistogram) -> Packing:
 def _page(
     title: str, histogram: LengthHistogram, packing: Packing, drawn: Optional[_DrawnPack]
 ) -> Page:
-    """drawn: the pack to draw; None: the strategy used most."""
+    """Return the page of a packing, with a drawn pack: by default the strategy used most."""
     limit = packing.max_sequences_per_pack
     depth = "any depth" if limit is None else f"depth {limit}"
     packer = f"{packing.algorithm.upper()}, {depth}"

@@ -159,18 +159,16 @@ class PackStream:
         self._most_tokens = _MAX_TOKENS if self.buffer_tokens is None else self.buffer_tokens
         self._buffer = Buffer(S, self.max_sequences_per_pack)
         self._steps = steps_of(S)
-        self._learnt = np.zeros(
-            int(self._steps[-1]) + 1
-        )  # sequences seen, by step of the grid of lengths
+        # Sequences seen, by step of the grid of lengths.
+        self._learnt = np.zeros(int(self._steps[-1]) + 1)
         self._prices: Dict[int, Prices] = {}  # by scarcity of seats, computed when needed
         # Counts and worth that the prices come from.
         self._from: Optional[Tuple[np.ndarray, np.ndarray]] = None
         self._solving: Optional[_Solving] = None
         self._next = 0  # sequences that have arrived when the programme is solved next
         self._ready: Deque[Pack] = deque()  # closed packs that have not been handed out
-        self._beside = OpenRows(
-            S, self.max_sequences_per_pack
-        )  # online best fit of the lengths that arrive
+        # Online best fit of the lengths that arrive, for comparison.
+        self._best_fit = OpenRows(*self._limits)
         self._rows: Optional[OpenRows] = None  # what waits, while the stream packs by best fit
         self._turned = 0  # how often it turned to best fit
         self._until = 0  # sequences that have arrived when it may turn back
@@ -273,7 +271,7 @@ class PackStream:
             self._close(length)
         buffer.add(length, Waiting(self._arrived, self._waits.packs, example))
         self._arrived += 1
-        self._beside.pass_by(length, self.buffer_sequences, self._most_tokens)
+        self._best_fit.pass_by(length, self.buffer_sequences, self._most_tokens)
         if self._rows is not None:
             self._rows.add(length)
         if buffer.sequences >= self.buffer_sequences:
@@ -347,18 +345,17 @@ class PackStream:
         its own; the larger of the two estimates counts.
         """
         S, depth = self._limits
-        here = self._buffer
-        there = self._beside
-        long_here = int(here.counts[S // 2 + 1 :].sum())
-        needed = [(here.tokens / S, there.tokens / S)]
+        buffer = self._buffer
+        best_fit = self._best_fit
+        long_waiting = int(buffer.counts[S // 2 + 1 :].sum())
+        needed = [(buffer.tokens / S, best_fit.tokens / S)]
         if depth is not None:
-            needed.append((here.sequences / depth, there.sequences / depth))
-        plain = min(packs_here - packs_there for packs_here, packs_there in needed)
+            needed.append((buffer.sequences / depth, best_fit.sequences / depth))
+        plain = min(ours - theirs for ours, theirs in needed)
         with_long = min(
-            max(packs_here, long_here) - max(packs_there, there.long)
-            for packs_here, packs_there in needed
+            max(ours, long_waiting) - max(theirs, best_fit.long) for ours, theirs in needed
         )
-        return self._waits.packs - there.closed + max(plain, with_long)
+        return self._waits.packs - best_fit.closed + max(plain, with_long)
 
     def _close_pack(self, lengths: List[int], forced: bool) -> None:
         self._hand_over(lengths, self._buffer.remove(lengths), forced)
@@ -392,8 +389,8 @@ class PackStream:
                 rows.append(sorted(zip(sequences, strategy)))
 
         buffer.counts[:] = 0
-        while self._beside.sequences:
-            self._beside.close()
+        while self._best_fit.sequences:
+            self._best_fit.close()
         if self._rows is not None:
             self._rows = OpenRows(*self._limits)
         for row in sorted(rows, key=lambda row: row[0][0].number):
@@ -502,7 +499,7 @@ class PackStream:
             if self._solving is None
             else [self._solving.counts.tolist(), self._solving.due],
             "next": self._next,
-            "beside": [self._beside.closed, self._beside.rows()],
+            "beside": [self._best_fit.closed, self._best_fit.rows()],
             "rows": None if self._rows is None else self._rows.rows(),
             "turned": [self._turned, self._until],
         }
@@ -521,7 +518,7 @@ class PackStream:
         self._check_options(fields)
         known, solving = self._read_programmes(fields)
         buffer = self._read_buffer(fields)
-        beside, rows = self._read_best_fit(fields, buffer)
+        best_fit, rows = self._read_best_fit(fields, buffer)
         turned, until = fields.integers("turned", 2, least=0)
         ready = fields.list_of(
             "ready", lambda packs, index: Pack(*packs.list_of(index, Fields.any, length=2))
@@ -540,7 +537,7 @@ class PackStream:
             "_from": known,
             "_solving": solving,
             "_next": fields.integer("next", least=0),
-            "_beside": beside,
+            "_best_fit": best_fit,
             "_rows": rows,
             "_turned": turned,
             "_until": until,
@@ -610,20 +607,20 @@ class PackStream:
 
     def _read_best_fit(self, fields: Fields, buffer: Buffer) -> Tuple[OpenRows, Optional[OpenRows]]:
         """Read the rows of online best fit for comparison, and those that the stream packs by."""
-        closed, beside = fields.list_of(
+        closed, best_fit = fields.list_of(
             "beside",
             lambda pair, index: self._read_rows(pair, 1) if index else pair.integer(0, least=0),
             length=2,
         )
-        beside.closed = closed
+        best_fit.closed = closed
         if fields.any("rows") is None:
-            return beside, None
+            return best_fit, None
         rows = self._read_rows(fields, "rows")
         if sorted(length for row in rows.rows() for length in row) != sorted(
             length for length, _ in buffer.in_order()
         ):
             raise fields.error("rows", "must hold the lengths that wait")
-        return beside, rows
+        return best_fit, rows
 
     def _read_rows(self, fields: Fields, key: Any) -> OpenRows:
         S, depth = self._limits

@@ -160,8 +160,8 @@ def test_packs_behind_are_counted_by_tokens_and_by_seats():
         for number, length in enumerate([25] * 12 + [80, 60]):
             stream.put(number, length)
         stream._note_arrived()
-        stream._beside = OpenRows(100, depth, [[25, 25], [25, 25]])
-        stream._beside.closed = 1
+        stream._best_fit = OpenRows(100, depth, [[25, 25], [25, 25]])
+        stream._best_fit.closed = 1
         needed[depth] = stream._packs_behind()
     # By tokens 440 here and 100 there: 3.4. By two seats 14 and 4: 5. Two are longer than half a row: max(4.4, 2) - 1.
     assert needed[None] == pytest.approx(3.4 - 1) and needed[2] == pytest.approx(3.4 - 1)
