@@ -229,7 +229,7 @@ class ExampleTask(Task):
         batch_counts: List[Counts] = []
         start = time.perf_counter()
         for batch in batches:
-            outputs.update(self._outputs_of(engine.predict(batch), batch))
+            outputs.update(self.outputs_of(engine.predict(batch), batch))
             batch_counts.append(self.count(batch))
         for part in engine.processes.gathered(outputs):
             outputs.update(part)
@@ -244,9 +244,7 @@ class ExampleTask(Task):
         in_order = [outputs[number] for number in range(len(outputs))]
         return _Predicted(in_order, counts, seconds)
 
-    def _outputs_of(
-        self, predictions: np.ndarray, batch: Batch
-    ) -> Iterator[Tuple[int, np.ndarray]]:
+    def outputs_of(self, predictions: np.ndarray, batch: Batch) -> Iterator[Tuple[int, np.ndarray]]:
         """Yield the index and outputs of each sequence of a batch: its slots [B, S, ...] or place [B, D, ...]."""
         for row, place in zip(*np.nonzero(batch["sequence_numbers"])):
             index = batch["input_mask"][row] == place + 1 if self.of_slots else place

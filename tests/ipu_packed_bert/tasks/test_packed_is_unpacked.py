@@ -112,7 +112,7 @@ def test_other_sequences_tokens_have_no_effect(checkpoint, tmp_path, attention, 
         **batch,
         "input_ids": np.where(first, batch["input_ids"], (batch["input_ids"] * 7 + 3) % 40).astype(np.int32),
     }
-    before, after = (dict(made.task._outputs_of(made.engine.predict(each), each)) for each in (batch, changed))
+    before, after = (dict(made.task.outputs_of(made.engine.predict(each), each)) for each in (batch, changed))
     one, other = (int(batch["sequence_numbers"][row, place]) - 1 for place in (0, 1))
     assert float(np.abs(before[one] - after[one]).max()) <= 1e-12
     assert float(np.abs(before[other] - after[other]).max()) > 1e-6
