@@ -2,6 +2,8 @@
 
 import importlib
 import importlib.util
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +46,27 @@ def test_the_public_names_are_these_and_all_there(package):
             assert not isinstance(getattr(module, name), ModuleType)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = module.nothing
+
+
+def _sections_missing(function):
+    """Return the Google sections that the docstring of a function should have and has not."""
+    docstring = inspect.getdoc(function) or ""
+    signature = inspect.signature(function)
+    missing = []
+    if signature.parameters and "\nArgs:\n" not in docstring:
+        missing.append("Args")
+    returns_nothing = signature.return_annotation in (None, "None", inspect.Signature.empty)
+    if not returns_nothing and not re.search("\n(Returns|Yields):\n", docstring):
+        missing.append("Returns")
+    return missing
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_public_functions_describe_their_arguments_and_results(package):
+    module = importlib.import_module(package)
+    functions = [name for name in PUBLIC[package].split() if inspect.isfunction(getattr(module, name))]
+    missing = {name: _sections_missing(getattr(module, name)) for name in functions}
+    assert functions and not any(missing.values()), missing
 
 
 @pytest.mark.parametrize("package", ["pack_data", "ipu_packed_bert", "ipu_packed_bert.padding_free"])

@@ -1,4 +1,4 @@
-"""Every name and file that a docstring or comment refers to exists."""
+"""Docstrings and comments refer to names and files that exist, and docstrings begin with what they are about."""
 
 import ast
 import io
@@ -119,3 +119,14 @@ def test_a_reference_that_leads_nowhere_is_found():
     )
     names = {name for _, name in dangling(ROOT / "pack_data" / "a.py", source)}
     assert names == {"no_such_function", "store/no_such.py", "data_set.NoSuchClass"}
+
+
+def test_no_docstring_begins_like_a_subordinate_clause():
+    begins = re.compile(r"(What|Of|As|Whether|Where|How|Those|So)\b")
+    tests = (ROOT / "tests").rglob("*.py")
+    unwanted = []
+    for path in [*FILES, *tests]:
+        for line, text in texts_of(path.read_text(encoding="utf-8")):
+            if not text.startswith("#") and begins.match(text):
+                unwanted.append(f"{path.relative_to(ROOT)}:{line} {text[:60]}")
+    assert unwanted == []
