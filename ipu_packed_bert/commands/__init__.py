@@ -1,1 +1,1 @@
-"""What people type: one module a command, each with a `main(argv)` that returns its exit status."""
+"""The commands of packed-bert: one module each, with a `main(argv)` that returns its exit status."""

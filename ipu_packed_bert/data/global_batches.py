@@ -30,6 +30,7 @@ from pack_data.batching.pack_dataset import PackDataset
 from pack_data.reading.fields import Fields
 from pack_data.store.data_set import Manifest, PackStore
 from pack_data.store.packs import assemble, decode, disassemble, predictions_per_pack
+from pack_data.store.sequences import Sequences
 
 Batch = Dict[str, np.ndarray]  # int32 fields [packs, S | P | D], and scales, float32 [packs]
 
@@ -176,8 +177,11 @@ class StoredPacks(Packs):
         return counts
 
     def alone(self, numbers: np.ndarray, epoch: int) -> Batch:
+        return self._rows_of(disassemble(self._store.schema, self._store.records(numbers)))
+
+    def _rows_of(self, sequences: Sequences) -> Batch:
+        """Return a batch with each sequence alone in its row."""
         schema = self._store.schema
-        sequences = disassemble(schema, self._store.records(numbers))
         rows = len(sequences)
         most = self._store.manifest.max_predictions_per_sequence
         needed = int(sequences.prediction_counts.max(initial=0))

@@ -1,1 +1,1 @@
-"""What a run needs, computed before it starts."""
+"""The needs of a run, computed before it starts: memory, time and the sizes of its batches."""

@@ -300,7 +300,7 @@ _MACHINE = zlib.crc32(platform.node().encode("utf-8", "surrogateescape"))
 
 
 def temporary_name(path: Path) -> Path:
-    """Where this process writes what will be `path` when it is complete."""
+    """Return the temporary file of this process that becomes `path` when it is complete."""
     return path.with_name(f"{path.name}.{_MACHINE}.{os.getpid()}.tmp")
 
 
@@ -420,7 +420,7 @@ def locked(
 
 
 def _leads_to(path: Path, file: Any) -> bool:
-    """Whether the path still leads to this open file."""
+    """Return True if the path still leads to this open file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     except OSError:
@@ -461,7 +461,7 @@ _HELD = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)  # the last two on Wind
 
 
 def _lock_soon(file: Any, shared: bool, patience: float) -> None:
-    """As `_lock`, tried again until `patience` is over."""
+    """Try `_lock` again until it succeeds or `patience` is over."""
     end = time.monotonic() + patience
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What fine-tuning learns from and is scored by: windows, answers, tables, metrics; worked out by hand, or by brute
+"""The data and scores of fine-tuning: windows, answers, tables, metrics; worked out by hand, or by brute
 force.
 """
 

@@ -45,7 +45,7 @@ def test_attention_balance_of_hand_counted_batches():
 
 
 def test_which_numbers_of_falls_count_as_sorted():
-    """Of 24 changes about 12 are falls, with deviation sqrt(26 / 12) = 1.47: 6 falls are 4.1 of them off, 7 are 3.4."""
+    """About 12 of 24 changes are falls, with deviation sqrt(26 / 12) = 1.47: 6 falls are 4.1 of them off, 7 are 3.4."""
     for falls, expected in ((6, True), (7, False), (12, False), (17, False), (18, True)):
         means = np.cumsum([0] + [-1] * falls + [1] * (24 - falls))
         assert _sorted(means) == expected

@@ -26,7 +26,7 @@ def number_of(example):
 
 
 class Shards:
-    """What has shards and a state; `read` counts the examples that were read, of all parts."""
+    """A source with shards and a state; `read` counts the examples that were read, of all parts."""
 
     def __init__(self, parts, read=None):
         self.parts, self.at, self.read = parts, 0, [0] if read is None else read
@@ -53,7 +53,7 @@ class Shards:
 
 
 class Node:
-    """As a node of torchdata: an iterator with `reset` and a state."""
+    """Like a node of torchdata: an iterator with `reset` and a state."""
 
     def __init__(self, count=COUNT, example=lambda number: {"input_ids": [number]}):
         self.count, self.example, self.at, self.read = count, example, 0, 0

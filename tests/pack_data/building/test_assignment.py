@@ -38,7 +38,7 @@ def assert_spread(pack, slot, packing):
 
 
 def pairing_of(pack):
-    """Of three sequences of 2 tokens and three of 1: which of the one meets which of the other, one of 3! = 6 ways."""
+    """With three sequences of 2 tokens and three of 1: which meets which is one of 3! = 6 ways."""
     return tuple(int(np.flatnonzero(pack[3:] == p)[0]) for p in pack[:3])
 
 

@@ -66,7 +66,7 @@ def at_work(driver):
 
 @pytest.mark.parametrize("engine", ["ray", "datatrove"])
 def test_killed_workers_and_drivers_cost_no_byte(tmp_path, engine):
-    """As many SIGKILLs as SHARE_KILLS says (4), at any moment; started again at once, until it is complete."""
+    """Survive SHARE_KILLS (4) SIGKILLs at any moment; started again at once, until it is complete."""
     kills, wanted, rng, tries, before = [], int(os.environ.get("SHARE_KILLS", "4")), random.Random(7), 0, None
     while len(kills) < wanted or not tries:
         tries += 1

@@ -1,4 +1,4 @@
-"""What a build may touch: files of the former data set, and its own; it replaces no other data set unasked."""
+"""A build touches only files of the former data set and its own; it replaces no other data set unasked."""
 
 import json
 import os
@@ -202,7 +202,7 @@ def test_the_packer_is_optimal_unless_told_otherwise(corpus, tmp_path, depth):
 
 
 def test_without_the_calls_of_posix_everything_imports_and_a_build_says_so(corpus, tmp_path, monkeypatch):
-    """As on Windows, where the modules fcntl and resource are missing."""
+    """Like Windows, where the modules fcntl and resource are missing."""
     script = (
         "import sys, pkgutil\n"
         "for name in ('fcntl', 'resource', 'termios', 'pwd', 'grp'):\n"

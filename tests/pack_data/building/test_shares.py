@@ -154,7 +154,7 @@ def test_a_folder_that_another_task_removes_meanwhile_is_made_again(tmp_path, mo
 
 
 def test_killed_tasks_are_named_and_run_again(tmp_path, expected):
-    """As many kills as SHARE_KILLS says (10), of two processes at a time at any moment of a build of 64 tasks."""
+    """Survive SHARE_KILLS (10) kills of two processes at a time at any moment of a build of 64 tasks."""
     kills, wanted, rng, tries = 0, int(os.environ.get("SHARE_KILLS", "10")), random.Random(7), 0
     while kills < wanted or not tries:
         tries += 1

@@ -58,7 +58,7 @@ def test_the_checksum_is_the_published_one(tmp_path):
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.booleans())
 def test_frames_round_trip(tmp_path_factory, messages, zipped):
-    """What is written has the frames and the messages of an encoder that shares no code with ours."""
+    """Written files have the frames and the messages of an encoder that shares no code with ours."""
     path = str(tmp_path_factory.mktemp("frames") / ("a.tfrecord.gz" if zipped else "a.tfrecord"))
     records = [Record(Origin("", 0), {"note": [each]}) for each in messages]
     assert tfrecord.write_records(path, records, dict) == len(messages)

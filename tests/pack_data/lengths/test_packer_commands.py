@@ -67,7 +67,7 @@ def test_options_of_their_own(capsys, lengths_csv):
 
 
 def test_run_as_modules_without_warnings(tmp_path):
-    """As a user runs them, with warnings as errors: no module is imported twice, nothing is deprecated."""
+    """Run as a user runs them, with warnings as errors: no module is imported twice, nothing is deprecated."""
     for arguments in (
         ["pack_data.spfhp", "--json"],
         ["pack_data.sort", "--histogram", "squad_1_1_384"],

@@ -102,7 +102,7 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, cap
 
 
 def test_a_lock_that_cannot_be_signed_is_held_and_ends_in_silence(tmp_path):
-    """As on a full disk: here no file of this process may have a byte."""
+    """Like a full disk: here no file of this process may have a byte."""
     program = (
         "import resource, sys; from pathlib import Path; from pack_data.reading.files import locked\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"

@@ -169,7 +169,7 @@ def test_an_overfull_pack_is_refused(lengths, pack, slot, said):
 
 
 def test_a_pack_may_be_full_in_every_way():
-    """As many tokens, sequences and masked tokens as there is room for."""
+    """Fill a pack with tokens, sequences and masked tokens up to its limits."""
     a, b = Example([7, 8, 9], 2, [1, 2], [5, 6], 1), Example([4, 6, 5], 1, [0, 1], [2, 3], 0)
     schema = PackSchema.bert(6, 2, 4, vocabulary_size=10)
     batch = decode(schema, assemble(schema, Sequences.from_examples([a, b]), np.array([0, 0]), np.array([0, 1]), 1))

@@ -53,7 +53,7 @@ def test_a_word_is_masked_whole_or_not_at_all(examples):
 
 
 def statistics(words, masked, length):
-    """Of one sequence: what both ways of masking must agree in on the average."""
+    """Return the mean numbers of one sequence in which both ways of masking must agree."""
     masked = set(masked)
     whole = [len(word) for word in words if masked.issuperset(word)]
     runs = np.diff([-1, *(position for position in range(length) if position not in masked), length]) - 1
@@ -83,7 +83,7 @@ def test_masked_as_by_the_published_procedure(examples):
 
 
 def test_each_piece_gets_its_own_fate(examples):
-    """Of the pieces 80 % become [MASK], 10 % stay, 10 % become any token; two pieces of a word independently."""
+    """80 % of the pieces become [MASK], 10 % stay, 10 % become any token; two pieces of a word independently."""
     mask, fates, pairs = VOCABULARY.ids["[MASK]"], [], []
     for example in examples:
         labels = dict(zip(example.masked_lm_positions, example.masked_lm_ids))
@@ -116,7 +116,7 @@ def test_rows_take_what_a_loop_would_take():
 
 
 def test_without_whole_words_the_smallest_keys_are_masked():
-    """As it was before there were whole words: the same random numbers give the same masks."""
+    """Without whole words nothing changed: the same random numbers give the same masks."""
     lengths = np.random.default_rng(1).integers(5, 60, 30)
     starts = starts_of(lengths)
     ids = np.random.default_rng(2).integers(10, 90, int(lengths.sum()))

@@ -99,8 +99,10 @@ def test_text_becomes_whole_ids_without_special_tokens_truncation_or_padding():
 
 
 def test_a_text_forges_no_special_token():
-    """What it writes as one is cut like other words, also by a tokenizer.json, from which Hugging Face takes it as one;
-    in another process too."""
+    """The spelling of a special token in a text is cut like other words.
+
+    A tokenizer.json does so too, though Hugging Face takes it as one token from the same file, and another process.
+    """
     from tokenizers import BertWordPieceTokenizer
     from tokenizers import Tokenizer as Theirs
 
