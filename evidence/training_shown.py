@@ -29,7 +29,8 @@ class TrainingShown(Shown):
     def value(self, arm: str, seed: int, metric: str) -> float:
         """Return the last measurement, over all scored sequences."""
         row = self.cells[Cell(arm, seed)][-1]
-        return float(row.get(f"all_{metric}", row[metric]))
+        of_all = f"all_{metric}"
+        return float(row[of_all if of_all in row else metric])
 
     def differences(
         self, first: str, second: str, metric: str, seeds: Optional[Sequence[int]] = None

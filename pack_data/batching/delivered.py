@@ -11,7 +11,10 @@ from typing import Any, Iterator, List, Optional
 
 
 class DeliveredBatches:
-    """The base of a batch sampler. Each iteration begins with `_begin`, in which `_delivered` is that of the last one."""
+    """The base of a batch sampler.
+
+    Each iteration begins with `_begin`, which finds in `_delivered` the batches of the last iteration.
+    """
 
     _reading: Optional[_Reading] = None  # the latest iteration
 
