@@ -51,9 +51,6 @@ def assert_same_weights(found, expected, tolerance=1e-6):
             assert float((found["model"][name] - expected["model"][name]).abs().max()) <= len(RATES) * max(RATES)
 
 
-# host's
-
-
 LAYOUTS = {
     "one IPU": {},
     "one IPU, 4 replicas": dict(replicas=4, accumulation=2),
@@ -463,9 +460,6 @@ def test_half_weights_train_with_a_float_loss(sdk):
 def test_synthetic_data_trains_on_noise(sdk):
     config = make_config(engine={"synthetic_data": True})
     assert np.isfinite(make_engine(sdk, config).step(make_batch(config), 0.0).loss)
-
-
-# each
 
 
 def one_line(error):

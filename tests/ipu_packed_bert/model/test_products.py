@@ -65,9 +65,6 @@ def same_sequence(input_mask_BS):
     return input_mask_BS.unsqueeze(2) == input_mask_BS.unsqueeze(1)
 
 
-# mask
-
-
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 8, 16])
 def test_losses_and_gradients_are_those_of_the_additive_mask(depth):
     """float64, 1e-12; with weights far from the initial ones, so that scores differ by tens."""
@@ -110,9 +107,6 @@ def test_one_hot_slots_gather(dtype):
     hidden = torch.randn(3, SLOTS, 8, generator=generator, dtype=dtype)
     slots = torch.randint(0, SLOTS, (3, 5), generator=generator, dtype=torch.int32)
     assert torch.equal(OneHotSlots(SLOTS)(hidden, slots), GatherSlots()(hidden, slots))
-
-
-# codes
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -190,9 +184,6 @@ def test_gradients_of_the_codes_columns_stay_as_small_as_the_others():
     of_codes = torch.matmul(gradient.transpose(2, 3), codes[:, 0].unsqueeze(1)).abs().max()
     of_key = torch.matmul(gradient.transpose(2, 3), query).abs().max()
     assert 0 < of_codes < 32 * max(1.0, 1.0 / float(query.abs().max())) * of_key
-
-
-# columns
 
 
 @pytest.mark.parametrize(
