@@ -288,6 +288,7 @@ REFUSED = [
     ("bomb.zip", zipped(b"[1]\n" + b" " * 40_000_000), (files.MOST_TIMES, "bomb.zip")),
     ("cut.jsonl.zst", lambda path: (zstd(LINES)(path), path.write_bytes(path.read_bytes()[:-5])), ("cut",)),
     ("cut.jsonl.zip", lambda path: (zipped(LINES)(path), path.write_bytes(path.read_bytes()[:-9])), ("cut",)),
+    ("a.parquet.gz", content(gzip.compress(b"PAR1")), ("parquet", "decompress")),
     ("moved.zip", moved, ("moved.zip", "damaged")),
     ("plain.jsonl.zst", content(LINES), ("plain.jsonl.zst", "not compressed")),
     ("a.csv", frames(to_csv={}), ("a.csv", "format")),
