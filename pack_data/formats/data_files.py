@@ -23,8 +23,18 @@ _SPLIT = re.compile(
 )
 # Results of map and filter, which datasets keep beside the data.
 _CACHE = re.compile(r"cache-[0-9a-f]+(_\d+_of_\d+)?\.arrow")
-# Files of datasets and of its Hub, which describe the data.
-METADATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
+# Files that describe data or models, as datasets, its Hub and this package write them.
+METADATA = (
+    *("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json", "index.json"),
+    *(
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "vocab.json",
+    ),
+    *("manifest.json", "recipe.json"),  # of data sets of this package
+)
 # Missing shards that a message names.
 _MISSING_LISTED = 3
 _AGAIN = "save the data set again with save_to_disk"

@@ -480,6 +480,18 @@ def _arrow(name: str, to_format: str) -> Reader:
     )
 
 
+def _json(name: str) -> Reader:
+    def make(folder: Path) -> None:
+        rows = [{"input_ids": each.input_ids, "text": '"]}\\'} for each in _examples()]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / name).write_text(json.dumps(rows) if name.endswith(".json") else lines)
+        if name.endswith(".gz"):
+            compressed(folder / name)
+
+    mutators = streams(JSON_LINES) if name.endswith(".gz") else free((*JSON_LINES, *BYTES))
+    return Reader(name, make, _records(name), (Target(name, (*mutators, *PLACES)),), weight=0.4)
+
+
 FORMATS = (
     *map(_tfrecord, ("mlperf", "packed", "cls_last")),
     _tfrecord("packed", zipped=True),
@@ -487,6 +499,7 @@ FORMATS = (
     _arrow("a.parquet", "parquet"),
     _arrow("b.parquet", "packed_parquet"),
     _arrow("a.arrow", "arrow"),
+    *map(_json, ("tokens.json", "tokens.jsonl", "tokens.jsonl.gz")),
 )
 
 READERS: Tuple[Reader, ...] = (*STORES, *PLAIN, *CORPORA, *FORMATS)

@@ -377,6 +377,7 @@ def test_files_of_a_directory(tmp_path, names, split, files_read):
         (["a.jsonl", "b.parquet"], "", ("jsonl and parquet",)),
         (["index.json", "shard.00000.mds"], "", ("MDS", "JSONL")),
         (["readme.md"], "", ("no data file",)),
+        (["recipe.json", "packs-00000-1f2e3d4c.npy", "config.json"], "", ("no data file",)),
     ],
 )
 def test_a_directory_that_contradicts_itself_is_refused(tmp_path, names, split, refusal):
