@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence
 
@@ -60,11 +59,16 @@ def verdicts(found: Mapping[str, Finding]) -> Dict[str, str]:
     return words
 
 
-def _missing(shown: Optional[Shown], arms: Sequence[str], seeds: Sequence[int]) -> bool:
+def _missing(
+    shown: Optional[Shown],
+    arms: Sequence[str],
+    seeds: Sequence[int],
+) -> bool:
     """Return True if a run has no results for one of these arms and seeds."""
     if shown is None:
         return True
-    return not shown.cells.keys() >= set(itertools.starmap(Cell, itertools.product(arms, seeds)))
+    cells = {Cell(arm, seed) for arm in arms for seed in seeds}
+    return not cells <= shown.cells.keys()
 
 
 _NOTHING = Finding("no finished run.", None)
@@ -191,9 +195,10 @@ def _in_margins(
     first, again, reference = (shown.words[claim[name]] for name in ("first", "again", "second"))
     drawn: Dict[str, Dict[str, Optional[Interval]]] = {}
     for comparison in comparisons:
+        margin = comparison.margin
         drawn[METRICS[comparison.metric]] = {
-            first: comparison.difference.over(comparison.margin),
-            again: comparison.same.over(comparison.margin),
+            first: comparison.difference.over(margin),
+            again: comparison.same.over(margin),
         }
     levels = [("margin", 1.0), ("minus the margin", -1.0)]
     return bars("", f"held-out loss against {reference}, in margins", drawn, levels)

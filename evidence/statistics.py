@@ -26,7 +26,11 @@ class Interval(NamedTuple):
 
     def over(self, unit: float) -> Interval:
         """Return the interval in multiples of a unit."""
-        return Interval(self.mean / unit, self.low / unit, self.high / unit, self.seeds)
+        return self._replace(
+            mean=self.mean / unit,
+            low=self.low / unit,
+            high=self.high / unit,
+        )
 
     def words(self, form: str) -> str:
         """Format as `+0.12 (+0.10 to +0.14)`; the mean alone for one seed."""
@@ -80,9 +84,11 @@ def holm(p_values: Mapping[str, float]) -> Dict[str, float]:
     """Adjust P values for their number (Holm 1979)."""
     adjusted = dict(p_values)
     largest = 0.0
-    for place, name in enumerate(sorted(p_values, key=adjusted.__getitem__)):
+    rising = sorted(p_values, key=lambda name: p_values[name])
+    for place, name in enumerate(rising):
         tests_left = len(p_values) - place
-        largest = max(largest, min(1.0, tests_left * p_values[name]))
+        product = min(1.0, tests_left * p_values[name])
+        largest = max(largest, product)
         adjusted[name] = largest
     return adjusted
 
@@ -108,12 +114,17 @@ def power(deviation: float, margin: float, seeds: int) -> float:
         """Return the probability at a quantile of the distribution of s**2."""
         variance = float(stats.chi2.ppf(share, freedom)) / freedom
         limit = margin / error - t * variance**0.5
-        return max(0.0, float(2 * stats.norm.cdf(limit) - 1))
+        inside = 2 * stats.norm.cdf(limit) - 1
+        return max(0.0, float(inside))
 
     return float(integrate.quad(passes, 0, 1, limit=200)[0])
 
 
-def error_over_sequences(masked: np.ndarray, mlm: np.ndarray, nsp: np.ndarray) -> float:
+def error_over_sequences(
+    masked: np.ndarray,
+    mlm: np.ndarray,
+    nsp: np.ndarray,
+) -> float:
     """Return the standard error of a difference of losses over the held-out sequences alone, in nats.
 
     The loss of a masked token is a ratio of two sums, whose error follows from its residuals (delta method).
@@ -124,8 +135,8 @@ def error_over_sequences(masked: np.ndarray, mlm: np.ndarray, nsp: np.ndarray) -
         nsp: Differences of the losses of next sentences, [N].
     """
     difference = mlm.sum() / masked.sum()
-    residuals = (mlm - difference * masked) / masked.mean() + nsp
-    return float(stats.sem(residuals))
+    mlm_residuals = (mlm - difference * masked) / masked.mean()
+    return float(stats.sem(mlm_residuals + nsp))
 
 
 def ratio(values: Sequence[float]) -> Interval:
@@ -134,8 +145,10 @@ def ratio(values: Sequence[float]) -> Interval:
     If a value is not above 0, such as the difference of two times, return the median with an infinite interval.
     """
     if min(values) <= 0:
-        return Interval(float(np.median(values)), 0.0, float("inf"), len(values))
-    interval = students(np.log(values).tolist())
+        median = float(np.median(values))
+        return Interval(median, 0.0, float("inf"), len(values))
+    logarithms = np.log(values).tolist()
+    interval = students(logarithms)
     mean, low, high = np.exp(interval[:3]).tolist()
     return Interval(mean, low, high, interval.seeds)
 
