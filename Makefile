@@ -60,6 +60,7 @@ check: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	git ls-files -z | xargs -0 .venv/bin/codespell
 	.venv/bin/python -m tests.complexity
 
 # TAKE="--take OUT" first adds the finished cells of a run to the results.

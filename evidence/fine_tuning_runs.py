@@ -136,7 +136,7 @@ class Learner:
                 batch = rows_of(inputs, part.rows, part.slots)
                 fields = self._fields(batch, self.task.prediction_fields)
                 predictions = self.network.predictions(*fields.values()).cpu().numpy()
-                outputs.update(self.task._outputs_of(predictions, batch))
+                outputs.update(self.task.outputs_of(predictions, batch))
         return [outputs[number] for number in sorted(outputs)]
 
     def _fields(self, batch: Batch, names: Sequence[str]) -> Dict[str, torch.Tensor]:

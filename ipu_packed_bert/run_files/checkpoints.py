@@ -281,7 +281,17 @@ def load_newest(folder: Union[str, Path], *, note: Callable[[str], None] = print
 
 
 def newest_checkpoint(folder: Union[str, Path]) -> Path:
-    """Return the path of the newest checkpoint, complete or not; raise ValueError if there is none."""
+    """Return the path of the newest checkpoint of a run.
+
+    Args:
+        folder: the directory of the checkpoints.
+
+    Returns:
+        The path. The checkpoint is not read, so it may be damaged.
+
+    Raises:
+        ValueError: there is no checkpoint.
+    """
     paths = checkpoints(folder)
     if not paths:
         raise ValueError(f"{folder}: no checkpoint; a run can be resumed once it has saved one")
