@@ -23,14 +23,8 @@ def prepared(checkpoint, folder, kind, *, dtype=torch.float64, **sections):
     """A task on a tiny file, with an engine of this type."""
     if kind == "squad":
         sections.setdefault("of_task", {"null_answers": True})
-    made = prepare(
-        tiny_config(
-            checkpoint,
-            training_file(folder, kind, **({"without_answer": 4} if kind == "squad" else {})),
-            task=kind,
-            **sections,
-        )
-    )
+    options = {"without_answer": 4} if kind == "squad" else {}
+    made = prepare(tiny_config(checkpoint, training_file(folder, kind, **options), task=kind, **sections))
     made.engine.model.to(dtype)
     made.engine.optimizer = build_optimizer(made.engine.model, made.config.optimizer, betas=(0.9, 0.999))
     return made
@@ -44,9 +38,8 @@ def both(made, epoch=0):
         numbers = order[first : first + layout.packs_per_update]
         for batch in (packs.batch(numbers, epoch), packs.alone(numbers, epoch)):
             micro_batches = -(-len(batch["input_ids"]) // size)
-            filled = layout._replace(
-                micro_batches_per_update=micro_batches, packs_per_update=micro_batches * size
-            ).filled(batch)
+            sizes = {"micro_batches_per_update": micro_batches, "packs_per_update": micro_batches * size}
+            filled = layout._replace(**sizes).filled(batch)
             for name, counted in layout.scales.items():
                 filled[name] = np.full(len(filled["input_ids"]), micro_batches / np.count_nonzero(filled[counted]))
             yield filled
@@ -108,10 +101,8 @@ def test_other_sequences_tokens_have_no_effect(checkpoint, tmp_path, attention, 
     batch = made.batches.first()
     row = int(np.argmax((batch["input_mask"] == 2).any(axis=1)))
     first = batch["input_mask"] == 1
-    changed = {
-        **batch,
-        "input_ids": np.where(first, batch["input_ids"], (batch["input_ids"] * 7 + 3) % 40).astype(np.int32),
-    }
+    ids = np.where(first, batch["input_ids"], (batch["input_ids"] * 7 + 3) % 40).astype(np.int32)
+    changed = {**batch, "input_ids": ids}
     before, after = (dict(made.task.outputs_of(made.engine.predict(each), each)) for each in (batch, changed))
     one, other = (int(batch["sequence_numbers"][row, place]) - 1 for place in (0, 1))
     assert float(np.abs(before[one] - after[one]).max()) <= 1e-12
@@ -135,9 +126,8 @@ def random_inputs(number, seed=0):
 @pytest.mark.parametrize("packer", ["none", "greedy", "first_fit", "best_fit", "spfhp", "lpfhp", "nnlshp", "optimal"])
 def test_every_sequence_once_an_epoch_and_the_same_ones_alone(packer):
     inputs = random_inputs(50)
-    packs = ExamplePacks(
-        inputs, pack_inputs(inputs, max_sequence_length=SLOTS, packer=packer, max_sequences_per_pack=3), seed=4
-    )
+    packing = pack_inputs(inputs, max_sequence_length=SLOTS, packer=packer, max_sequences_per_pack=3)
+    packs = ExamplePacks(inputs, packing, seed=4)
     starts = np.cumsum(inputs.lengths) - inputs.lengths
     epochs = []
     for epoch in range(2):
@@ -189,10 +179,9 @@ def test_every_update_has_the_same_shapes(checkpoint, tmp_path, kind):
     engine = prepared(checkpoint, tmp_path, kind, batch=update).engine
     results = []
     for extra in (0, 4):
-        filled = {
-            name: np.concatenate([values, np.zeros((extra,) + values.shape[1:], values.dtype)])
-            for name, values in packs.items()
-        }
+        filled = {}
+        for name, values in packs.items():
+            filled[name] = np.concatenate([values, np.zeros((extra, *values.shape[1:]), values.dtype)])
         filled["scale"] = np.full(len(filled["scale"]), packs["scale"][0] * len(filled["scale"]) / len(packs["scale"]))
         results.append((engine.accumulate(filled).metrics, gradients_of(engine)))
         engine.optimizer.zero_grad(set_to_none=True)
@@ -215,9 +204,8 @@ def test_packed_updates_are_the_unpacked_ones(checkpoint, tmp_path, kind, packer
             engine.optimizer.zero_grad(set_to_none=True)
             engine.step(batch, 1e-3)
         assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
-        assert {**found[0][1], "packs": 0} == {**found[1][1], "packs": 0} and found[0][1]["packs"] <= found[1][1][
-            "packs"
-        ]
+        assert {**found[0][1], "packs": 0} == {**found[1][1], "packs": 0}
+        assert found[0][1]["packs"] <= found[1][1]["packs"]
         # From the second update on, the differences of the weights add to those of rounding.
         if step == 0:
             assert_same(found=found[0][2], expected=found[1][2], dtype=torch.float64)
@@ -277,10 +265,8 @@ def test_half_precision_is_near(checkpoint, tmp_path, kind):
     for precision in ("float32", "bfloat16"):
         made = prepared(checkpoint, tmp_path, kind, dtype=torch.float32, engine={"precision": precision})
         batch = made.batches.first()
-        outputs[precision] = (
-            made.engine.step(batch, 1e-3).loss,
-            made.engine.predict(batch)[batch["input_mask"].any(axis=1)],
-        )
+        loss = made.engine.step(batch, 1e-3).loss
+        outputs[precision] = loss, made.engine.predict(batch)[batch["input_mask"].any(axis=1)]
     assert outputs["bfloat16"][0] == pytest.approx(outputs["float32"][0], rel=0.1)
     error = np.abs(outputs["bfloat16"][1] - outputs["float32"][1]).max()
     assert 0 < error < 0.1
@@ -294,10 +280,9 @@ def test_compiled_it_is_one_static_graph(checkpoint, tmp_path, kind, monkeypatch
         prepared(checkpoint, tmp_path, kind, dtype=torch.float32, engine={"compile": compiled})
         for compiled in (False, True)
     ]
-    losses = [
-        [each.engine.step(next(each.batches), 1e-3).loss for _ in range(each.batches.updates_per_epoch)]
-        for each in made
-    ]
+    losses = []
+    for run in made:
+        losses.append([run.engine.step(next(run.batches), 1e-3).loss for _ in range(run.batches.updates_per_epoch)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len(graphs) == 1
 
 
@@ -320,24 +305,18 @@ def test_a_task_keeps_its_contract(checkpoint, tmp_path, kind):
     made = prepared(checkpoint, tmp_path, kind, dtype=torch.float32)
     task, network = made.task, made.engine.model
     assert isinstance(task, task_class(kind)) and task.name == kind
-    assert (
-        set(task.scales) <= set(task.fields)
-        and set(task.counts.values()) <= set(task.layout(task.config, 1.0).fields)
-        and "sequences" in task.counts
-    )
+    assert set(task.scales) <= set(task.fields) and "sequences" in task.counts
+    assert set(task.counts.values()) <= set(task.layout(task.config, 1.0).fields)
     arguments = network.forward.__code__.co_varnames[1 : len(task.fields) + 1]
-    assert (
-        tuple(name.rsplit("_", 1)[0] if name.rsplit("_", 1)[-1].isupper() else name for name in arguments)
-        == task.fields
-    )
+    names = [name.rsplit("_", 1)[0] if name.rsplit("_", 1)[-1].isupper() else name for name in arguments]
+    assert tuple(names) == task.fields
     assert [block for head in task.heads for block in [network.get_submodule(head.module)]]
     batch = next(made.batches)
     with torch.no_grad():
         output = network(*(torch.from_numpy(batch[name]) for name in task.fields))
     assert output._fields == task.outputs and output._fields[0] == "loss" and all(value.shape == () for value in output)
-    assert {metric.sum for metric in task.metrics} <= set(task.outputs) and set(task.losses) <= {
-        metric.name for metric in task.metrics
-    }
+    assert {metric.sum for metric in task.metrics} <= set(task.outputs)
+    assert set(task.losses) <= {metric.name for metric in task.metrics}
     # Its packs travel to another process, as a static engine's feed wants.
     layout = made.batches.layout
     again = GlobalBatches(task.training_packs.again()(), layout)

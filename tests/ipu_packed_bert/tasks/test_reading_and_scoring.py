@@ -64,16 +64,10 @@ def test_the_best_of_the_answers_counts_and_no_answer_is_an_answer():
     # q1: the second answer is hit.  q2: half.  q3 has no answer and gets none: right.  q4 has none and gets one: wrong.
     answers = {"q1": ["Lyon", "in Paris"], "q2": ["red"], "q3": [], "q4": []}
     found = metrics.score_answers({"q1": "in Paris!", "q2": "red car", "q3": "", "q4": "blue"}, answers)
-    assert (
-        found["exact"] == 50.0
-        and found["f1"] == pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4)
-        and found["questions"] == 4
-    )
-    assert (
-        found["has_answer_exact"] == 50.0
-        and found["has_answer_f1"] == pytest.approx(100 * (1 + 2 / 3) / 2)
-        and found["has_answer_questions"] == 2
-    )
+    assert (found["exact"], found["questions"]) == (50.0, 4)
+    assert found["f1"] == pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4)
+    assert (found["has_answer_exact"], found["has_answer_questions"]) == (50.0, 2)
+    assert found["has_answer_f1"] == pytest.approx(100 * (1 + 2 / 3) / 2)
     assert found["no_answer_exact"] == found["no_answer_f1"] == 50.0
     # Version 1.1: no such groups.
     assert set(metrics.score_answers({"q1": "x"}, {"q1": ["x"]})) == {"exact", "f1", "questions"}
@@ -229,18 +223,15 @@ def brute_force(windows, logits, options):
             scores = []
             for other in windows.windows:
                 if other.first <= first < other.first + other.tokens:
-                    scores.append(
-                        min(first - other.first, other.first + other.tokens - 1 - first) + 0.01 * other.tokens
-                    )
+                    context = min(first - other.first, other.first + other.tokens - 1 - first)
+                    scores.append(context + 0.01 * other.tokens)
                 else:
                     scores.append(-1)
             if int(np.argmax(scores)) != number:
                 continue
             for last in range(first, min(first + options.max_answer_length, window.first + window.tokens)):
-                score = (
-                    logits[number][first - window.first + window.offset, 0]
-                    + logits[number][last - window.first + window.offset, 1]
-                )
+                offset = window.offset - window.first
+                score = logits[number][first + offset, 0] + logits[number][last + offset, 1]
                 best = max(best, (score, windows.questions[0].paragraph[spans[first, 0] : spans[last, 1]]))
     return best
 
@@ -300,9 +291,8 @@ def test_squad_files_of_both_versions_and_packed(tmp_path):
     path = tiny_squad(tmp_path / "v2.json", questions=6, without_answer=2)
     questions = read(path).windows.questions
     assert [each.id for each in questions] == [f"q{number}" for number in range(6)]
-    assert [bool(each.answers) for each in questions] == [True] * 4 + [False] * 2 and all(
-        each.labelled for each in questions
-    )
+    assert [bool(each.answers) for each in questions] == [True] * 4 + [False] * 2
+    assert all(each.labelled for each in questions)
     (tmp_path / "v2.json.xz").write_bytes(lzma.compress(path.read_bytes()))
     (tmp_path / "v2.json.gz").write_bytes(gzip.compress(path.read_bytes()))
     assert all(read(tmp_path / f"v2.json.{end}").windows.questions == questions for end in ("xz", "gz"))
@@ -482,10 +472,8 @@ def test_labels_and_their_targets(tmp_path):
     path.write_text("text,label\na,10\nb,9\n")
     assert table(path, "single_label").labels == ["9", "10"]
     (tmp_path / "other.csv").write_text("text,label\na,11\n")
-    tree = {
-        "task": {"name": "single_label"},
-        "data": {"training": str(path), "evaluation": str(tmp_path / "other.csv")},
-    }
+    data = {"training": str(path), "evaluation": str(tmp_path / "other.csv")}
+    tree = {"task": {"name": "single_label"}, "data": data}
     with pytest.raises(ValueError, match="other.csv line 2: label '11' is not one of the 2 of the training file"):
         ClassificationTask(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL)
 
@@ -565,17 +553,14 @@ def test_a_configuration_of_the_other_kind_is_named_as_such():
     with pytest.raises(ConfigError, match="task.name .*pre-training.*run_pretraining.py"):
         config_from_tree({"task": {"name": "pretraining"}}, "mine.yml", command="finetune")
     with pytest.raises(ConfigError, match="task.name .*pre-training.*run_pretraining.py"):
-        config_from_tree(
-            {"data": {"directory": "data/mine"}}, "mine.yml", command="finetune"
-        )  # it need not name its task
+        config_from_tree({"data": {"directory": "data/mine"}}, "mine.yml", command="finetune")  # without a task
     with pytest.raises(ConfigError, match="squad.* finetune"):
         config_from_tree({"task": {"name": "squad"}}, "mine.yml", command="pretrain")
 
 
 def test_overrides_win_and_a_configuration_reads_back():
-    config = config_from_tree(
-        {"data": {"training": "a.json", "packer": "spfhp"}}, "mine.yml", ["data.packer=none", "run.seed=9"]
-    )
+    tree = {"data": {"training": "a.json", "packer": "spfhp"}}
+    config = config_from_tree(tree, "mine.yml", ["data.packer=none", "run.seed=9"])
     assert config.data.packer == "none" and not config.packed and config.run.seed == 9
     assert config_from_tree(config.as_dict(), "again.yml") == config
 
@@ -589,11 +574,8 @@ def test_as_many_windows_as_published(data_dir, name, answerable, windows):
     """
     text = lzma.decompress((data_dir / "vocab" / "bert-base-uncased-vocab.txt.xz").read_bytes()).decode()
     vocabulary = Vocabulary(tuple(text.rstrip("\n").split("\n")))
-    tree = {
-        "task": {"max_answer_length": 60},
-        "data": {"evaluation": str(data_dir / "squad" / name), "packer": "none"},
-        "model": {"checkpoint": "none"},
-    }
+    data = {"evaluation": str(data_dir / "squad" / name), "packer": "none"}
+    tree = {"task": {"max_answer_length": 60}, "data": data, "model": {"checkpoint": "none"}}
     task = QuestionsTask(config_from_tree(tree, "tiny"), Tokenizer(vocabulary), MODEL)
     assert len(task.windows.questions) == len(gold(task.windows.questions)) == answerable
     assert len(task.windows.windows) == windows
