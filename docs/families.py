@@ -38,16 +38,8 @@ from pack_data.display.table import markdown
 from pack_data.reading.fields import one_line
 
 _ATTENTIONS = ("eager", "sdpa", NAME)
-_LENGTHS = (
-    3,
-    12,
-    2,
-    2,
-    2,
-    12,
-    5,
-    20,
-)  # beyond every window of the tiny models, and within their positions in all
+# Beyond every window of the tiny models, and within their positions in all.
+_LENGTHS = (3, 12, 2, 2, 2, 12, 5, 20)
 _POSITIONS = 64  # of the tiny models
 _TOLERANCE = 1e-5  # of the loss of a token, over the largest
 
@@ -98,9 +90,8 @@ def measure(
     masked = families()[name].masked
     reference = build(name, seed=seed)
     draw = np.random.default_rng(seed)
-    examples = [
-        {"input_ids": draw.integers(2, VOCABULARY, length)} for length in _LENGTHS
-    ]  # 0 or 1 may be padding
+    # 0 or 1 may be padding.
+    examples = [{"input_ids": draw.integers(2, VOCABULARY, length)} for length in _LENGTHS]
     for example in examples if masked else ():
         example["labels"] = example["input_ids"]
     ids = np.concatenate([example["input_ids"] for example in examples])
@@ -300,10 +291,8 @@ _SIZES: List[Tuple[Any, Optional[int]]] = [
     for size, pattern in (
         (None, r"_index$|_ids?$|patch_size|image_size|^num_channels$|^head_ratio$"),
         (VOCABULARY, r"vocab"),
-        (
-            -1,
-            r"^(num_)?((en|de)coder_|hidden_)?layers(_per_stack)?$|^n_layers?$|^depth$",
-        ),  # as many as are kept
+        # The number of layers kept.
+        (-1, r"^(num_)?((en|de)coder_|hidden_)?layers(_per_stack)?$|^n_layers?$|^depth$"),
         (
             1,
             r"max_window_layers|first_k_dense|dense_layers|layer_start|n?_groups?$|shared_(layer|expert)s|^zero_exp",
@@ -469,9 +458,8 @@ def build(
         config = _made(config, {**_tiny(config, not family.masked), **family.settings})
         if family.masked and config.is_encoder_decoder:
             raise LeftOut("encoder and decoder")
-        with torch.device("meta"), contextlib.suppress(
-            NotImplementedError
-        ):  # models that read values
+        # Models that read values raise it.
+        with torch.device("meta"), contextlib.suppress(NotImplementedError):
             count = sum(
                 each.numel()
                 for each in auto.from_config(config, attn_implementation=attention).parameters()

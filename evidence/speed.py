@@ -76,9 +76,8 @@ class SpeedSize(NamedTuple):
     vocabulary_size: int  # rows of the table
     widths: Tuple[str, ...]
     layers: Optional[int]  # that are timed; None: all of the width, without an estimate
-    whole: Tuple[
-        Tuple[int, str, str], ...
-    ]  # slots, width, type: here the estimate is compared with a whole model
+    # Slots, width, type: here the estimate is compared with a whole model.
+    whole: Tuple[Tuple[int, str, str], ...]
 
 
 SIZES = {

@@ -46,9 +46,8 @@ _FIGURE_4 = (MEANS, "no_positions", "separators", "betas", "none")
 class Start(NamedTuple):
     """The initial weights of all runs: their heads are trained by unpacked updates."""
 
-    checkpoint: Optional[
-        str
-    ]  # a Hugging Face directory or the package of weights; None: new weights
+    # A Hugging Face directory or the package of weights; None: new weights.
+    checkpoint: Optional[str]
     updates: int
     rate: float
     along: int  # of the scored sequences, at the measurements along a run
@@ -58,9 +57,8 @@ class Updates(NamedTuple):
     """The size of the experiment, and its cells."""
 
     size: Size
-    cells: Tuple[
-        Tuple[Tuple[str, ...], Tuple[int, ...]], ...
-    ]  # arms and seeds, in the order of their runs
+    # Arms and seeds, in the order of their runs.
+    cells: Tuple[Tuple[Tuple[str, ...], Tuple[int, ...]], ...]
     start: Optional[Start] = None
 
 

@@ -26,16 +26,8 @@ from pack_data.packing.packing import Packing
 
 _SEQUENCES = (64, 256, 1000, 10_000, 100_000, 1_000_000)
 _SLOTS = (512, 4096, 32_768, 131_072)
-_DEPTHS: Tuple[Optional[int], ...] = (
-    3,
-    4,
-    8,
-    16,
-    64,
-    None,
-    None,
-    None,
-)  # the peers know no limit: as many cases
+# The peers know no limit: as many cases.
+_DEPTHS: Tuple[Optional[int], ...] = (3, 4, 8, 16, 64, None, None, None)
 _FEW = 1000  # lengths of a call during a training
 _NEAR = 1e-4  # gap over the bound of a near-optimal packing
 _REPEATED = 10_000  # up to this number of lengths, the time is the smallest of three

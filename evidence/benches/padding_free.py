@@ -71,9 +71,8 @@ class _Timed(NamedTuple):
     """One side of a line."""
 
     seconds: np.ndarray  # one value a round
-    memory: Optional[
-        int
-    ]  # bytes above those in use before; None if the system does not report them
+    # Bytes above those in use before; None if the system does not report them.
+    memory: Optional[int]
     loss: float
 
 

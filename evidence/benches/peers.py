@@ -26,10 +26,8 @@ def installed_peers() -> Tuple[List[Peer], List[str]]:
     for name, load in _PEERS.items():
         try:
             installed.append(Peer(name, load(), _MOST_TOKENS.get(name, math.inf)))
-        except (
-            ImportError,
-            RuntimeError,
-        ):  # transformers raises RuntimeError for a missing package
+        # Transformers raises RuntimeError for a missing package.
+        except (ImportError, RuntimeError):
             missing.append(name)
     return installed, missing
 

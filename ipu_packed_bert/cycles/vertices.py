@@ -268,11 +268,8 @@ def argmax(n: float) -> float:
 
 # Rearranging data inside a tile: poplibs' regression over ten thousand random cases, 587 + bytes * factor.
 REARRANGE_CALL = 587  # cycles
-REARRANGE_BYTE = {
-    8: 0.44,
-    4: 3.125,
-    2: 5.148,
-}  # cycles a byte, by the bytes of the contiguous atoms
+# Cycles a byte, by the bytes of the contiguous atoms.
+REARRANGE_BYTE = {8: 0.44, 4: 3.125, 2: 5.148}
 
 
 def rearrange(num_bytes: float, cycles_per_byte: float) -> float:

@@ -146,9 +146,8 @@ def facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
     depth = schema.max_sequences_per_pack
     packer = manifest.algorithm
     if packer not in PACKERS or not packs_at_depth(packer, depth):
-        packer = (
-            "optimal"  # supports any depth; stands for a packer that this package does not have
-        )
+        # Supports any depth; stands for a packer that this package does not have.
+        packer = "optimal"
     settings: Dict[str, Any] = {
         "data.max_sequence_length": slots,
         "data.max_sequences_per_pack": depth,

@@ -241,9 +241,8 @@ class _CrossEntropySum(torch.autograd.Function):
         logits, labels = ctx.saved_tensors
         gradient = torch.empty_like(logits)
         weights = torch.where(labels == IGNORED, 0.0, factor).unsqueeze(1)
-        words = labels.clamp(min=0).unsqueeze(
-            1
-        )  # an ignored token has weight 0, so its word does not matter
+        # An ignored token has weight 0, so its word does not matter.
+        words = labels.clamp(min=0).unsqueeze(1)
         for here in _pieces(logits):
             part = torch.softmax(logits[here], dim=1, dtype=factor.dtype)
             part.scatter_add_(1, words[here], part.new_full((len(part), 1), -1.0))

@@ -312,9 +312,8 @@ def _let_ranks_train_together(trainer: Any) -> None:
     if trainer.model_wrapped is not model or not is_multi_process:
         return
     if vars(model).pop("_is_accelerate_prepared", False) and "_original_forward" in vars(model):
-        model.forward = vars(model).pop(
-            "_original_forward"
-        )  # without it, autocast would apply twice
+        # Without it, autocast would apply twice.
+        model.forward = vars(model).pop("_original_forward")
 
 
 # ---- the loss

@@ -258,9 +258,8 @@ def _read(path: str) -> Sequences:
 
 
 def _lengths(examples: Any) -> np.ndarray:
-    if hugging_face.is_data_set(
-        examples
-    ):  # from the tokens: a column length may count something else
+    # From the tokens: a column length may count something else.
+    if hugging_face.is_data_set(examples):
         columns = [_TOKENS] if _TOKENS in examples.column_names else []
         return hugging_face.lengths_of(examples.select_columns(columns))
     if isinstance(examples, _Examples):

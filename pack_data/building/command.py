@@ -82,9 +82,8 @@ def build_and_report(options: BuildOptions) -> Built:
     with hugging_face.as_file(options.source, out.parent) as source:
         check_out(out, list(options.given_files().values()))
         if options.recipe is not None:
-            Packing.load(
-                options.recipe
-            )  # before the corpus is read: a file that is no recipe is refused at once
+            # Before the corpus is read: a file that is no recipe is refused at once.
+            Packing.load(options.recipe)
         with work_folder(out) as work:
             options = replace(options, out=out, source=source)
             options.example_options()
@@ -122,9 +121,8 @@ def _parser() -> ArgumentParser:
     _add_options(parser, (name for name in names if name not in (*_INPUTS, *_PLACES)))
     _add_options_of_tasks(parser)
     _add_options(parser.add_mutually_exclusive_group(), _PLACES)
-    parser.add_argument(
-        "--append", action="store_true", help=argparse.SUPPRESS
-    )  # of version 1, refused by `main`
+    # Of version 1, refused by `main`.
+    parser.add_argument("--append", action="store_true", help=argparse.SUPPRESS)
     rare = [flag_of(item.name) for item in fields(BuildOptions) if item.metadata.get("rare")]
     parser.rare(
         *rare,

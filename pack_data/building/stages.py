@@ -362,9 +362,8 @@ class Stages:
         if not schema_file.exists():
             S = self.options.max_sequence_length
             counts = np.zeros(S + 1, dtype=np.int64)
-            masked = np.zeros(
-                S + 1, dtype=np.int64
-            )  # the most masked tokens of a sequence, by length
+            # The most masked tokens of a sequence, by length.
+            masked = np.zeros(S + 1, dtype=np.int64)
             for part, totals in enumerate(side.totals):
                 lengths, predictions = lengths_of_part(side.work, part, totals, parts_schema)
                 counts += np.bincount(lengths, minlength=S + 1)

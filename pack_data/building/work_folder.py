@@ -122,9 +122,8 @@ def work_of_tasks(
                         patience=patience,
                     )
                 )
-            except (
-                LockRemovedError
-            ):  # with the directory, by the task that has completed the data set
+            # With the directory, by the task that has completed the data set.
+            except LockRemovedError:
                 continue
             yield work
             return
@@ -164,9 +163,8 @@ def _check_made_by_a_build(work: Path, out: Path) -> None:
     try:
         is_of_a_build = "options" in read_object(work / PLAN, way_out="")
     except ValueError:
-        is_of_a_build = (
-            PLAN in names and not (work / PLAN).exists()
-        )  # removed since, by the build that made it
+        # Removed since, by the build that made it.
+        is_of_a_build = PLAN in names and not (work / PLAN).exists()
     if not is_of_a_build:
         raise ValueError(
             f"{work}: was not made by a build, but a build of {out} needs this directory; "

@@ -51,9 +51,8 @@ class Source:
     format: str
     kind: str
     files: List[str]
-    options: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # of the reader: chosen columns, or which TFRecord
+    # Of the reader: chosen columns, or which TFRecord.
+    options: Mapping[str, Any] = field(default_factory=dict)
     skip_bad: int = 0
     max_record_bytes: int = MOST_RECORD_BYTES
     bad: BadRecords = field(default_factory=BadRecords)
@@ -272,10 +271,8 @@ def _integer_value(value: Any) -> Optional[int]:
     """Return a foreign value if it is one integer of 32 bits (alone, or in an array or list), else None."""
     try:
         values = np.atleast_1d(value.as_py() if hasattr(value, "as_py") else value)
-    except (
-        ValueError,
-        OverflowError,
-    ):  # a time without a value in Python, or lists of several lengths
+    # A time without a value in Python, or lists of several lengths.
+    except (ValueError, OverflowError):
         return None
     is_integer = values.shape == (1,) and values.dtype.kind in "iu"
     return int(values[0]) if is_integer and -(2**31) <= values[0] < 2**31 else None

@@ -31,12 +31,8 @@ from pack_data.packing.packing import Packing, statement
 from pack_data.store.data_set import PackStore
 
 _RECIPE = "recipe.json"  # of a data set
-_DEPTHS: Tuple[Optional[int], ...] = (
-    2,
-    3,
-    4,
-    None,
-)  # the optimal packing of each takes most of the time
+# The optimal packing of each takes most of the time.
+_DEPTHS: Tuple[Optional[int], ...] = (2, 3, 4, None)
 # Beyond these sizes one packer takes longer than all others together: NNLSHP lists the strategies of a pack, and GREEDY
 # places each sequence by itself.
 _MOST_SLOTS_NNLSHP = 256

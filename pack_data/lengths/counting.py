@@ -247,9 +247,8 @@ def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> 
                 f"{path}: sequence {first + number} has length {lengths[number]}; drop or cut it first, lengths go "
                 f"from 1 to {most}"
             )
-        block = np.bincount(
-            lengths.astype(np.int64, copy=False)
-        )  # NumPy before 2 refuses to count uint64
+        # NumPy before 2 refuses to count uint64.
+        block = np.bincount(lengths.astype(np.int64, copy=False))
         if len(block) > len(counts):
             counts = np.pad(counts, (0, len(block) - len(counts)))
         counts[: len(block)] += block

@@ -34,9 +34,8 @@ _KNOTS = 40  # number of knots that are even in index, in sequences and in token
 # Distances from the wanted length within which a pair is sought, in packs.
 _REACHES = (1 / 256, 1 / 32, 1 / 4)
 _MIN_REACH = 16  # tokens
-_MAX_SUMS = (
-    64  # empty slots up to which each sum of a pair is tried; above, one search covers all sums
-)
+# Empty slots up to which each sum of a pair is tried; above, one search covers all sums.
+_MAX_SUMS = 64
 _THINNED = 0.3  # share of the sequences near a length that one strategy takes
 _FULL = 0.98  # share of a pack; a strategy of fewer tokens leaves slots empty on purpose
 _SHORTFALL_SHARE = 1 / 8  # share of the last slots that a pack of such a strategy may leave empty

@@ -41,10 +41,8 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _TRAINING_CHARACTERS = 32 << 20
 _LARGEST_ALPHABET = 1000
 _MOST_BYTES = 1 << 28
-_SPECIAL_IN_FILES = (
-    ("[CLS]", "[SEP]", "[MASK]"),
-    ("<s>", "</s>", "<mask>"),
-)  # first, separator, mask
+# First, separator, mask.
+_SPECIAL_IN_FILES = (("[CLS]", "[SEP]", "[MASK]"), ("<s>", "</s>", "<mask>"))
 
 
 class Special(NamedTuple):

@@ -222,9 +222,8 @@ def test_the_table_says_what_ranks_make_over_one_process_by_hand(capsys):
 
 def test_longer_rows_have_stretched_sequences_and_no_others(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(SIZES, "tiny", (16, 1, 2, 16))
-    options = options_of(
-        tmp_path, "40,6 24,6", "--packs 2 --precision float32 --threads 1 --slots 64,128 --json"
-    )  # every pack is 40 + 24
+    # Every pack is 40 + 24.
+    options = options_of(tmp_path, "40,6 24,6", "--packs 2 --precision float32 --threads 1 --slots 64,128 --json")
     assert main(options) == 0
     found = json.loads(capsys.readouterr().out)["measurements"]
     assert [(each["slots"], each["attention"]["packed"], each["attention"]["unpacked"]) for each in found] == [

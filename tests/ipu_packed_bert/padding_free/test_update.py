@@ -62,9 +62,8 @@ def test_labels_that_are_ignored_do_not_count():
     model = ours()
     (example,) = some_examples(3, [9])
     labels = [IGNORED if number in (2, 3, 7) else token for number, token in enumerate(example["input_ids"])]
-    kept = alone(a_model(), example)[
-        [number - 1 for number in (1, 4, 5, 6, 8)]
-    ]  # token n is predicted from token n - 1
+    # Token n is predicted from token n - 1.
+    kept = alone(a_model(), example)[[number - 1 for number in (1, 4, 5, 6, 8)]]
     result = accumulate(model, [PaddingFreeCollator(model)([{**example, "labels": labels}])])
     assert result.supervised_tokens == 5
     assert result.loss == pytest.approx(float(kept.mean()), rel=1e-12)

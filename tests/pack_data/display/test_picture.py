@@ -15,19 +15,44 @@ from pack_data.display.picture import Axis, Bars, HeatMap, Line, Lines, MaskPict
 
 SVG = "{http://www.w3.org/2000/svg}"
 ODD = "a <b> & 'c' \"d\" </script> é"
+# Fmt: skip.
 PICTURES = (
-    Bars("Upward", ("one", "two"), Axis("slots"),
-         (Series("a", (1.0, None)), Series("b", (2.0, 3.0), (1.5, 2.0), (4.0, 3.5)))),
-    Bars("Across", (ODD, "two"), Axis("slots"), (Series("a", (1.0, 4.0)), Series("rest", (2.0, 0.0), role="padding")),
-         stacked=True, across=True, ends=("x", "y"), limit=("most", 6.0)),
-    Bars("Edges", ("0 to 2", "2 to 8"), Axis("slots"), (Series("a", (1.0, 2.0)),),
-         edges=(0.0, 2.0, 8.0), along="tokens", levels=(("mean", 3.0), ("median", 4.0))),
-    Lines("Lines", Axis("x"), Axis("y"), (Line("a", (0.0, 1.0), (1.0, None)), Line("b", (0.0, 2.0), (3.0, 1.0))),
-          levels=(("level", 2.0),)),
+    Bars(
+        "Upward",
+        ("one", "two"),
+        Axis("slots"),
+        (Series("a", (1.0, None)), Series("b", (2.0, 3.0), (1.5, 2.0), (4.0, 3.5))),
+    ),
+    Bars(
+        "Across",
+        (ODD, "two"),
+        Axis("slots"),
+        (Series("a", (1.0, 4.0)), Series("rest", (2.0, 0.0), role="padding")),
+        stacked=True,
+        across=True,
+        ends=("x", "y"),
+        limit=("most", 6.0),
+    ),
+    Bars(
+        "Edges",
+        ("0 to 2", "2 to 8"),
+        Axis("slots"),
+        (Series("a", (1.0, 2.0)),),
+        edges=(0.0, 2.0, 8.0),
+        along="tokens",
+        levels=(("mean", 3.0), ("median", 4.0)),
+    ),
+    Lines(
+        "Lines",
+        Axis("x"),
+        Axis("y"),
+        (Line("a", (0.0, 1.0), (1.0, None)), Line("b", (0.0, 2.0), (3.0, 1.0))),
+        levels=(("level", 2.0),),
+    ),
     Lines("Powers", Axis("devices", log=2), Axis("cycles", log=10), (Line("a", (1.0, 64.0), (0.02, 300.0)),)),
     HeatMap("Heat", ("r", ODD), ("2", "3"), ((0.0, 1.0), (None, 4.0)), ".1f", "depth", "packer"),
     MaskPicture("Mask", ((0, 2, 1), (2, 3, 2), (3, 5, 0))),
-)  # fmt: skip
+)
 
 
 def axes_of(each):
