@@ -180,7 +180,7 @@ class BuildOptions:
     )
     source_format: str = _option(
         "auto",
-        "of --from (default: told from the content; names: packed-bert convert --help-all)",
+        "of --from (default: detected from the content; names: packed-bert convert --help-all)",
         flag="--format",
         metavar="NAME",
         rare=True,
@@ -210,7 +210,7 @@ class BuildOptions:
     # None: one per core, for which a script needs `if __name__ == "__main__":`.
     workers: Optional[int] = _option(
         1,
-        "processes (default: one a core); the result does not depend on it",
+        "processes (default: one per core); the result does not depend on it",
         type=process_count,
         metavar="N",
     )

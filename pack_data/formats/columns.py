@@ -54,7 +54,7 @@ def token_columns(
     for name in columns:
         if name not in lists:
             raise ValueError(
-                f"{path}: {name} is {types.get(name, 'no column')}, not a column of integer lists; those are "
+                f"{path}: {name} is {types.get(name, 'not a column')}; the columns of integer lists are "
                 f"{', '.join(lists) or 'none'}"
             )
     if columns:
@@ -77,7 +77,7 @@ def token_columns(
         )
     if len(candidates) > 1 or _NO_TOKENS.search(candidates[0]):
         raise ValueError(
-            f"{path}: has no column {TOKENS}, and {', '.join(candidates)[:150]} may hold something else than tokens; "
+            f"{path}: has no column {TOKENS}, and {', '.join(candidates)[:150]} may hold other things than tokens; "
             "choose with --columns"
         )
     return tuple(name for name in lists if name in (*candidates, *COMPANIONS))

@@ -214,6 +214,6 @@ def _check_shards(path: str, names: List[str]) -> None:
                 absent.append(series.replace("*", f"{number:0{digits}}", 1))
         listed = ", ".join(absent[:_MISSING_LISTED])
         raise ValueError(
-            f"{path}: {total - len(present)} of {total} shards are missing: {listed}; copy them there, or rename the "
-            "others if they are all"
+            f"{path}: shards missing: {total - len(present)} of {total}, such as {listed}; copy them there, or rename "
+            "the others if there are no more"
         )

@@ -33,8 +33,10 @@ from typing import (
 )
 
 from pack_data.cli.bad_records import BadRecords, Origin
+from pack_data.formats.columns import TOKENS
 from pack_data.formats.rows import column_types, read_rows
 from pack_data.reading.encodings import HEAD_BYTES, check_encoding
+from pack_data.reading.fields import shown
 from pack_data.reading.files import open_unpacked, sha256_of
 from pack_data.text.corpus_files import (
     EMBEDDED,
@@ -138,13 +140,23 @@ def _column_of(path: Path, json_field: str, columns: Sequence[str]) -> str:
     chosen = list(columns)
     if not columns and json_field not in _TEXT_COLUMNS:
         chosen = [json_field]
-    candidates = chosen or [name for name in _TEXT_COLUMNS if name in texts] or texts
+    candidates = chosen or [name for name in _TEXT_COLUMNS if name in texts]
+    # A tokenised file may have texts beside its tokens, such as addresses.
+    if not candidates and TOKENS not in types:
+        candidates = texts
     if len(candidates) == 1 and candidates[0] in texts:
         return candidates[0]
+
+    if chosen:
+        problem = f"no text column {', '.join(chosen)}"
+    elif candidates:
+        problem = "several text columns"
+    else:
+        problem = "no text column is called text or content"
     listed = ", ".join(texts)[:150] or "none"
     raise ValueError(
-        f"{path}: {', '.join(candidates) or 'no column'}: not one column of texts, which are {listed}; "
-        "choose one with --columns, or pass sequences of tokens with --from"
+        f"{path}: {problem}; its text columns are {listed}; choose one with --columns, or pass sequences of tokens "
+        "with --from"
     )
 
 
@@ -163,7 +175,7 @@ def _not_text(text: str) -> str:
         encoding = "Latin-1" if byte >= 0xA0 else "Windows-1252"
         following = text[error.start + 1 : error.start + 2]
         if "\udc80" <= following <= "\udcff":
-            encoding = "another encoding of many bytes a character, such as GB18030"
+            encoding = "a multi-byte encoding such as GB18030"
         return (
             f"not UTF-8 text (byte 0x{byte:02x} at offset {offset} of the line; {encoding}?); "
             "convert the file with iconv or take it out of the corpus"
@@ -179,7 +191,9 @@ def _row_documents(path: Path, column: str, bad: BadRecords) -> Iterator[Documen
         text = row.fields.get(column)
         if not isinstance(text, str):
             known = ", ".join(sorted(row.fields))[:200]
-            problem = f"no text in field {column!r} (there is: {known}); name it with --columns or --json-field"
+            problem = f"no field {column!r} among {known}; name it with --columns or --json-field"
+            if column in row.fields:
+                problem = f"{column} is {shown(text)}, must be a text"
         else:
             problem = _not_text(text)
         if problem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import glob
 import os
+import zipfile
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -187,8 +188,30 @@ def _suffix(path: Path) -> str:
 def _refuse_delimited(path: Path) -> None:
     if _suffix(path) in _DELIMITED_SUFFIXES:
         raise ValueError(
-            f'{path}: a table, which is not read as text; write JSONL, a text a line as {{"text": ...}}'
+            f'{path}: a table, which is not read as text; write JSONL, one text per line as {{"text": ...}}'
         )
+
+
+def _name_in_archive(path: Path) -> str:
+    """Return the name of the one file in a zip archive, and of any other file its own.
+
+    Raises ValueError for several texts in an archive: they would become one document.
+    """
+    if path.suffix.lower() != ".zip" or not zipfile.is_zipfile(path):
+        return path.name
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+    names = [name for name in names if not name.startswith("__MACOSX/")]
+    if names and all(
+        suffix_format(name) == "jsonl" and not name.endswith(".json") for name in names
+    ):
+        return names[0]
+    if len(names) != 1:
+        raise ValueError(
+            f"{path}: an archive of {len(names):,} files; unpack it, and pass the directory"
+        )
+    _refuse_delimited(Path(names[0]))
+    return names[0]
 
 
 def format_of(path: Path) -> str:
@@ -196,6 +219,7 @@ def format_of(path: Path) -> str:
     format = content_format(str(path))
     if format in TABLES:
         return format
+    name = _name_in_archive(path)
     if format == "npy":
         refuse_sequences(path)
     if format in _OF_TOKENS:
@@ -209,5 +233,5 @@ def format_of(path: Path) -> str:
                 f"{path}: {kind}, not text; extract its text, or move it out of the corpus"
             )
     # Content shows only that a text begins with a bracket.
-    format = suffix_format(path.name)
+    format = suffix_format(name)
     return format if format in (*TABLES, "jsonl") else ""
