@@ -14,7 +14,7 @@ from typing import Iterator, Optional, Sequence, Tuple
 from pack_data.building.work_folder import check_out, only_writer_of_packs
 from pack_data.cli.bad_records import add_columns, add_reading_options
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, typed
-from pack_data.formats import parquet_output
+from pack_data.formats import sequence_output
 from pack_data.formats.detect import FORMATS
 from pack_data.formats.records import NO_COLUMNS, UNPACKED, Record, RowWidths
 from pack_data.formats.source import Source, module_of, open_source
@@ -27,6 +27,7 @@ TARGETS = {
     "packed_tfrecord": "packs",
     "parquet": "tokens",
     "arrow": "tokens",
+    "jsonl": "tokens",
     "packed_parquet": "token_packs",
     "store": "packs",
 }
@@ -47,16 +48,19 @@ _WORDS = {
 
 def _format_of_name(destination: str, kind: str) -> str:
     """Return the format that a file name asks for. ValueError if there is none for its suffix."""
-    name = destination[:-3] if destination.endswith(".gz") else destination
-    suffix = os.path.splitext(name)[1]
-    if suffix in (".tfrecord", ".tfrecords"):
+    suffix = os.path.splitext(destination)[1]
+    if destination.endswith((".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")):
         if UNPACKED[kind] == "tokens":
-            raise ValueError(f"{destination}: token sequences are written as .parquet or .arrow")
+            raise ValueError(
+                f"{destination}: token sequences are written as .parquet, .arrow or .jsonl"
+            )
         return "packed_tfrecord" if kind == "packs" else "mlperf_tfrecord"
-    if suffix in (".parquet", ".arrow"):
+    if suffix in (".parquet", ".arrow", ".jsonl"):
         return suffix[1:]
     if suffix in (".h5", ".hdf5"):
-        raise ValueError(f"{destination}: HDF5 is only read; write .tfrecord, .parquet or .arrow")
+        raise ValueError(
+            f"{destination}: HDF5 is only read; write .tfrecord, .parquet, .arrow or .jsonl"
+        )
     raise ValueError(
         f"{destination}: the name does not determine the format; add --to-format {'|'.join(TARGETS)}"
     )
@@ -69,7 +73,7 @@ def _format_and_kind(
     kind = source.unpacked_kind if unpack else source.kind
     if to_format == "auto":
         to_format = _format_of_name(destination, kind)
-    if UNPACKED[kind] == "examples" and FORMATS[to_format] == "parquet":
+    if UNPACKED[kind] == "examples" and UNPACKED[TARGETS[to_format]] == "tokens":
         raise ValueError(f"{destination}: {NO_COLUMNS}")
     if kind == "packs" and to_format == "mlperf_tfrecord":
         kind = "examples"
@@ -131,8 +135,8 @@ def _convert(
         with only_writer_of_packs(path):
             return to_format, kind, module.write(destination, records, widths)
     with only_writer(path):
-        if FORMATS[to_format] == "parquet":
-            return to_format, kind, parquet_output.write(destination, records(), to_format)
+        if TARGETS[to_format] in ("tokens", "token_packs"):
+            return to_format, kind, sequence_output.write(destination, records, to_format)
         return to_format, kind, module.write(destination, records(), widths, to_format)
 
 
@@ -148,7 +152,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "destination",
         metavar="DST",
-        help="the file to write (.tfrecord, .tfrecord.gz, .parquet, .arrow), or a directory with --to-format store",
+        help="the file to write (.tfrecord[.gz], .parquet, .arrow, .jsonl), or a directory with --to-format store",
     )
     parser.add_argument(
         "--from-format",

@@ -178,7 +178,7 @@ def _array(value: Any) -> Any:
         try:
             return np.array(value, np.int64)
         except OverflowError:
-            raise RecordError("holds a number that does not fit 64 bits") from None
+            return value
     return np.int64(value) if type(value) is int and -(2**63) <= value < 2**63 else value
 
 
@@ -242,7 +242,7 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
             for name in chosen:
                 if not isinstance(fields.get(name), np.ndarray):
                     raise RecordError(
-                        f"{name} is not a list of integers, unlike in the first record"
+                        f"{name} is not a list of integers of 64 bits, unlike in the first record"
                     )
             value = tokens_from_columns({name: fields.pop(name) for name in chosen})
         except RecordError as error:

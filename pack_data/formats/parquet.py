@@ -1,4 +1,4 @@
-"""Parquet and Arrow files with tokenised columns, as Hugging Face data sets hold them; written by `parquet_output`.
+"""Parquet and Arrow files with tokenised columns, as Hugging Face data sets hold them; written by `sequence_output`.
 
 The column input_ids holds the token sequences, unless the user chooses others (columns.py). An attention_mask only
 marks padding: its zeros are removed, and it is not kept. seq_start_id with input_ids makes packs of token sequences

@@ -460,14 +460,14 @@ def _structure_of_arrow(rng: Any, path: Path) -> None:
 
 def _arrow(name: str, to_format: str) -> Reader:
     def make(folder: Path) -> None:
-        from pack_data.formats import parquet_output
+        from pack_data.formats import sequence_output
 
         rows = [
             {"input_ids": np.array(each.input_ids), "loss_mask": np.ones(len(each.input_ids))} for each in _examples()
         ]
         if to_format == "packed_parquet":
             rows = [{**row, "seq_start_id": np.array([0, 2], np.int32)} for row in rows]
-        parquet_output.write(str(folder / name), records(rows), to_format)
+        sequence_output.write(str(folder / name), lambda: records(rows), to_format)
 
     mutators = tuple([Mutator(STRUCTURE, _structure_of_arrow, True)] * 10) + free(BYTES)
     return Reader(

@@ -6,7 +6,7 @@ import pytest
 pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pyarrow)")
 
-from pack_data.formats import parquet, parquet_output
+from pack_data.formats import parquet, sequence_output
 from pack_data.formats.records import EXAMPLE_FIELDS
 from pack_data.formats.source import open_source
 from pack_data.store.packs import FIELDS
@@ -31,7 +31,7 @@ def write_arrow(path, table, batch_rows=3):
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_what_is_written_is_read_with_its_types_over_several_batches(tmp_path, monkeypatch, suffix):
-    for module in (parquet, parquet_output):
+    for module in (parquet, sequence_output):
         monkeypatch.setattr(module, "_ROWS", 2)
     table = pa.table(
         {
@@ -45,7 +45,7 @@ def test_what_is_written_is_read_with_its_types_over_several_batches(tmp_path, m
     )
     pq.write_table(table, tmp_path / "a.parquet")
     path = tmp_path / f"b.{suffix}"
-    assert parquet_output.write(str(path), open_source(tmp_path / "a.parquet").read(), suffix) == 3
+    assert sequence_output.write(str(path), open_source(tmp_path / "a.parquet").read, suffix) == 3
     got = list(open_source(path).read())
     assert [record.origin.record for record in got] == [0, 1, 2]
     assert [plain(record.value) for record in got] == table.select(["input_ids", "labels"]).to_pylist()
@@ -83,7 +83,7 @@ def test_dictionary_and_null_rows(tmp_path):
     source = open_source(tmp_path / "a.parquet", skip_bad=2)
     got = list(source.read())
     assert [(record.origin.record, record.value["input_ids"].tolist()) for record in got] == [(0, [1]), (3, [3])]
-    parquet_output.write(str(tmp_path / "b.parquet"), got, "parquet")
+    sequence_output.write(str(tmp_path / "b.parquet"), lambda: got, "parquet")
     assert pq.read_table(tmp_path / "b.parquet")["tag"].to_pylist() == ["x", "x"]
 
 
@@ -142,10 +142,11 @@ def test_a_column_that_is_not_there_is_said(tmp_path):
 def test_a_damaged_page_costs_no_record_before_it(tmp_path):
     """Ten row groups of two; the fifth is damaged: its two records are counted, all others come out."""
     sequences = random_sequences(20)
+    rows = list(records([{"input_ids": np.array(each)} for each in sequences]))
     path = tmp_path / "a.parquet"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet_output, "_ROWS", 2)
-        parquet_output.write(str(path), records([{"input_ids": np.array(each)} for each in sequences]), "parquet")
+        patch.setattr(sequence_output, "_ROWS", 2)
+        sequence_output.write(str(path), lambda: rows, "parquet")
     chunk = pq.ParquetFile(path).metadata.row_group(4).column(0)
     raw = bytearray(path.read_bytes())
     raw[(chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size - 3] ^= 1
