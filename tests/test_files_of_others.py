@@ -451,6 +451,6 @@ def test_the_refusal_says_how_to_trust_and_what_is_trusted_runs_until_it_is_chan
             marker.unlink()
         (scratch / "e2.py").write_text((scratch / "e2.py").read_text() + "# changed\n")
         ended = watched(lines[0], scratch)
-        assert ended.status == 2 and "it was changed" in ended.said and not marker.exists()
+        assert ended.status == 2 and "changed since" in ended.said and not marker.exists()
     finally:
         shutil.rmtree(os.environ["XDG_STATE_HOME"])

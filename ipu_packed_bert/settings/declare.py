@@ -57,9 +57,9 @@ class Rule(NamedTuple):
         )
         holds = True
         bounds = []
-        for words, bound, compare in sides:
+        for words, bound, is_within in sides:
             if bound is not None:
-                holds = holds and all(compare(number, bound) for number in numbers)
+                holds = holds and all(is_within(number, bound) for number in numbers)
                 bounds.append(f"{words} {_bound(bound)}")
         if holds:
             return None

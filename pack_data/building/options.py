@@ -79,7 +79,7 @@ class BuildOptions:
         "texts, JSONL, Parquet or Arrow, plain or compressed: files, directories or patterns; 'embedded': the "
         "documentation inside this Python",
         nargs="+",
-        metavar="PATH|embedded",
+        metavar="PATH",
     )
     vocabulary: Union[str, Path, None] = _file(
         None, "vocab.txt; without it one is trained on the corpus and kept with the data"

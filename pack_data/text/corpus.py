@@ -190,8 +190,10 @@ def _row_documents(path: Path, column: str, bad: BadRecords) -> Iterator[Documen
     for row in read_rows(str(path), bad, columns):
         text = row.fields.get(column)
         if not isinstance(text, str):
-            known = ", ".join(sorted(row.fields))[:200]
-            problem = f"no field {column!r} among {known}; name it with --columns or --json-field"
+            known = ", ".join(sorted(row.fields))[:200] or "none"
+            problem = (
+                f"no field {column!r} (there is: {known}); name it with --columns or --json-field"
+            )
             if column in row.fields:
                 problem = f"{column} is {shown(text)}, must be a text"
         else:

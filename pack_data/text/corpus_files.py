@@ -210,7 +210,7 @@ def _name_in_archive(path: Path) -> str:
         raise ValueError(
             f"{path}: an archive of {len(names):,} files; unpack it, and pass the directory"
         )
-    _refuse_delimited(Path(names[0]))
+    _refuse_delimited(path / names[0])
     return names[0]
 
 

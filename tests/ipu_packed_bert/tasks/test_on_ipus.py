@@ -296,7 +296,10 @@ def test_a_program_compiled_elsewhere(checkpoint, tmp_path, capsys):
         ("placement.layers_per_ipu=[1,2]", "placement.layers_per_ipu places 3 layers, the network has 2; change"),
         ("placement.replicas=3", "placement.replicas x placement.ipus_per_replica is 3 x 2 = 6; must be a power of"),
         ("placement.layers_per_ipu=[1]", "placement.layers_per_ipu has 1 values; must have one for each of the 2 IPUs"),
-        ("batch.sequences_per_update=5", "needs a row for each of its 3 stages: --set batch.sequences_per_update="),
+        (
+            "batch.sequences_per_update=5",
+            "each of the 3 stages of the training pipeline: --set batch.sequences_per_update=",
+        ),
         (
             "placement.replicas=8",
             "attached has 4 IPUs; for updates of the same size there, use --set placement.replicas=2",

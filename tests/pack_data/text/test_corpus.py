@@ -6,6 +6,7 @@ import lzma
 import random
 import shutil
 import tracemalloc
+import zipfile
 from array import array
 from pathlib import Path
 
@@ -64,9 +65,9 @@ BAD_LINES = [
     ('{"text": "' + "long " * 400 + '"}', "longer than 500 bytes; raise --max-record-bytes"),
     ('{"text": "\udcff"}\n', "byte 0xff"),
     ("{broken\n", "not JSON"),
-    ('{"text": 3}\n', "no text in field 'text'"),
+    ('{"text": 3}\n', "text is 3"),
     ('{"body": "ok"}\n', "there is: body"),
-    ("[1]\n", "no text"),
+    ("[1]\n", "no field 'text'"),
 ]
 
 
@@ -289,6 +290,35 @@ def test_tables_build_the_same_packs_as_text_files(tmp_path):
             assert (manifest.shards, manifest.files, manifest.digest) == (other.shards, other.files, other.digest)
 
 
+def _archive(path, members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+@pytest.mark.parametrize(
+    "members, number",
+    [
+        ({"a.txt": ONE}, 1),
+        ({"a.json": json.dumps([{"text": ONE}, {"text": ONE}])}, 2),
+        ({"a.jsonl": json.dumps({"text": ONE}), "b.jsonl": json.dumps({"text": ONE})}, 2),
+    ],
+)
+def test_the_files_in_an_archive_are_read_by_their_names(tmp_path, members, number):
+    assert len(list(documents(_archive(tmp_path / "a.zip", members)))) == number
+
+
+@pytest.mark.parametrize(
+    "members, names",
+    [({"a.txt": ONE, "b.txt": ONE}, ["2 files", "unpack"]), ({"b.csv": "a,b\n1,2\n"}, ["b.csv", "JSONL"])],
+)
+def test_archives_whose_files_would_run_together_are_refused(tmp_path, members, names):
+    path = _archive(tmp_path / "a.zip", members)
+    with refused("a.zip", *names):
+        list(documents(path))
+
+
 @pytest.mark.parametrize(
     "columns, options, names",
     [
@@ -298,7 +328,8 @@ def test_tables_build_the_same_packs_as_text_files(tmp_path):
         ({"text": TEXTS, "n": [1, 2, 3, 4]}, {"columns": ["n"]}, ["n", "text", "--columns"]),
         ({"text": TEXTS}, {"json_field": "body"}, ["body", "text", "--columns"]),
         ({"input_ids": [[1]] * 4}, {}, ["none", "--from"]),
-        ({"text": ["a", None, "b", "c"]}, {}, ["record 1", "'text'", "--skip-bad"]),
+        ({"text": ["a", None, "b", "c"]}, {}, ["record 1", "text is None", "--skip-bad"]),
+        ({"input_ids": [[1]] * 4, "url": TEXTS}, {}, ["url", "--columns", "--from"]),
     ],
 )
 def test_tables_without_one_column_of_texts_are_refused(tmp_path, columns, options, names):
