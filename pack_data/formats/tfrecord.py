@@ -42,8 +42,9 @@ def _masked_crc(data: bytes) -> int:
 
 def is_start_of_file(head: bytes) -> bool:
     """Return True if the first bytes of a file are the header of a frame."""
-    # The upper bytes of a length are 0; only if they are is the package for the checksum needed.
-    if len(head) < _HEADER.size or head[5:8] != b"\0\0\0":
+    # A first record has bytes, and fewer than 4 GiB; other content, such as UTF-32, needs no package for the checksum.
+    is_length = any(head[:4]) and head[4:8] == bytes(4)
+    if len(head) < _HEADER.size or not is_length:
         return False
     _, checksum = _HEADER.unpack_from(head)
     return _masked_crc(head[:8]) == checksum
