@@ -6,6 +6,7 @@ come with the program. Commands are parsed by their own parsers and stop there.
 
 import argparse
 import ast
+import importlib
 import json
 import re
 import shlex
@@ -21,6 +22,7 @@ from ipu_packed_bert.settings.launch_lines import compiled_words, start_lines
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.rules import schedule_too_short
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
+from pack_data.cli.command import run_main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("ipu", "ipu_check", "cluster")]
@@ -207,6 +209,23 @@ def test_each_command_in_a_text_of_the_program_exists():
     """Words of this program in a message: `packed-bert NAME`."""
     found = {name for _, text in texts_of_the_program() for name in re.findall(r"packed-bert ([a-z][a-z-]+)\b", text)}
     assert len(found) > 5 and found <= set(packed_bert.COMMANDS), found - set(packed_bert.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "page, words",
+    [
+        ("ipu", ["packed-bert", "plan", "--config", "packed_phase2_pod16"]),
+        ("packing", ["pack_data.optimal", "--histogram", "wikipedia_512"]),
+    ],
+)
+def test_the_output_on_a_page_is_printed(page, words, capsys):
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"<!-- generated: [^`]*?```text\n(.*?)```", text, re.S)
+    main = packed_bert.main if words[0] == "packed-bert" else importlib.import_module(words[0]).main
+    assert not run_main(main, words[1:])
+    printed = capsys.readouterr().out.splitlines()
+    missing = [line for line in block.splitlines() if line not in printed]
+    assert block and not missing
 
 
 def test_a_line_that_is_wrong_is_found(monkeypatch):
