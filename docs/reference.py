@@ -140,6 +140,7 @@ _MODULES = (
     "evidence.benches.packing",
     "evidence.benches.assignment",
     "evidence.benches.batching",
+    "evidence.benches.micro_batches",
     "evidence.benches.padding_free",
     "evidence.figures",
 )

@@ -14,6 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, List
 
 if TYPE_CHECKING:
+    from pack_data.batching.micro_batches import MicroBatches as MicroBatches
+    from pack_data.batching.micro_batches import micro_batches as micro_batches
     from pack_data.batching.mixture import PackMixture as PackMixture
     from pack_data.batching.pack_dataset import PackDataset as PackDataset
     from pack_data.building.command import build as build
@@ -47,6 +49,7 @@ _PLACES = {
     "Example": "store.sequences",
     "LengthHistogram": "packing.histogram",
     "Manifest": "store.data_set",
+    "MicroBatches": "batching.micro_batches",
     "PACKERS": "packers",
     "PackDataset": "batching.pack_dataset",
     "PackMixture": "batching.mixture",
@@ -61,6 +64,7 @@ _PLACES = {
     "Verified": "building.verify",
     "build": "building.command",
     "get_packer": "packers",
+    "micro_batches": "batching.micro_batches",
     "open_source": "formats.source",
     "pack": "pack_lengths",
     "prove": "packing.packing",

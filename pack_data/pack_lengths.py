@@ -128,7 +128,7 @@ def pack(
 
     if hugging_face.is_data_set(lengths):
         lengths = hugging_face.lengths_of(lengths)
-    fitted = fit(_one_each("lengths", lengths), slots, longer)
+    fitted = fit(one_each("lengths", lengths), slots, longer)
     sizes = rounded_up(fitted.lengths, multiple_of)
     if weighted:
         weights = _of_examples("weights", [] if weights is None else weights, fitted)
@@ -156,7 +156,7 @@ def pack(
     return replace(packed, multiple_of=multiple_of)
 
 
-def _one_each(name: str, values: Any) -> np.ndarray:
+def one_each(name: str, values: Any) -> np.ndarray:
     """Return an argument with one whole number for each sequence as an array of one dimension."""
     try:
         array = np.asarray(values)
@@ -172,7 +172,7 @@ def _one_each(name: str, values: Any) -> np.ndarray:
 
 
 def _of_examples(name: str, values: Any, fitted: Fitted) -> np.ndarray:
-    array = _one_each(name, values)
+    array = one_each(name, values)
     examples = fitted.longer.examples
     if len(array) != examples:
         raise ValueError(f"{len(array)} {name} for {examples} lengths; pass one for each sequence")
@@ -181,7 +181,7 @@ def _of_examples(name: str, values: Any, fitted: Fitted) -> np.ndarray:
 
 def _group_numbers(values: Any, fitted: Fitted) -> np.ndarray:
     """Return the group of each example, integers [examples], numbered from 0 without a gap."""
-    groups = _one_each("groups", values)
+    groups = one_each("groups", values)
     if groups.dtype == object:
         groups = np.array(groups.tolist())
     # A column with gaps is one of floats, and all gaps would be one group.

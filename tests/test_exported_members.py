@@ -14,9 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = {
     "pack_data": (
-        "BuildOptions Certificate Example LengthHistogram Manifest PACKERS PackDataset PackMixture PackSchema "
-        "PackStore PackStream PackedLengths Packing Proof Sequences StoredColumn Verified build get_packer open_source "
-        "pack prove verify"
+        "BuildOptions Certificate Example LengthHistogram Manifest MicroBatches PACKERS PackDataset PackMixture "
+        "PackSchema PackStore PackStream PackedLengths Packing Proof Sequences StoredColumn Verified build get_packer "
+        "micro_batches open_source pack prove verify"
     ),
     "ipu_packed_bert": (
         "Checkpoint Config ConfigError Engine GlobalBatches Outcome Pretraining StepResult StoredPacks "
@@ -24,7 +24,8 @@ PUBLIC = {
         "newest_checkpoint read_log"
     ),
     "pack_data.batching": (
-        "BatchOptions EpochPlan IndexBatchSampler WAYS Way WayReport get_way padded_batch padding_free_batch report"
+        "BatchOptions EpochPlan IndexBatchSampler MicroBatchSampler WAYS Way WayReport get_way padded_batch "
+        "padding_free_batch report"
     ),
     "pack_data.stream": "Pack PackRows PackStream Waits packed_rows",
     "ipu_packed_bert.padding_free": (

@@ -69,7 +69,7 @@ def _log_normal(
     return _whole(random.lognormal(math.log(slots / center), sigma, n), slots)
 
 
-_DRAWN: Dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
+DRAWN: Dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
     "uniform": lambda random, n, slots: random.integers(1, slots + 1, n),
     "bimodal": _bimodal,
     "triplets": _triplets,
@@ -117,7 +117,7 @@ def _measure(
 ) -> PackingCase:
     """Pack one case, by ours and by the peers."""
     kind, sequences, slots, depth = combination
-    lengths = _DRAWN[kind](np.random.default_rng(number), sequences, slots)
+    lengths = DRAWN[kind](np.random.default_rng(number), sequences, slots)
     times = 3 if sequences <= _REPEATED else 1
 
     def least(make: Callable[[], Any]) -> Tuple[float, Any]:
@@ -142,7 +142,7 @@ def _measure(
 def _cases(number: int, peers: Sequence[Peer], most: int = _SEQUENCES[-1]) -> List[PackingCase]:
     """Measure different cases of at most `most` sequences."""
     sequences = [number for number in _SEQUENCES if number <= most]
-    combinations = list(product(_DRAWN, sequences, _SLOTS, _DEPTHS))
+    combinations = list(product(DRAWN, sequences, _SLOTS, _DEPTHS))
     chosen = np.random.default_rng(0).permutation(len(combinations))[:number].tolist()
     cases = []
     with progress_bar(len(chosen), "packing", unit=" cases") as bar:

@@ -3,12 +3,13 @@
 from pack_data.batching.collators import padded_batch, padding_free_batch
 from pack_data.batching.plans import WAYS, BatchOptions, EpochPlan, Way, get_way
 from pack_data.batching.properties import WayReport, report
-from pack_data.batching.sampler import IndexBatchSampler
+from pack_data.batching.sampler import IndexBatchSampler, MicroBatchSampler
 
 __all__ = [
     "BatchOptions",
     "EpochPlan",
     "IndexBatchSampler",
+    "MicroBatchSampler",
     "WAYS",
     "Way",
     "WayReport",

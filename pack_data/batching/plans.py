@@ -99,6 +99,14 @@ class EpochPlan:
         """Batches of each rank."""
         return (len(self.batches) - 1) // self.ranks
 
+    def has(self, step: int) -> bool:
+        """Return True if the epoch has this step.
+
+        Args:
+            step: number of the step, from 0.
+        """
+        return step < self.steps
+
     def batch(self, step: int, rank: int) -> Batch:
         """Return the rows of one batch.
 

@@ -3,78 +3,51 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect
 from dataclasses import asdict
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import numpy as np
 
 from pack_data.batching.delivered import DeliveredBatches
+from pack_data.batching.micro_batches import checked_lengths, micro_batches
 from pack_data.batching.plans import BatchOptions, EpochPlan, get_way
 from pack_data.lengths.overlong import Longer, fit
 from pack_data.reading.fields import named, whole_number
 
 
-class IndexBatchSampler(DeliveredBatches):
-    """The batches of one rank by one of the nine ways, as lists of numbers: the `batch_sampler` of a DataLoader.
+class _EpochSampler(DeliveredBatches):
+    """The batches of an epoch's plan, epoch after epoch, for one rank or all in turn; it continues at any place.
 
-    Example::
-
-        sampler = IndexBatchSampler("OptimalPacking+PosID", lengths, BatchOptions(4, 4096, ranks=8), rank=3)
-        loader = DataLoader(sampler.view(dataset), batch_sampler=sampler, collate_fn=collator, num_workers=4)
-        for epoch in range(3):
-            sampler.set_epoch(epoch)      # begins the epoch anew
-            for inputs in loader: ...
-
-    Without set_epoch, a loop that was left early goes on behind the last batch that it got, and a loop that ran to its
-    end is followed by the next epoch.
-
-    A number below the number of examples is a whole example of the data set. If examples are cut, by `longer` or by a
-    way that breaks them, only `sampler.view(dataset)` can read the numbers.
-
-    Args:
-        way: name of one of the nine ways, see `WAYS`.
-        lengths: tokens of every example of a map-style data set, integers [examples], the same on every rank. Or the
-            data set itself, if it has `lengths` and an `identity` as `PackDataset` does: a state is then refused if the
-            data set has other content, even of the same lengths.
-        options: batch size, longest sequence, ranks and seed.
-        rank: number of this process, from 0. None gives the batches of all ranks in turn, step by step, for Accelerate,
-            which deals them out itself.
-        longer: rule of `pack_data.lengths.overlong` for examples of more than max_sequence_length tokens: raise,
-            truncate, split or drop; `sampler.longer` counts them.
-
-    Raises:
-        ValueError: the way is unknown, the rank or a length is out of range.
+    ranks, rank: processes that share each step, and the number of this one; None gives the batches of all ranks in
+    turn, step by step.
     """
 
-    def __init__(
-        self,
-        way: str,
-        lengths: Any,
-        options: BatchOptions,
-        rank: Optional[int] = 0,
-        *,
-        longer: str = "raise",
-    ) -> None:
-        if rank is not None and not 0 <= rank < options.ranks:
-            raise ValueError(f"rank is {rank}; pass 0 to {options.ranks - 1}")
-        self.way = get_way(way)
-        self.options = options
+    def __init__(self, ranks: int, rank: Optional[int]) -> None:
+        self._ranks = whole_number("ranks", ranks, least=1)
+        if rank is not None and not 0 <= rank < ranks:
+            raise ValueError(f"rank is {rank}; pass 0 to {ranks - 1}")
         self.rank = rank
-        self._data_set: Any = None
-        if hasattr(type(lengths), "identity"):  # a PackDataset or PackMixture
-            self._data_set = lengths
-            lengths = lengths.lengths
-        self._fitted = fit(lengths, options.max_sequence_length, longer)
-        self._lengths = np.asarray(lengths, np.int64)  # of the data set
-        self._longest = int(self._lengths.max(initial=0))
         # True if a place inside an epoch was loaded, and no batch was requested since.
         self._pending = False
         self._epoch = -1
         self._go_to(0, 0)
 
+    def _planned(self, epoch: int) -> Any:
+        """Return the plan of an epoch: its `steps`, and `has(step)`."""
+        raise NotImplementedError
+
+    def _numbers(self, plan: Any, step: int, rank: int) -> List[int]:
+        """Return a batch of the plan."""
+        raise NotImplementedError
+
+    def _identity(self) -> Dict[str, Any]:
+        """Return everything that the batches follow from, in plain values, the same on every rank."""
+        raise NotImplementedError
+
     def _go_to(self, epoch: int, step: int) -> None:
         if epoch != self._epoch:
-            self._plan = self.way.plan(self._fitted.lengths, self.options, epoch)
+            self._plan = self._planned(epoch)
         self._epoch = epoch
         self._first_step = step  # of the latest iteration
         self._reading = None
@@ -82,7 +55,7 @@ class IndexBatchSampler(DeliveredBatches):
     @property
     def _step(self) -> int:
         """Steps of this epoch that were delivered."""
-        batches_per_step = self.options.ranks if self.rank is None else 1
+        batches_per_step = self._ranks if self.rank is None else 1
         return self._first_step + self._delivered // batches_per_step
 
     @property
@@ -91,32 +64,13 @@ class IndexBatchSampler(DeliveredBatches):
         return self._epoch
 
     @property
-    def longer(self) -> Longer:
-        """Number of examples that are longer than a row, and the rule for them."""
-        return self._fitted.longer
-
-    @property
-    def sampler(self) -> IndexBatchSampler:
+    def sampler(self) -> _EpochSampler:
         """Itself: Accelerate sets the epoch on the `sampler` of a batch sampler that it has wrapped."""
         return self
 
-    def view(self, dataset: Any) -> _PieceView:
-        """Return a view of the data set that reads the numbers of the batches.
-
-        Args:
-            dataset: map-style data set of the examples whose lengths the sampler has.
-
-        Returns:
-            A map-style data set for a DataLoader with this batch sampler.
-
-        Raises:
-            ValueError: the data set has another number of examples than there are lengths.
-        """
-        return _PieceView(dataset, len(self._lengths), self._longest)
-
     def __len__(self) -> int:
         """Return the number of batches of this epoch, the same on each rank; after the last one, of the next epoch."""
-        return self._plan.steps * (self.options.ranks if self.rank is None else 1)
+        return self._plan.steps * (self._ranks if self.rank is None else 1)
 
     def __iter__(self) -> Iterator[List[int]]:
         """Yield the batches of this epoch that were not delivered yet; after its last one, those of the next epoch.
@@ -126,28 +80,22 @@ class IndexBatchSampler(DeliveredBatches):
         return super().__iter__()
 
     def _begin(self) -> Iterator[List[int]]:
-        if self._step == self._plan.steps and not self._pending:
+        if not self._pending and not self._plan.has(self._step):
             self._go_to(self._epoch + 1, 0)
         else:
             self._go_to(self._epoch, self._step)
         self._pending = False
         return self._batches(self._plan, self._first_step)
 
-    def _batches(self, plan: EpochPlan, first_step: int) -> Iterator[List[int]]:
-        ranks = range(self.options.ranks) if self.rank is None else (self.rank,)
-        for step in range(first_step, plan.steps):
+    def _batches(self, plan: Any, step: int) -> Iterator[List[int]]:
+        ranks = range(self._ranks) if self.rank is None else (self.rank,)
+        while plan.has(step):
             for rank in ranks:
-                yield [self._number(*piece) for row in plan.batch(step, rank) for piece in row]
+                yield self._numbers(plan, step, rank)
+            step += 1
 
     def _end(self) -> None:
         self._go_to(self._epoch + 1, 0)
-
-    def _number(self, piece: int, start: int, stop: int) -> int:
-        example, begin = self._fitted.beginning(piece)
-        if stop - start == self._lengths[example]:
-            return example
-        span = (begin + start) * (self._longest + 1) + begin + stop
-        return example + len(self._lengths) * (1 + span)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch. A place inside this epoch that was loaded before is kept.
@@ -209,15 +157,99 @@ class IndexBatchSampler(DeliveredBatches):
         epoch = whole_number("epoch of the state", state.get("epoch"), least=0)
         step = whole_number("step of the state", state.get("step"), least=0)
         self._go_to(epoch, 0)
-        if step > self._plan.steps:
+        if step and not self._plan.has(step - 1):
             raise ValueError(
                 f"the state is at step {step} of epoch {epoch}, which has {self._plan.steps} steps; pass another state"
             )
         self._go_to(epoch, step)
         self._pending = True
 
+
+class IndexBatchSampler(_EpochSampler):
+    """The batches of one rank by one of the nine ways, as lists of numbers: the `batch_sampler` of a DataLoader.
+
+    Example::
+
+        sampler = IndexBatchSampler("OptimalPacking+PosID", lengths, BatchOptions(4, 4096, ranks=8), rank=3)
+        loader = DataLoader(sampler.view(dataset), batch_sampler=sampler, collate_fn=collator, num_workers=4)
+        for epoch in range(3):
+            sampler.set_epoch(epoch)      # begins the epoch anew
+            for inputs in loader: ...
+
+    Without set_epoch, a loop that was left early goes on behind the last batch that it got, and a loop that ran to its
+    end is followed by the next epoch.
+
+    A number below the number of examples is a whole example of the data set. If examples are cut, by `longer` or by a
+    way that breaks them, only `sampler.view(dataset)` can read the numbers.
+
+    Args:
+        way: name of one of the nine ways, see `WAYS`.
+        lengths: tokens of every example of a map-style data set, integers [examples], the same on every rank. Or the
+            data set itself, if it has `lengths` and an `identity` as `PackDataset` does: a state is then refused if the
+            data set has other content, even of the same lengths.
+        options: batch size, longest sequence, ranks and seed.
+        rank: number of this process, from 0. None gives the batches of all ranks in turn, step by step, for Accelerate,
+            which deals them out itself.
+        longer: rule of `pack_data.lengths.overlong` for examples of more than max_sequence_length tokens: raise,
+            truncate, split or drop; `sampler.longer` counts them.
+
+    Raises:
+        ValueError: the way is unknown, the rank or a length is out of range.
+    """
+
+    def __init__(
+        self,
+        way: str,
+        lengths: Any,
+        options: BatchOptions,
+        rank: Optional[int] = 0,
+        *,
+        longer: str = "raise",
+    ) -> None:
+        self.way = get_way(way)
+        self.options = options
+        self._data_set: Any = None
+        if hasattr(type(lengths), "identity"):  # a PackDataset or PackMixture
+            self._data_set = lengths
+            lengths = lengths.lengths
+        self._fitted = fit(lengths, options.max_sequence_length, longer)
+        self._lengths = np.asarray(lengths, np.int64)  # of the data set
+        self._longest = int(self._lengths.max(initial=0))
+        super().__init__(options.ranks, rank)
+
+    def _planned(self, epoch: int) -> EpochPlan:
+        return self.way.plan(self._fitted.lengths, self.options, epoch)
+
+    def _numbers(self, plan: EpochPlan, step: int, rank: int) -> List[int]:
+        return [self._number(*piece) for row in plan.batch(step, rank) for piece in row]
+
+    @property
+    def longer(self) -> Longer:
+        """Number of examples that are longer than a row, and the rule for them."""
+        return self._fitted.longer
+
+    def view(self, dataset: Any) -> _PieceView:
+        """Return a view of the data set that reads the numbers of the batches.
+
+        Args:
+            dataset: map-style data set of the examples whose lengths the sampler has.
+
+        Returns:
+            A map-style data set for a DataLoader with this batch sampler.
+
+        Raises:
+            ValueError: the data set has another number of examples than there are lengths.
+        """
+        return _PieceView(dataset, len(self._lengths), self._longest)
+
+    def _number(self, piece: int, start: int, stop: int) -> int:
+        example, begin = self._fitted.beginning(piece)
+        if stop - start == self._lengths[example]:
+            return example
+        span = (begin + start) * (self._longest + 1) + begin + stop
+        return example + len(self._lengths) * (1 + span)
+
     def _identity(self) -> Dict[str, Any]:
-        """Return everything that the batches follow from, in plain values, the same on every rank."""
         return {
             "way": self.way.name,
             "examples": len(self._fitted.lengths),
@@ -227,6 +259,130 @@ class IndexBatchSampler(DeliveredBatches):
             "longer": self._fitted.longer.rule,
             "data_set": self._data_set and self._data_set.identity,
         }
+
+
+class MicroBatchSampler(_EpochSampler):
+    """The micro-batches of one rank, update after update: the `batch_sampler` of a DataLoader.
+
+    Each epoch is shuffled and cut into updates of `global_batch_size` sequences; the last may have fewer. The
+    sequences of an update are shared out by `micro_batches`, so all ranks make equally many steps. An update is planned
+    when it is reached, and `len` plans the whole epoch.
+
+    Example::
+
+        sampler = MicroBatchSampler(lengths, 512, rank, ranks=8, max_tokens=16384)
+        loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collator, num_workers=4)
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            batches = iter(loader)
+            for steps in sampler.updates():
+                take_step(model, optimizer, itertools.islice(batches, steps), 1e-5)
+
+    Args:
+        lengths: tokens of each example of a map-style data set, integers [examples], the same on every rank.
+        global_batch_size: sequences of an update, on all ranks together.
+        rank: number of this process, from 0; None for the batches of all ranks in turn, as in `IndexBatchSampler`.
+        ranks: processes that share each update.
+        max_tokens: tokens of a micro-batch.
+        seed: seed of the order of the sequences.
+        options: further options of `micro_batches`.
+
+    Raises:
+        ValueError: an example has more than max_tokens tokens, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        lengths: Any,
+        global_batch_size: int,
+        rank: Optional[int] = 0,
+        *,
+        ranks: int,
+        max_tokens: int,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        self._global_batch_size = whole_number("global_batch_size", global_batch_size, least=1)
+        self._seed = whole_number("seed", seed, least=0)
+        self._options = {"ranks": ranks, "max_tokens": max_tokens, **options}
+        micro_batches([], **self._options)  # refuses options that are out of range
+        self._lengths = checked_lengths(lengths, max_tokens)
+        super().__init__(ranks, rank)
+
+    def updates(self) -> Iterator[int]:
+        """Yield the number of micro-batches of each update of this epoch, from the place of the next batch on.
+
+        After a stop inside an update, the first number is that of its micro-batches that are left.
+        """
+        plan = self._plan
+        step = self._step
+        while plan.has(step):
+            end = plan.end_of_update(step)
+            yield end - step
+            step = end
+
+    def _planned(self, epoch: int) -> _Updates:
+        order = np.random.default_rng((self._seed, epoch)).permutation(len(self._lengths))
+        size = self._global_batch_size
+        starts = range(0, len(order), size)
+        return _Updates(
+            self._lengths, [order[start : start + size] for start in starts], self._options
+        )
+
+    def _numbers(self, plan: _Updates, step: int, rank: int) -> List[int]:
+        return plan.numbers(step, rank)
+
+    def _identity(self) -> Dict[str, Any]:
+        return {
+            "examples": len(self._lengths),
+            "lengths_crc32": zlib.crc32(self._lengths.tobytes()),
+            "global_batch_size": self._global_batch_size,
+            "seed": self._seed,
+            **self._options,
+        }
+
+
+class _Updates:
+    """The micro-batches of an epoch, planned update by update."""
+
+    def __init__(
+        self, lengths: np.ndarray, updates: List[np.ndarray], options: Mapping[str, Any]
+    ) -> None:
+        self._lengths = lengths
+        self._updates = updates  # the sequences of each
+        self._options = options
+        self._ends: List[int] = []  # steps up to the end of each update that is planned
+        self._of: List[List[List[np.ndarray]]] = []
+
+    def has(self, step: int) -> bool:
+        """Return True if the epoch has this step; plan the updates up to there."""
+        while len(self._of) < len(self._updates) and step >= self._planned_steps:
+            sequences = self._updates[len(self._of)]
+            plan = micro_batches(self._lengths[sequences], **self._options)
+            self._ends.append(self._planned_steps + plan.steps)
+            self._of.append([[sequences[indices] for indices in side] for side in plan.of])
+        return step < self._planned_steps
+
+    @property
+    def _planned_steps(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def steps(self) -> int:
+        """Steps of the epoch."""
+        while self.has(self._planned_steps):
+            pass
+        return self._planned_steps
+
+    def end_of_update(self, step: int) -> int:
+        """Return the step behind the update of a step."""
+        return self._ends[bisect(self._ends, step)]
+
+    def numbers(self, step: int, rank: int) -> List[int]:
+        """Return the sequences of a micro-batch."""
+        update = bisect(self._ends, step)
+        of_rank = self._of[update][rank]
+        return of_rank[step - self._ends[update]].tolist()
 
 
 class _PieceView:

@@ -1,0 +1,155 @@
+"""`python -m evidence.benches.micro_batches`: micro-batches over ranks, ours beside three usual rules.
+
+Each rule shares the sequences out over the ranks by tokens, and then packs the sequences of each rank within the
+budget. Ranks with fewer micro-batches than others get empty ones.
+
+- KK: Karmarkar-Karp (largest differencing) over the ranks, and in each rank over the fewest micro-batches that fit.
+- LPT: the longest sequence to the rank with fewest tokens; first-fit decreasing in each rank.
+- round-robin: sorted sequences dealt to the ranks in turn; first-fit decreasing in each rank.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from functools import partial
+from itertools import count
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from evidence.benches.cases import DRAWN
+from pack_data.batching.micro_batches import micro_batches
+from pack_data.cli.command import ArgumentParser, run_main
+from pack_data.cli.timing import timed
+from pack_data.display.table import text_table
+
+_Parts = List[List[int]]
+_KINDS = ("Wikipedia", "log-normal", "around S / 3.5", "bimodal")
+_SIZES = ((64, 4), (512, 8), (4096, 64))  # sequences, ranks
+_MAX_TOKENS = 16384
+
+
+class Result(NamedTuple):
+    """Outcome of a rule."""
+
+    steps: int
+    slowest: int  # tokens of the slowest rank
+    empty: int  # micro-batches
+
+
+def karmarkar_karp(lengths: Sequence[int], parts: int) -> _Parts:
+    """Partition by the largest differencing method: join the two partitions of largest spread, large with small."""
+    order = count()
+    heap: List[Tuple[int, int, List[Tuple[int, List[int]]]]] = []
+    for number, length in enumerate(lengths):
+        sums: List[Tuple[int, List[int]]] = [(0, []) for _ in range(parts - 1)]
+        heap.append((-length if parts > 1 else 0, next(order), [(length, [number]), *sums]))
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        first = heapq.heappop(heap)[2]
+        second = heapq.heappop(heap)[2]
+        joined = []
+        for (one, members), (other, others) in zip(first, reversed(second)):
+            joined.append((one + other, members + others))
+        joined.sort(key=lambda part: -part[0])
+        heapq.heappush(heap, (joined[-1][0] - joined[0][0], next(order), joined))
+    return [members for _, members in heap[0][2]] if heap else [[] for _ in range(parts)]
+
+
+def longest_processing_time(lengths: Sequence[int], parts: int) -> _Parts:
+    """Give each sequence, the longest first, to the part with fewest tokens."""
+    heap = [(0, part) for part in range(parts)]
+    shares: _Parts = [[] for _ in range(parts)]
+    for number in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+        load, part = heapq.heappop(heap)
+        shares[part].append(number)
+        heapq.heappush(heap, (load + lengths[number], part))
+    return shares
+
+
+def round_robin(lengths: Sequence[int], parts: int) -> _Parts:
+    """Deal the sequences, the longest first, in turn."""
+    order = np.argsort(-np.asarray(lengths), kind="stable").tolist()
+    return [order[part::parts] for part in range(parts)]
+
+
+def _first_fit(lengths: Sequence[int], max_tokens: int) -> int:
+    """Return the micro-batches that first-fit decreasing fills."""
+    room: List[int] = []
+    for length in sorted(lengths, reverse=True):
+        place = next((place for place, free in enumerate(room) if free >= length), None)
+        if place is None:
+            room.append(max_tokens - length)
+        else:
+            room[place] -= length
+    return len(room)
+
+
+def _differencing(lengths: Sequence[int], max_tokens: int) -> int:
+    """Return the fewest parts of Karmarkar-Karp that all keep the budget."""
+    for parts in count(-(-sum(lengths) // max_tokens)):
+        partition = karmarkar_karp(lengths, parts)
+        if max(sum(lengths[number] for number in members) for members in partition) <= max_tokens:
+            return parts
+    raise AssertionError("single sequences fit")
+
+
+def by_rule(
+    share: Callable[[Sequence[int], int], _Parts],
+    within: Callable[[Sequence[int], int], int],
+    lengths: Sequence[int],
+    ranks: int,
+) -> Result:
+    """Share sequences out over ranks by a rule, and pack those of each rank by another."""
+    of_ranks = []
+    for members in share(lengths, ranks):
+        of_ranks.append([lengths[number] for number in members])
+    steps = [within(own, _MAX_TOKENS) for own in of_ranks]
+    return Result(max(steps), max(map(sum, of_ranks)), max(steps) * ranks - sum(steps))
+
+
+RULES = {
+    "KK": (karmarkar_karp, _differencing),
+    "LPT": (longest_processing_time, _first_fit),
+    "round-robin": (round_robin, _first_fit),
+}
+
+
+def rows_of(kind: str, sequences: int, ranks: int) -> List[List[str]]:
+    """Return the rows of one case: ours first, then each rule."""
+    lengths = DRAWN[kind](np.random.default_rng(0), sequences, _MAX_TOKENS)
+    seconds, plan = timed(
+        lambda: micro_batches(lengths, ranks=ranks, max_tokens=_MAX_TOKENS), time.process_time
+    )
+    results: Dict[str, Tuple[float, Result]] = {
+        "ours": (seconds, Result(plan.steps, plan.slowest, plan.empty))
+    }
+    for name, (share, within) in RULES.items():
+        results[name] = timed(
+            partial(by_rule, share, within, lengths.tolist(), ranks), time.process_time
+        )
+    rows = []
+    for name, (taken, result) in results.items():
+        above = result.slowest / plan.least_slowest - 1
+        case = [kind, f"{sequences:,}", f"{ranks}"] if name == "ours" else ["", "", ""]
+        steps = f"{result.steps} of {plan.least_steps}"
+        rows.append([*case, name, steps, f"{above:.3%}", f"{result.empty}", f"{taken:.3f} s"])
+    return rows
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(
+        prog="python -m evidence.benches.micro_batches", description=__doc__.split("\n\n")[0]
+    )
+    parser.parse_args(argv)
+    rows = [["lengths", "sequences", "ranks", "rule", "steps, least", "slowest", "empty", "time"]]
+    for kind in _KINDS:
+        for sequences, ranks in _SIZES:
+            rows += rows_of(kind, sequences, ranks)
+    print("\n".join(text_table(rows, left=(0, 3))))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))

@@ -1,0 +1,184 @@
+"""Micro-batches over ranks: equally many, within the budget, none empty; bounds hold; the sampler resumes anywhere."""
+
+from itertools import islice, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evidence.benches import micro_batches as benchmark
+from pack_data import micro_batches, prove
+from pack_data.batching import MicroBatchSampler
+from tests.refusals import refused
+
+
+def check_plan(plan, lengths, ranks, max_tokens, max_sequences=None):
+    """Check everything but the number of steps and the work."""
+    every = [indices.tolist() for of_rank in plan.of for indices in of_rank]
+    assert len(plan.of) == ranks and {len(of_rank) for of_rank in plan.of} == {plan.steps}
+    assert sorted(index for indices in every for index in indices) == list(range(len(lengths)))
+    assert all(sum(lengths[index] for index in indices) <= max_tokens for indices in every)
+    assert all(len(indices) <= (max_sequences or len(lengths)) for indices in every)
+    assert every.count([]) == plan.empty == max(0, plan.steps * ranks - len(lengths))
+
+
+@given(
+    st.lists(st.integers(1, 50), max_size=40),
+    st.integers(1, 8),
+    st.sampled_from([None, 1, 2, 5]),
+    st.integers(0, 3),
+    st.integers(0, 2),
+    st.booleans(),
+)
+def test_laws(lengths, ranks, max_sequences, token_work, square_work, synchronised):
+    options = {"token_work": token_work, "square_work": square_work, "synchronised": synchronised}
+    limits = {"ranks": ranks, "max_tokens": 50, "max_sequences": max_sequences, **options}
+    plan = micro_batches(lengths, **limits)
+    check_plan(plan, lengths, ranks, 50, max_sequences)
+
+    work = np.array([token_work * length + square_work * length**2 for length in lengths], np.int64)
+    work_of = np.array([[work[indices].sum() for indices in of_rank] for of_rank in plan.of], np.int64)
+    slowest = work_of.max(axis=0).sum() if synchronised else work_of.sum(axis=1).max()
+    assert plan.slowest == slowest >= plan.least_slowest
+    assert plan.least_steps == -(-prove(plan.packing).lower_bound // ranks) <= plan.steps <= plan.least_steps + 1
+
+    again = micro_batches(np.array(lengths, np.uint16), **limits)
+    assert str(again) == str(plan) and all(
+        np.array_equal(one, other) for mine, others in zip(plan.of, again.of) for one, other in zip(mine, others)
+    )
+
+
+def best_plan(work, lengths, ranks, max_tokens, synchronised):
+    """Return the fewest steps, and the least work of the slowest rank with so many, by trying every assignment."""
+    for steps in range(1, len(lengths) + 1):
+        slowest = []
+        for places in product(range(steps * ranks), repeat=len(lengths)):
+            tokens_of, work_of = np.zeros((2, ranks, steps), int)
+            np.add.at(tokens_of.reshape(-1), list(places), lengths)
+            if tokens_of.max() <= max_tokens:
+                np.add.at(work_of.reshape(-1), list(places), work)
+                slowest.append(work_of.max(axis=0).sum() if synchronised else work_of.sum(axis=1).max())
+        if slowest:
+            return steps, min(slowest)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("synchronised", [False, True])
+def test_small_plans_are_the_best_of_all(seed, synchronised):
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 10, 6).tolist()
+    work = [2 * length + length**2 for length in lengths]
+    plan = micro_batches(lengths, ranks=2, max_tokens=12, token_work=2, square_work=1, synchronised=synchronised)
+    steps, slowest = best_plan(work, lengths, 2, 12, synchronised)
+    assert plan.least_steps <= steps == plan.steps
+    assert plan.least_slowest <= slowest <= plan.slowest <= 1.25 * slowest
+
+
+@pytest.mark.parametrize("kind", benchmark.DRAWN)
+@pytest.mark.parametrize("sequences, ranks", [(64, 4), (512, 8)])
+def test_no_usual_rule_has_fewer_steps_and_the_slowest_rank_is_near_its_bound(kind, sequences, ranks):
+    lengths = benchmark.DRAWN[kind](np.random.default_rng(1), sequences, 16384)
+    plan = micro_batches(lengths, ranks=ranks, max_tokens=16384)
+    check_plan(plan, lengths, ranks, 16384)
+    assert plan.slowest <= 1.002 * plan.least_slowest
+    for share, within in benchmark.RULES.values():
+        rival = benchmark.by_rule(share, within, lengths.tolist(), ranks)
+        assert rival.slowest >= plan.least_slowest and rival.steps >= plan.steps
+
+
+@pytest.mark.parametrize(
+    "lengths, options, named",
+    [
+        ([9, 3, 12, 30, 11], {}, ["4 of 5", "max_tokens = 8", "sequence 0 has 9", "2 has 12", "3 has 30"]),
+        ([0], {}, ["sequence 0", "length 0"]),
+        ([1.5], {}, ["whole numbers"]),
+        ([1], {"ranks": 0}, ["ranks = 0"]),
+        ([1], {"max_tokens": 0}, ["max_tokens = 0"]),
+        ([1], {"max_sequences": 0}, ["max_sequences = 0"]),
+        ([1], {"token_work": 0.5}, ["token_work = 0.5"]),
+        ([8], {"square_work": 2**57}, ["square_work", "64-bit"]),
+    ],
+)
+def test_input_that_cannot_be_planned_is_refused(lengths, options, named):
+    with refused(*named):
+        micro_batches(lengths, **{"ranks": 2, "max_tokens": 8, **options})
+
+
+LENGTHS = np.random.default_rng(0).integers(1, 60, 101)
+
+
+def sampler_of(rank, **options):
+    return MicroBatchSampler(LENGTHS, 32, rank, **{"ranks": 3, "max_tokens": 128, "seed": 5, **options})
+
+
+def test_every_rank_gets_equally_many_micro_batches_of_each_update():
+    samplers = [sampler_of(rank) for rank in range(3)]
+    orders = []
+    for epoch in range(2):
+        updates = [list(sampler.updates()) for sampler in samplers]
+        batches = [list(sampler) for sampler in samplers]
+        assert updates[0] == updates[1] == updates[2] and {len(of_rank) for of_rank in batches} == {sum(updates[0])}
+        assert sorted(index for of_rank in batches for batch in of_rank for index in batch) == list(range(101))
+        begin = 0
+        for number, steps in enumerate(updates[0]):
+            update = [batch for of_rank in batches for batch in of_rank[begin : begin + steps]]
+            assert sum(map(len, update)) == (32 if number < 3 else 5)
+            assert all(LENGTHS[batch].sum() <= 128 for batch in update)
+            begin += steps
+        assert samplers[0].epoch == epoch + 1
+        orders.append(batches)
+    assert orders[0] != orders[1]
+
+
+def test_the_batches_of_all_ranks_in_turn():
+    in_turn = list(sampler_of(None))
+    assert [in_turn[rank::3] for rank in range(3)] == [list(sampler_of(rank)) for rank in range(3)]
+    assert len(sampler_of(None)) == len(in_turn) == 3 * len(sampler_of(1))
+
+
+def test_stopping_anywhere_and_going_on_gives_the_same_batches():
+    sampler = sampler_of(1)
+    updates = list(sampler.updates())
+    epochs = [list(sampler), list(sampler)]
+    for stop in range(len(epochs[0]) + 1):
+        first = sampler_of(1)
+        assert list(islice(first, stop)) == epochs[0][:stop]
+        second = sampler_of(1)
+        second.load_state_dict(first.state_dict())
+        assert second.state_dict() == sampler_of(2).state_at(0, stop)
+        left = list(second.updates())
+        assert sum(left) == len(epochs[0]) - stop and left[1:] == updates[len(updates) - len(left) + 1 :]
+        second.set_epoch(0)
+        assert list(second) == epochs[0][stop:] and list(second) == epochs[1]
+
+
+def test_a_data_loader_with_workers_counts_what_it_delivered():
+    data = pytest.importorskip("torch.utils.data")
+    sampler = sampler_of(0)
+    loader = data.DataLoader(LENGTHS.tolist(), batch_sampler=sampler, collate_fn=list, num_workers=1)
+    delivered = list(islice(loader, 4))
+    assert delivered == [LENGTHS[batch].tolist() for batch in islice(sampler_of(0), 4)]
+    assert sampler.state_dict()["step"] == 4
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        ({"max_tokens": 50}, ["max_tokens = 50", "lengths"]),
+        ({"seed": -1}, ["seed = -1"]),
+        ({"max_sequences": 0}, ["max_sequences = 0"]),
+        ({"rank": 3}, ["rank is 3", "0 to 2"]),
+    ],
+)
+def test_a_sampler_that_cannot_be_made_is_refused(options, named):
+    with refused(*named):
+        sampler_of(**{"rank": 0, **options})
+
+
+def test_a_state_of_other_options_is_refused():
+    state = sampler_of(0).state_dict()
+    with refused("max_tokens", "128", "256"):
+        sampler_of(0, max_tokens=256).load_state_dict(state)
+    with refused("step 999"):
+        sampler_of(0).load_state_dict({**state, "step": 999})
