@@ -1,7 +1,8 @@
 """Examples of different lengths -> the arrays of one batch, for causal models.
 
 An example is a mapping with input_ids and, if they differ from them, labels: integers, equally many. Labels are not
-shifted; the model does that, as Hugging Face models do. All arrays are int64, except the cumulative lengths, which
+shifted; the model does that, as Hugging Face models do. An example that is a row of several sequences
+(`pack_data.store.boundaries`) counts as these sequences. All arrays are int64, except the cumulative lengths, which
 attention kernels take as int32.
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from pack_data.batching.plans import Batch, Way
 from pack_data.reading.fields import whole_number
+from pack_data.store.boundaries import OF_SEQUENCES, cumulative, positions_of, sequences_in
 from pack_data.store.sequences import rounded_up
 
 Example = Mapping[str, Union[Sequence[int], np.ndarray]]
@@ -25,6 +27,8 @@ _WITHOUT_TOKEN_VALUES = (str, bytes, abc.Mapping)  # have a length, but no value
 def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
     """Return the columns of an example with one value for each token of input_ids.
 
+    The boundaries of a row of several sequences become position_ids that restart, so that they may be cut as well.
+
     name: of the example, for messages. Labels or a loss_mask of another length raise ValueError, because without them
     all tokens would be learnt; so do input_ids of several dimensions.
     """
@@ -34,7 +38,7 @@ def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
     columns = {}
     for column, values in example.items():
         is_list = hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0
-        if not is_list or isinstance(values, _WITHOUT_TOKEN_VALUES):
+        if not is_list or isinstance(values, _WITHOUT_TOKEN_VALUES) or column in OF_SEQUENCES:
             continue
         if len(values) == len(ids):
             columns[column] = values
@@ -42,6 +46,11 @@ def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
             raise ValueError(
                 f"{name} has {len(ids)} input_ids and {len(values)} {column}; pass one for each token"
             )
+    span, lengths = sequences_in(example, name)
+    if len(lengths) > 1:
+        positions = np.zeros(len(ids), np.int64)
+        positions[span] = positions_of(lengths)
+        columns["position_ids"] = positions
     return columns
 
 
@@ -65,7 +74,7 @@ def _padding(tokens: int, pad_id: int) -> Dict[str, np.ndarray]:
 
 
 def _columns(examples: Sequence[Example], pad_id: int) -> List[Dict[str, np.ndarray]]:
-    """Return input_ids and labels of each example; for no examples, one padding token that is not predicted."""
+    """Return input_ids and labels of each sequence; for none, one padding token that is not predicted."""
     columns = []
     for number, example in enumerate(examples):
         ids = np.asarray(example["input_ids"], np.int64)
@@ -75,7 +84,10 @@ def _columns(examples: Sequence[Example], pad_id: int) -> List[Dict[str, np.ndar
                 f"example {number} of the batch has {len(ids)} input_ids and {len(labels)} labels; "
                 "pass equally many, in one dimension, and at least 1"
             )
-        columns.append({"input_ids": ids, "labels": labels})
+        span, lengths = sequences_in(example, f"example {number} of the batch")
+        bounds = span.start + cumulative(lengths)
+        for start, stop in zip(bounds, bounds[1:]):
+            columns.append({"input_ids": ids[start:stop], "labels": labels[start:stop]})
     return columns or [_padding(1, pad_id)]
 
 
@@ -131,17 +143,15 @@ def padding_free_batch(
         columns += [padding] * (slots - tokens)
 
     lengths = np.array([len(column["input_ids"]) for column in columns])
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    positions = np.arange(ends[-1]) - np.repeat(starts, lengths)
+    boundaries = cumulative(lengths)
     labels = np.concatenate([column["labels"] for column in columns])
     if causal:
-        labels[starts] = _IGNORED
+        labels[boundaries[:-1]] = _IGNORED
     return {
         "input_ids": np.concatenate([column["input_ids"] for column in columns])[None],
         "labels": labels[None],
-        "position_ids": positions[None],
-        "cumulative_lengths": np.concatenate([[0], ends]).astype(np.int32),
+        "position_ids": positions_of(lengths)[None],
+        "cumulative_lengths": boundaries,
         "max_length": np.asarray(lengths.max()),
     }
 
@@ -190,16 +200,18 @@ def collate(
 
     A padded row of several pieces is one text to the model: nothing tells the pieces apart.
     """
-    texts = []
+    texts: List[Dict[str, Any]] = []
     for row in batch:
         pieces = []
         for number, start, stop in row:
-            pieces.append({name: values[start:stop] for name, values in dataset[number].items()})
+            columns = token_columns(dataset[number], f"example {number}")
+            pieces.append({name: values[start:stop] for name, values in columns.items()})
         if way.padding_free:
             texts += pieces
         else:
+            names = [name for name in ("input_ids", "labels") if name in pieces[0]]
             texts.append(
-                {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+                {name: np.concatenate([piece[name] for piece in pieces]) for name in names}
             )
     return (
         padding_free_batch(texts, pad_id=pad_id)

@@ -20,6 +20,7 @@ from pack_data.formats.source import open_source
 from pack_data.pack_lengths import PackedLengths, pack
 from pack_data.reading import hugging_face
 from pack_data.reading.fields import shown
+from pack_data.store.boundaries import positions_of, sequences_in
 from pack_data.store.data_set import MANIFEST, PackStore
 from pack_data.store.packs import BERT, decode
 from pack_data.store.sequences import Sequences, starts_of
@@ -270,10 +271,16 @@ def _lengths(examples: Any) -> np.ndarray:
 def _joined(pieces: Sequence[_Row], multiple_of: int) -> _Row:
     """Join the pieces one after another, each with zeros up to a multiple."""
     columns: Dict[str, List[np.ndarray]] = {}
-    for number, piece in enumerate(alike(pieces), 1):
+    sequences = 0
+    for piece in alike(pieces):
         tokens = len(piece[_TOKENS])
-        numbers = np.full(tokens, number, np.int32)
-        positions = np.arange(tokens, dtype=np.int32)
+        span, lengths = sequences_in(piece, "an example of a row")
+        numbers = np.zeros(tokens, np.int32)
+        numbers[span] = np.repeat(np.arange(len(lengths)), lengths) + sequences + 1
+        positions = np.zeros(tokens, np.int32)
+        positions[span] = positions_of(lengths)
+        sequences += len(lengths)
+
         gap = -tokens % multiple_of
         for name, values in {**piece, "input_mask": numbers, "positions": positions}.items():
             values = np.asarray(values)

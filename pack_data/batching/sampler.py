@@ -9,11 +9,13 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import numpy as np
 
+from pack_data.batching.collators import token_columns
 from pack_data.batching.delivered import DeliveredBatches
 from pack_data.batching.micro_batches import checked_lengths, micro_batches
 from pack_data.batching.plans import BatchOptions, EpochPlan, get_way
 from pack_data.lengths.overlong import Longer, fit
 from pack_data.reading.fields import named, whole_number
+from pack_data.store.boundaries import OF_SEQUENCES
 
 
 class _EpochSampler(DeliveredBatches):
@@ -426,10 +428,7 @@ class _PieceView:
             raise IndexError(
                 f"number {number} is not that of a piece of {len(self)} examples; pass numbers of the sampler"
             )
-        tokens = len(example["input_ids"])
-        piece: Dict[str, Any] = dict(example)
-        for name, values in example.items():
-            is_list = hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping))
-            if is_list and len(values) == tokens:
-                piece[name] = values[start:stop]
+        piece = {column: example[column] for column in example if column not in OF_SEQUENCES}
+        for column, values in token_columns(example, f"example {number % len(self)}").items():
+            piece[column] = values[start:stop]
         return piece

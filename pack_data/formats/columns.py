@@ -7,6 +7,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
 
 from pack_data.cli.bad_records import Origin
 from pack_data.formats.records import NO_COLUMNS
+from pack_data.store.boundaries import OF_SEQUENCES
 
 TOKENS = "input_ids"
 MASK = "attention_mask"
@@ -61,6 +62,12 @@ def token_columns(
         masks = [name for name in (MASK,) if name in lists and name not in columns]
         return (*columns, *masks)
 
+    for name in OF_SEQUENCES:
+        if name in types:
+            raise ValueError(
+                f"{path}: {name} are the boundaries of rows that are packed already, and files are read without them; "
+                f"read the file with datasets.load_dataset, or choose --columns {TOKENS} to ignore them"
+            )
     of_bert = [name for name in _OF_BERT if name in types]
     if "positions" in lists or len(of_bert) >= 2:
         raise ValueError(

@@ -17,41 +17,51 @@ import numpy as np
 from pack_data.batching.collators import alike, token_columns
 from pack_data.lengths.overlong import Longer
 from pack_data.pack_lengths import pack
+from pack_data.store.boundaries import positions_of, sequences_in
 from pack_data.stream.pack_stream import PackStream
 
 _Row = Dict[str, List[int]]
 
 TOKENS = "input_ids"
 _LABELS = "labels"
-_IGNORED = -100  # the label of a token that is not predicted
-_COLUMNS = [TOKENS, "position_ids", "seq_lengths"]  # of every row
+_LENGTHS = "seq_lengths"
+# Values of padding that are not 0. It is a sequence of its own, so it is not masked.
+_PADDING = {_LABELS: -100, "attention_mask": 1}
+_COLUMNS = [TOKENS, "position_ids", _LENGTHS]  # of every row
 
 
 def pieces_of(example: Mapping[str, Any], longer: Longer, name: str) -> Iterator[Dict[str, Any]]:
-    """Yield the example cut by the rule: its columns with one value for each token; other columns are left out."""
+    """Yield the example cut by the rule, without padding and without columns of other lengths than input_ids.
+
+    A piece of several sequences has position_ids that restart.
+    """
     columns = token_columns(example, name)
-    for start, stop in longer.spans(len(columns[TOKENS]), name):
-        yield {column: values[start:stop] for column, values in columns.items()}
+    span, _ = sequences_in(example, name)
+    real = {column: values[span] for column, values in columns.items()}
+    for start, stop in longer.spans(len(real[TOKENS]), name):
+        yield {column: values[start:stop] for column, values in real.items()}
 
 
 def _row_of(examples: Sequence[Mapping[str, Any]], multiple_of: int = 1) -> _Row:
     """Join the examples of a pack one after another; see `PackRows` for the columns."""
     parts = []
+    lengths: List[int] = []
     for example in alike(examples):
-        parts.append(example)
-        gap = -len(example[TOKENS]) % multiple_of
+        _, inside = sequences_in(example, "an example of a row")
+        lengths += inside.tolist()
+        columns = dict(example)
         if multiple_of > 1:
-            parts[-1] = {**example, _LABELS: example.get(_LABELS, example[TOKENS])}
+            columns.setdefault(_LABELS, example[TOKENS])
+        parts.append(columns)
+        gap = -len(example[TOKENS]) % multiple_of
         if gap:
-            parts.append(
-                {column: [_IGNORED if column == _LABELS else 0] * gap for column in parts[-1]}
-            )
+            parts.append({name: [_PADDING.get(name, 0)] * gap for name in columns})
+            lengths.append(gap)
     row: _Row = {}
     for column in _common_columns(parts):
         row[column] = np.concatenate([np.asarray(part[column]) for part in parts]).tolist()
-    lengths = [len(part[TOKENS]) for part in parts]
-    row["position_ids"] = [position for length in lengths for position in range(length)]
-    row["seq_lengths"] = lengths
+    row["position_ids"] = positions_of(np.array(lengths, np.int64)).tolist()
+    row[_LENGTHS] = lengths
     return row
 
 

@@ -1,0 +1,131 @@
+"""Boundaries of the sequences in a row, derived from their lengths.
+
+An example may be a row of several sequences already. Its boundaries are then seq_lengths, cu_seq_lens_q, cu_seq_lens_k,
+or position_ids that restart; if it has several of them, they must agree. Tokens with an attention_mask of 0 at the ends
+of an example are padding.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Tuple
+
+import numpy as np
+
+from pack_data.reading.fields import shown
+
+_ENDS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")
+# Columns that have one value for each sequence, not for each token.
+OF_SEQUENCES = ("seq_lengths", *_ENDS)
+# The second name of each is that of a `PackDataset`.
+_POSITIONS = ("position_ids", "positions")
+_MASKS = ("attention_mask", "input_mask")
+
+
+def cumulative(lengths: np.ndarray) -> np.ndarray:
+    """Return the boundaries 0, ..., total of sequences of these lengths, int32 [sequences + 1]."""
+    return np.append(0, np.cumsum(lengths)).astype(np.int32)
+
+
+def positions_of(lengths: np.ndarray) -> np.ndarray:
+    """Return the positions of the tokens, which begin at 0 in each sequence, int64 [tokens]."""
+    starts = np.cumsum(lengths) - lengths
+    return np.arange(np.sum(lengths)) - np.repeat(starts, lengths)
+
+
+def sequences_in(example: Mapping[str, Any], name: str) -> Tuple[slice, np.ndarray]:
+    """Find the sequences in an example.
+
+    Args:
+        example: a mapping with input_ids and any columns of boundaries.
+        name: of the example, for messages.
+
+    Returns:
+        The real tokens, and the lengths of the sequences in them, int64, each at least 1. A plain example is one
+        sequence.
+
+    Raises:
+        ValueError: the boundaries contradict each other or the tokens, the attention mask has a 0 between ones, or
+            positions have several axes (M-RoPE) that do not agree with separate boundaries.
+    """
+    tokens = len(example["input_ids"])
+    columns = {column: example[column] for column in example if example[column] is not None}
+    span = slice(0, tokens)
+    for column in _MASKS:
+        if column in columns:
+            span = _real_tokens(columns[column], f"{name}: {column}", tokens)
+
+    lengths = _between([span.start, span.stop])
+    first = ""
+    for column in (*OF_SEQUENCES, *_POSITIONS):
+        if column not in columns:
+            continue
+        title = f"{name}: {column}"
+        values = np.asarray(columns[column], np.int64)
+        if column in _POSITIONS:
+            found = _between_restarts(values, title, tokens, span, bool(first))
+        else:
+            ends = values if column in _ENDS else np.cumsum(values)
+            found = _between_ends(ends, title, tokens, span)
+        if first and not np.array_equal(found, lengths):
+            raise ValueError(
+                f"{title} shows sequences of {shown(found.tolist())} tokens, and {first} of "
+                f"{shown(lengths.tolist())}; pass only the right one"
+            )
+        first = first or column
+        lengths = found
+    return span, lengths
+
+
+def _between(bounds: Any) -> np.ndarray:
+    """Return the lengths between rising bounds, without empty ones."""
+    lengths = np.diff(np.asarray(bounds, np.int64))
+    return lengths[lengths > 0]
+
+
+def _real_tokens(mask: Any, title: str, tokens: int) -> slice:
+    """Return the tokens between the zeros at the ends of a mask."""
+    real = np.flatnonzero(mask)
+    span = slice(int(real[0]), int(real[-1]) + 1) if len(real) else slice(0, 0)
+    if np.shape(mask) != (tokens,) or span.stop - span.start != len(real):
+        raise ValueError(
+            f"{title} of the shape {np.shape(mask)} must have a value for each of {tokens} tokens, and zeros only at "
+            "the ends; leave other tokens out of the loss by the label -100"
+        )
+    return span
+
+
+def _between_ends(ends: np.ndarray, title: str, tokens: int, span: slice) -> np.ndarray:
+    """Return the lengths of sequences that end at `ends`, without padding."""
+    bounds = np.append(0, ends)
+    if (np.diff(bounds) < 0).any() or bounds[-1] not in (tokens, span.stop - span.start):
+        raise ValueError(
+            f"{title}: sequences that end at {shown(ends.tolist())}, but the example has {tokens} tokens; pass "
+            "boundaries that rise to this number"
+        )
+    if bounds[-1] == tokens:
+        bounds = bounds.clip(span.start, span.stop)
+    return _between(bounds)
+
+
+def _between_restarts(
+    positions: np.ndarray, title: str, tokens: int, span: slice, has_boundaries: bool
+) -> np.ndarray:
+    """Return the lengths of sequences whose positions begin at one number; the first may have lost its begin."""
+    row = positions[(0,) * (positions.ndim - 1)]
+    is_plain = positions.ndim == 1 or has_boundaries and (positions == row).all()
+    if row.shape != (tokens,) or not is_plain:
+        raise ValueError(
+            f"{title} of the shape {positions.shape} does not show the sequences in {tokens} tokens; pass one position "
+            "for each token, or seq_lengths"
+        )
+    row = row[span]
+    restarts = np.flatnonzero(np.diff(row) != 1) + 1
+    begins = row[restarts]
+    is_wrong = (begins != begins[:1]) | (begins > row[:1])
+    if is_wrong.any():
+        token = int(restarts[is_wrong.argmax()])
+        raise ValueError(
+            f"{title} goes from {row[token - 1]} to {row[token]} at token {token}; let positions rise by 1, and begin "
+            "at the same number in each sequence"
+        )
+    return _between([0, *restarts, len(row)])
