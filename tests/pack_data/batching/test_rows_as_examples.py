@@ -67,7 +67,7 @@ def test_a_cut_row_keeps_the_boundaries_in_its_pieces(name):
 
 
 def test_padding_behind_a_sequence_is_not_masked_in_a_row():
-    """So that the rows of `PackRows` are examples again."""
+    """The rows of `PackRows` are examples again."""
     examples = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in SEQUENCES]
     rows = list(packed_rows(examples, 16, multiple_of=4))
     tokens = np.split(padding_free_batch(rows)["input_ids"][0], 4)
