@@ -20,6 +20,7 @@ from pack_data.packing.histogram import LengthHistogram
 from pack_data.solver.filling import SECONDS_PER_STRATEGY, depths_tried, fill_evenly, fill_exactly
 from pack_data.solver.free_slots import Packs, count_packs, longest_first
 from pack_data.solver.repair import mend
+from pack_data.solver.small import MOST_SEQUENCES, search_fewer
 
 # ---- seconds that the search may take --------------------------------------------------------------------------------
 
@@ -34,6 +35,8 @@ _SECONDS_PER_SEQUENCE_SHORT_ROWS = 60e-6
 _SMALL_CALL_SEQUENCES = 1000
 # Seconds allowed per sequence of a small call.
 _SECONDS_PER_SEQUENCE_SMALL_CALL = 1e-5
+# Seconds of mending before the search of a call of at most `MOST_SEQUENCES`: it saved 9 of 8,133 packs in 315 cases.
+_SECONDS_OF_MENDING_FEW = 0.02
 # Most seconds of one call of `mended`.
 _MAX_SECONDS_OF_MENDING = 5.0
 
@@ -152,6 +155,11 @@ class ProvedPacks(NamedTuple):
         return seconds <= self._patience
 
     @property
+    def few(self) -> bool:
+        """True if the sequences are few enough to search for fewer packs whatever these are worth."""
+        return self.histogram.sequences <= MOST_SEQUENCES
+
+    @property
     def _seats_are_scarce(self) -> bool:
         most_sequences = self.limits.depth * self.lower_bound
         return self.limits._binding and self.histogram.sequences > _FULL_SEATS * most_sequences
@@ -229,6 +237,8 @@ class ProvedPacks(NamedTuple):
         most_strategies = math.inf
         if self.limits.until == math.inf:
             seconds = min(most_seconds, self._patience, _MAX_SECONDS_OF_MENDING)
+            if self.few:
+                seconds = _SECONDS_OF_MENDING_FEW
             most_strategies = seconds / self._filling_seconds(1)
         packs = mend(
             self.packs,
@@ -306,6 +316,10 @@ def pack_quickly(histogram: LengthHistogram, limits: Limits) -> ProvedPacks:
     if histogram.max_sequence_length <= LONG_ROWS and best.pays(best.programme_seconds):
         most_seconds = best.programme_seconds
     filling = best._filling_seconds(len(best.packs))
-    if filling <= most_seconds and best.pays(filling):
-        best = best.with_fewer(fill_exactly(histogram.counts, limits.depth, best.lower_bound))
-    return best.mended(most_seconds)
+    if best.few or (filling <= most_seconds and best.pays(filling)):
+        best = best.with_fewer(fill_exactly(histogram.counts, limits.depth, bound))
+    best = best.mended(most_seconds)
+    if best.few:
+        S = histogram.max_sequence_length
+        best = best.with_fewer(search_fewer(best.packs, S, limits.depth, bound))
+    return best

@@ -1,0 +1,53 @@
+"""Few sequences: as few packs as exist for up to 12, and the bound for known cases of up to 200."""
+
+from functools import lru_cache
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pack_data import optimal
+from pack_data.packing.histogram import LengthHistogram
+
+
+@lru_cache(None)
+def fewest(left, S, depth):
+    """The least number of packs, over all sets that may share a pack with the first sequence."""
+    if not left:
+        return 0
+    others = range(1, len(left))
+    sets = [chosen for size in range(min(depth, len(left))) for chosen in combinations(others, size)]
+    fits = [chosen for chosen in sets if left[0] + sum(left[index] for index in chosen) <= S]
+    rests = [tuple(left[index] for index in others if index not in chosen) for chosen in fits]
+    return 1 + min(fewest(rest, S, depth) for rest in rests)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12).map(sorted), st.integers(30, 64), st.integers(2, 5))
+def test_up_to_12_sequences_are_in_the_fewest_packs(lengths, S, depth):
+    histogram = LengthHistogram.from_lengths(lengths, S)
+    packing = optimal.pack(histogram, max_sequences_per_pack=depth)
+    packing.check(histogram)
+    assert packing.packs == fewest(tuple(lengths), S, depth)
+
+
+def cut_rows(rows, depth, S, seed):
+    """Sequences that fill these rows to the last slot."""
+    random = np.random.default_rng(seed)
+    cuts = [np.sort(random.choice(np.arange(1, S), depth - 1, replace=False)) for _ in range(rows)]
+    return np.diff([[0, *row, S] for row in cuts]).ravel()
+
+
+@pytest.mark.parametrize(
+    "lengths, S, depth, packs",
+    [
+        ([10, 18, 23, 26, 40, 40, 47, 52], 128, None, 2),
+        (cut_rows(20, 3, 1000, 0), 1000, 3, 20),
+        (cut_rows(12, 4, 4096, 1), 4096, 4, 12),
+        (cut_rows(25, 4, 200, 2), 200, 4, 25),
+    ],
+)
+def test_few_sequences_reach_their_bound(lengths, S, depth, packs):
+    packing = optimal.pack(LengthHistogram.from_lengths(lengths, S), max_sequences_per_pack=depth)
+    assert packing.packs == packing.lower_bound == packs
