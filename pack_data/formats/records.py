@@ -50,6 +50,12 @@ EXAMPLE_FIELDS = (
 DERIVED = ("input_mask", "masked_lm_weights")
 
 _FIELDS_OF_ONE_WIDTH = (PACK_FIELDS[:4], PACK_FIELDS[4:7], PACK_FIELDS[7:])  # [S], [P] and [D]
+# Field -> the fields of a pack that are 0 wherever it is 0.
+_MASKED = {
+    "input_mask": ("input_ids", "segment_ids", "positions"),
+    "next_sentence_weights": ("next_sentence_labels",),
+    "masked_lm_weights": ("masked_lm_positions", "masked_lm_ids"),
+}
 
 NO_COLUMNS = (
     "BERT examples and packs in columns (Parquet, Arrow, JSONL, HDF5) are no longer supported; use TFRecord, or a data "
@@ -271,81 +277,90 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
     understood.  A zero in next_sentence_positions may mean slot 0 or nothing: next_sentence_weights tells.
     """
     pack = {name: integers(name, fields[name]) for name in PACK_FIELDS}
-    for group in _FIELDS_OF_ONE_WIDTH:
-        sizes = {name: len(pack[name]) for name in group}
-        if len(set(sizes.values())) != 1:
-            raise RecordError(
-                f"fields of one length differ: {', '.join(f'{name} {size}' for name, size in sizes.items())}"
-            )
-    mask, positions = pack["input_mask"], pack["positions"]
-    depth = len(pack["next_sentence_weights"])
-    padding = mask == 0
-    for name in ("input_ids", "segment_ids", "positions"):
-        if pack[name][padding].any():
-            raise RecordError(f"{name} is not 0 where input_mask says padding")
-    used = pack["next_sentence_weights"] != 0
-    if (pack["next_sentence_weights"][used] != 1).any():
-        raise RecordError("next_sentence_weights holds something other than 0 and 1")
-    if pack["next_sentence_labels"][~used].any():
-        raise RecordError("next_sentence_labels is not 0 where next_sentence_weights is 0")
+    integers("next_sentence_weights", pack["next_sentence_weights"], 1)
+    for names in _FIELDS_OF_ONE_WIDTH:
+        for name in names:
+            _equal(pack, name, names[0])
+    for mask, masked in _MASKED.items():
+        for name in masked:
+            if pack[name][pack[mask] == 0].any():
+                raise RecordError(f"{name} is not 0 where {mask} is 0")
+
+    _check_predictions(pack)
+    count = _sequence_count(pack)
+    labels = _labels_by_slot(pack)
+    return pack, [_sequence(pack, number, labels) for number in range(1, count + 1)]
+
+
+def _check_predictions(pack: Pack) -> None:
+    """Raise RecordError if a prediction lies outside its sequence."""
+    mask = pack["input_mask"]
     weights = pack["masked_lm_weights"]
-    if pack["masked_lm_ids"][weights == 0].any() or pack["masked_lm_positions"][weights == 0].any():
-        raise RecordError(
-            "masked_lm_positions or masked_lm_ids is not 0 where masked_lm_weights is 0"
-        )
-    outside = pack["masked_lm_positions"] >= len(mask)
+    positions = pack["masked_lm_positions"]
+    outside = positions >= len(mask)
     if outside.any():
         raise RecordError(
-            f"masked_lm_positions holds {_first(pack['masked_lm_positions'], outside)}, the row has {len(mask)} slots"
+            f"masked_lm_positions holds {_first(positions, outside)}, the row has {len(mask)} slots"
         )
-    stray = (weights != 0) & (mask[pack["masked_lm_positions"]] != weights)
+    stray = (weights != 0) & (mask[positions] != weights)
     if stray.any():
-        at = int(np.flatnonzero(stray)[0])
+        index = int(np.flatnonzero(stray)[0])
         raise RecordError(
-            f"masked_lm_weights says sequence {weights[at]} at index {at}, input_mask says "
-            f"{mask[pack['masked_lm_positions'][at]]}"
+            f"masked_lm_weights says sequence {weights[index]} at index {index}, input_mask says "
+            f"{mask[positions[index]]}"
         )
-    deepest = int(mask.max()) if len(mask) else 0
-    if deepest > depth:
+
+
+def _sequence_count(pack: Pack) -> int:
+    """Return the number of sequences.  Raises RecordError unless two fields agree on it."""
+    weights = pack["next_sentence_weights"]
+    count = int(pack["input_mask"].max(initial=0))
+    if count > len(weights):
         raise RecordError(
-            f"input_mask holds sequence number {deepest}, next_sentence_weights has room for {depth}"
+            f"input_mask holds sequence number {count}, next_sentence_weights has room for {len(weights)}"
         )
-    if int(used.sum()) != deepest:
+    if weights.sum() != count:
         raise RecordError(
-            f"input_mask numbers {deepest} sequences, next_sentence_weights has {int(used.sum())}"
+            f"input_mask numbers {count} sequences, next_sentence_weights has {weights.sum()}"
         )
-    cls_slots = pack["next_sentence_positions"][used]
-    if (cls_slots >= len(mask)).any():
-        raise RecordError(f"next_sentence_positions lies outside the row of {len(mask)} slots")
-    label_of = dict(zip(cls_slots.tolist(), pack["next_sentence_labels"][used].tolist()))
-    sequences = []
-    for number in range(1, deepest + 1):
-        slots = np.flatnonzero(mask == number)
-        order = np.argsort(positions[slots], kind="stable")
-        slots = slots[order]
-        if len(slots) == 0:
-            raise RecordError(
-                f"input_mask numbers {deepest} sequences but number {number} does not occur"
-            )
-        if not np.array_equal(positions[slots], np.arange(len(slots))):
-            raise RecordError(f"positions of sequence {number} are not 0 to {len(slots) - 1}")
-        if int(slots[0]) not in label_of:
-            raise RecordError(
-                f"next_sentence_positions does not name slot {slots[0]}, where sequence {number} begins"
-            )
-        own = np.flatnonzero(weights == number)
-        sequences.append(
-            _checked_example(
-                pack["input_ids"][slots],
-                _first_segment(pack["segment_ids"][slots], f"segment_ids of sequence {number}"),
-                positions[pack["masked_lm_positions"][own]],
-                pack["masked_lm_ids"][own],
-                label_of[int(slots[0])],
-            )
-        )
-    if not sequences:
+    if count == 0:
         raise RecordError("input_mask is 0 everywhere, a pack needs at least one sequence")
-    return pack, sequences
+    return count
+
+
+def _labels_by_slot(pack: Pack) -> Dict[int, int]:
+    """Return the label of the sequence that begins at each slot of a [CLS].  Raises RecordError."""
+    is_used = pack["next_sentence_weights"] != 0
+    cls_slots = pack["next_sentence_positions"][is_used]
+    width = len(pack["input_mask"])
+    if (cls_slots >= width).any():
+        raise RecordError(f"next_sentence_positions lies outside the row of {width} slots")
+    return dict(zip(cls_slots.tolist(), pack["next_sentence_labels"][is_used].tolist()))
+
+
+def _sequence(pack: Pack, number: int, labels: Mapping[int, int]) -> Example:
+    """Return one sequence of a pack.  Raises RecordError if it is not whole."""
+    slots = np.flatnonzero(pack["input_mask"] == number)
+    if not len(slots):
+        raise RecordError(f"input_mask numbers more sequences, but number {number} does not occur")
+    positions = pack["positions"]
+    slots = slots[np.argsort(positions[slots], kind="stable")]
+    if not np.array_equal(positions[slots], np.arange(len(slots))):
+        raise RecordError(f"positions of sequence {number} are not 0 to {len(slots) - 1}")
+    cls_slot = int(slots[0])
+    if cls_slot not in labels:
+        raise RecordError(
+            f"next_sentence_positions does not name slot {cls_slot}, where sequence {number} begins"
+        )
+
+    predictions = pack["masked_lm_weights"] == number
+    return _checked_example(
+        pack["input_ids"][slots],
+        _first_segment(pack["segment_ids"][slots], f"segment_ids of sequence {number}"),
+        positions[pack["masked_lm_positions"][predictions]],
+        pack["masked_lm_ids"][predictions],
+        labels[cls_slot],
+    )
 
 
 def split_at_starts(pack: Tokens) -> List[Tokens]:
