@@ -83,7 +83,8 @@ class MeanTask(LabelTask):
         return (example.text,)
 
     def inputs(self, examples, what):
-        longest = self.max_sequence_length - 2  # without [CLS] and [SEP]
+        special_tokens = self.tokenizer.template(1).tokens  # [CLS] and [SEP]
+        longest = self.max_sequence_length - len(special_tokens)
         texts = self.tokenizer.encode([example.text for example in examples])
         joined = [self.tokenizer.joined([text.ids[:longest]]) for text in texts]
         ids, segments = zip(*joined)

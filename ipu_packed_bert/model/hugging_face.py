@@ -84,11 +84,15 @@ def read_folder(folder: Union[str, Path]) -> _Pretrained:
     model = _read_config(folder / "config.json")
     weights = _read_weights(folder, model)
     vocabulary = load_either(vocabulary_in(folder), _lower_case(folder))
-    tokenizer = folder / "tokenizer.json"
-    if tokenizer.exists() and len(load_either(tokenizer)) > len(vocabulary):
-        raise ValueError(
-            f"{tokenizer}: more tokens than in vocab.txt, which is read if both exist; remove vocab.txt"
-        )
+    path = folder / "tokenizer.json"
+    if path.exists():
+        tokenizer = load_either(path)
+        is_other = (tokenizer.special, tokenizer.pair) != (vocabulary.special, vocabulary.pair)
+        if is_other or len(tokenizer) > len(vocabulary):
+            raise ValueError(
+                f"{path}: other special tokens or more tokens than in vocab.txt, which is read if both exist; "
+                "remove vocab.txt"
+            )
     return _Pretrained(model, weights, vocabulary)
 
 

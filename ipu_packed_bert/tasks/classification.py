@@ -182,7 +182,7 @@ class ClassificationTask(LabelTask):
         """
         slots = self.max_sequence_length
         parts = list(zip(*(text.parts for text in examples)))
-        room = slots - len(parts) - 1
+        room = slots - len(self.tokenizer.template(len(parts)).tokens)
         encoded = []
         for texts in parts:
             encoded.append([tokens.ids for tokens in self.tokenizer.encode(texts)])

@@ -25,6 +25,7 @@ from pack_data.store.packs import (
     smallest_type,
 )
 from pack_data.store.sequences import Sequences, ragged_index
+from pack_data.text.special_tokens import Template
 from pack_data.text.vocabulary import AnyVocabulary
 
 _TEXTS_AT_A_TIME = 1024  # texts; the objects that the tokenizers library returns are large
@@ -48,7 +49,6 @@ class Tokenizer:
     def __init__(self, vocabulary: AnyVocabulary, *, read: Callable[[int], Any] = int):
         self._read = read
         self.vocabulary = vocabulary
-        self.first, self.separator, _ = vocabulary.special
 
     def encode(self, texts: Sequence[str]) -> List[Tokens]:
         """Return the tokens of each text, without special tokens."""
@@ -61,14 +61,13 @@ class Tokenizer:
             self._read(len(part))
         return encoded
 
+    def template(self, texts: int) -> Template:
+        """Return the special tokens around one text or two."""
+        return self.vocabulary.single if texts == 1 else self.vocabulary.pair
+
     def joined(self, parts: Sequence[np.ndarray]) -> Tuple[np.ndarray, np.ndarray]:
-        """Return input ids and segment ids of [CLS] first [SEP] second [SEP]."""
-        ids = [np.array([self.first], np.int32)]
-        segments = [np.zeros(1, np.int32)]
-        for number, part in enumerate(parts):
-            ids += [part, np.array([self.separator], np.int32)]
-            segments.append(np.full(len(part) + 1, number, np.int32))
-        return np.concatenate(ids), np.concatenate(segments)
+        """Return input ids and segment ids of one text or two: [CLS] first [SEP] second [SEP]."""
+        return self.template(len(parts)).joined(parts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -407,8 +407,10 @@ def _make_windows(
     """
     texts = list(dict.fromkeys(question.paragraph for question in questions))
     paragraphs = dict(zip(texts, tokenizer.encode(texts)))
-    # Leaves room for [CLS], two [SEP] and a token of the paragraph.
-    most_of_question = min(_MOST_OF_QUESTION, max_sequence_length - 4)
+    template = tokenizer.template(2)
+    room_for_texts = max_sequence_length - len(template.tokens)
+    # Leaves room for a token of the paragraph.
+    most_of_question = min(_MOST_OF_QUESTION, room_for_texts - 1)
     windows: List[Window] = []
     ids: List[np.ndarray] = []
     segments: List[np.ndarray] = []
@@ -418,8 +420,8 @@ def _make_windows(
         query = question_tokens.ids[:most_of_question]
         paragraph = paragraphs[question.paragraph]
         answer = _answer_tokens(question, paragraph)
-        offset = len(query) + 2
-        room = max_sequence_length - offset - 1
+        offset = len(template.before) + len(query) + len(template.between)
+        room = room_for_texts - len(query)
         for first, count in _cut(len(paragraph.ids), room, settings.stride):
             row, kinds = tokenizer.joined([query, paragraph.ids[first : first + count]])
             windows.append(Window(number, first, count, offset))

@@ -117,7 +117,9 @@ class TokensTask(LabelTask):
 
     def inputs(self, examples: Sequence[_Sentence], what: str) -> Inputs:
         """Make [CLS] words [SEP], truncated to a row."""
-        room = self.max_sequence_length - 2
+        template = self.tokenizer.template(1)
+        room = self.max_sequence_length - len(template.tokens)
+        first_slot = len(template.before)
         words = chain.from_iterable(sentence.words for sentence in examples)
         encoded = iter(self.tokenizer.encode(list(words)))
         ids: List[np.ndarray] = []
@@ -129,9 +131,9 @@ class TokensTask(LabelTask):
             pieces = [next(encoded).ids for _ in sentence.words]
             row, _ = self.tokenizer.joined([np.concatenate(pieces)[:room]])
             firsts = []
-            start = 1
+            start = first_slot
             for piece in pieces:
-                firsts.append(start if len(piece) and start <= room else -1)
+                firsts.append(start if len(piece) and start < first_slot + room else -1)
                 start += len(piece)
             row_labels = np.zeros(len(row), np.int32)
             with faults.of_record():
@@ -149,9 +151,7 @@ class TokensTask(LabelTask):
         note = f"{what}: {len(examples):,} sentences of {inputs.lengths.mean():.0f} tokens"
         cut = sum(firsts.count(-1) for firsts in self._firsts)
         if cut:
-            note += (
-                f"; {cut:,} words beyond {room + 2} tokens, or without a token, get no prediction"
-            )
+            note += f"; {cut:,} words beyond {self.max_sequence_length} tokens, or without a token, get no prediction"
         self.notes.append(note)
         return inputs
 

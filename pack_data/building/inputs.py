@@ -57,7 +57,7 @@ from pack_data.store.sequences import Sequences
 from pack_data.text.copies import hashed, without_copies
 from pack_data.text.corpus import Document, content_digest, described, documents
 from pack_data.text.corpus_files import corpus_files
-from pack_data.text.vocabulary import TOKENIZER, load_either, train_vocabulary
+from pack_data.text.vocabulary import TOKENIZER, load_either, train_vocabulary, vocabulary_files
 
 # Characters of text in one part: about 8 of the longest documents, thousands of ordinary ones.
 PART_CHARACTERS = 8 << 20
@@ -164,6 +164,13 @@ class _BuildInput(abc.ABC):
     def vocabulary(self) -> VocabularyFile:
         """Load or train the vocabulary."""
 
+    def _copy_vocabulary(self, path: Path) -> None:
+        """Copy the user's vocabulary to the work directory, with the files that belong to it."""
+        *beside, vocabulary = vocabulary_files(Path(str(self.given_vocabulary)))
+        for file in beside:
+            write_atomically(path.with_name(file.name), file.read_bytes())
+        write_atomically(path, vocabulary.read_bytes())
+
     def schema(self, vocabulary_size: int) -> PackSchema:
         """Return the columns of the parts."""
         return PackSchema.bert(
@@ -234,20 +241,20 @@ class _TextInput(_BuildInput):
         """Load the vocabulary, or train one on the training side."""
         options = self.options
         path = self.work / self.vocabulary_name
-        if not path.exists():
-            if self.given_vocabulary is not None:
-                content = Path(self.given_vocabulary).read_bytes()
-            else:
-                documents = self._training_documents()
-                with said_of(str(options.corpus)), progress_bar(
-                    None, "learning a vocabulary", at_once=True
-                ):
-                    content = train_vocabulary(
-                        documents, options.vocabulary_size, options.lower_case
-                    ).text
-            write_atomically(path, content)
+        if not path.exists() and self.given_vocabulary is not None:
+            self._copy_vocabulary(path)
+        elif not path.exists():
+            documents = self._training_documents()
+            with said_of(str(options.corpus)), progress_bar(
+                None, "learning a vocabulary", at_once=True
+            ):
+                vocabulary = train_vocabulary(
+                    documents, options.vocabulary_size, options.lower_case
+                )
+            write_atomically(path, vocabulary.text)
         for side in self.sides[1:]:
-            write_atomically(side.work / path.name, path.read_bytes())
+            for file in vocabulary_files(path):
+                write_atomically(side.work / file.name, file.read_bytes())
         return VocabularyFile(len(load_either(path, options.lower_case)), path)
 
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[ExamplesTask]:
@@ -472,7 +479,7 @@ class _SourceInput(_BuildInput):
         if self.given_vocabulary is None:
             return VocabularyFile(0, None)
         if not path.exists():
-            write_atomically(path, Path(self.given_vocabulary).read_bytes())
+            self._copy_vocabulary(path)
         return VocabularyFile(len(load_either(path, self.options.lower_case)), path)
 
     def schema(self, vocabulary_size: int) -> PackSchema:

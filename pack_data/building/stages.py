@@ -56,7 +56,12 @@ from pack_data.reading.npy import map_array, read_array
 from pack_data.solver.free_slots import longest_first
 from pack_data.store.data_set import PackStore, StoredFile, finish_data_set
 from pack_data.store.packs import PREDICTION, PackSchema, predictions_per_pack
-from pack_data.text.vocabulary import load_either, load_tokenizer, load_vocabulary
+from pack_data.text.vocabulary import (
+    load_either,
+    load_tokenizer,
+    load_vocabulary,
+    vocabulary_files,
+)
 
 # Slots in one shard, so that a worker's memory does not depend on S.
 SLOTS_PER_SHARD = 1 << 22
@@ -535,8 +540,9 @@ class Stages:
         vocabulary_sha256 = ""
         if vocabulary.path is not None:
             vocabulary_sha256 = load_either(vocabulary.path).sha256
-            files.append(vocabulary.path.name)
-            write_atomically(side.ready / vocabulary.path.name, vocabulary.path.read_bytes())
+            for file in vocabulary_files(vocabulary.path):
+                files.append(file.name)
+                write_atomically(side.ready / file.name, file.read_bytes())
 
         def tables() -> Iterator[np.ndarray]:
             way_out = remove_and_build_again(self.work)

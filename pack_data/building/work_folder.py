@@ -29,17 +29,18 @@ HELD_OUT_WORK = "held-out"
 _LOCK = "lock"
 # Files that `clear` removes last, in this order.
 _LAST = (PLAN, COMMIT, _LOCK)
+_VOCABULARIES = r"vocab\.txt|(tokenizer|tokenizer_config|special_tokens_map)\.json"
 _TABLES = r"(packs-\d{5,}|lengths)-[0-9a-f]{8}\.npy"
 _TEMPORARY = r"[\w.-]+\.\d+\.tmp"
 # The names of files that builds make, those of version 1 included, in their work directory; no others are removed.
 _WORK_FILES = re.compile(
-    rf"lock|vocab\.txt|(tokenizer|plan|commit|text|examples|recipe|schema|skipped|former|manifest)\.json|{_TABLES}|"
+    rf"lock|{_VOCABULARIES}|(plan|commit|text|examples|recipe|schema|skipped|former|manifest)\.json|{_TABLES}|"
     r"(pack|slot)(-\d{5,})?\.npy|(scattered|shuffled|read)-\d{5,}-\d{5,}\.(bin|npy|json)|"
     rf"(text|examples|sorted|shard|group)-\d{{5,}}\.(jsonl|json|bin|npy)|{_TEMPORARY}"
 )
 # Files of a data set's directory without a manifest: what a stopped build leaves, and files of the system.
 _LEFTOVERS = re.compile(
-    rf"(vocab\.txt|tokenizer\.json|recipe\.json|manifest\.json|{_TABLES})(\.building)?|{_TEMPORARY}|\..*|lost\+found"
+    rf"({_VOCABULARIES}|recipe\.json|manifest\.json|{_TABLES})(\.building)?|{_TEMPORARY}|\..*|lost\+found"
 )
 
 

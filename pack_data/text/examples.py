@@ -91,10 +91,12 @@ def masked_count(
 
 
 def _segment_pairs(
-    documents: _TokenisedDocuments, options: ExampleOptions, rng: random.Random
+    documents: _TokenisedDocuments, most: int, options: ExampleOptions, rng: random.Random
 ) -> np.ndarray:
-    """Draw the examples of a pass, int64 [examples, 5]: start and length of A and of B (in ids), label."""
-    most = options.max_sequence_length - 3
+    """Draw the examples of a pass, int64 [examples, 5]: start and length of A and of B (in ids), label.
+
+    most: tokens of A and B together.
+    """
     sentence_starts = [0] + documents.sentence_ends
     document_starts = [0] + documents.document_ends
     count = len(documents.document_ends)
@@ -173,13 +175,13 @@ def _mask(
     wanted = masked_count(
         lengths, options.max_predictions_per_sequence, options.masked_lm_probability
     )
-    most = np.minimum(wanted, lengths - 3)
     keys = rng.random(len(ids))
     rows = np.repeat(np.arange(len(lengths)), lengths)
-
-    # Tokens of each word: up to the next token that does not continue it.
     is_special = np.zeros(len(ids), bool)
     is_special[special] = True
+    most = np.minimum(wanted, np.bincount(rows[~is_special], minlength=len(lengths)))
+
+    # Tokens of each word: up to the next token that does not continue it.
     begin = np.flatnonzero(~inside)
     all_sizes = np.diff(np.append(begin, len(ids)))
     is_word = ~is_special[begin]
@@ -233,14 +235,21 @@ def make_examples(
 
     part: the number of this block of documents in the corpus; with the seed it decides every random choice.
     """
+    special = len(vocabulary.pair.tokens)
+    most = options.max_sequence_length - special
+    if most < 2:
+        raise ValueError(
+            f"max_sequence_length is {options.max_sequence_length}; the tokenizer adds {special} special tokens to a "
+            f"pair of texts, so it must be at least {special + 2}"
+        )
     passes = []
     for repetition in range(options.duplication_factor):
         if not documents.document_ends:
             break
         rng = np.random.default_rng([options.seed, part, repetition])
         draws = random.Random(f"{options.seed} {part} {repetition}")
-        pairs = _segment_pairs(documents, options, draws)
-        trimmed = _trim(pairs, options.max_sequence_length - 3, rng)
+        pairs = _segment_pairs(documents, most, options, draws)
+        trimmed = _trim(pairs, most, rng)
         passes.append(_with_masks(documents, trimmed, vocabulary, options, rng))
     return Sequences.concatenate(passes) if passes else Sequences.from_examples([])
 
@@ -253,28 +262,39 @@ def _with_masks(
     rng: np.random.Generator,
 ) -> Sequences:
     a_start, a_length, b_start, b_length, label = pairs.T
-    lengths = a_length + b_length + 3
+    template = vocabulary.pair
+    lengths = a_length + b_length + len(template.tokens)
     starts = starts_of(lengths)
+    a_begin = starts + len(template.before)
+    a_end = a_begin + a_length
+    b_begin = a_end + len(template.between)
     ids = np.empty(int(lengths.sum()), dtype=np.int32)
-    middle = starts + 1 + a_length
-    end = starts + lengths - 1
-    ids[starts] = vocabulary.special.first
-    ids[middle] = ids[end] = vocabulary.special.separator
-    ragged_copy(ids, starts + 1, documents.ids, a_start, a_length)
-    ragged_copy(ids, middle + 1, documents.ids, b_start, b_length)
-    special = np.concatenate([starts, middle, end])
+    ragged_copy(ids, a_begin, documents.ids, a_start, a_length)
+    ragged_copy(ids, b_begin, documents.ids, b_start, b_length)
+    special = []
+    for begin, tokens in (
+        (starts, template.before),
+        (a_end, template.between),
+        (b_begin + b_length, template.after),
+    ):
+        for offset, token in enumerate(tokens):
+            ids[begin + offset] = token
+            special.append(begin + offset)
     inside = np.zeros(len(ids), dtype=bool)
     if options.whole_word_masking:
         # The rest of a word that trimming left at the beginning of a part is a word of its own.
         inside = vocabulary.continues[ids]
-        inside[starts + 1] = inside[middle + 1] = False
+        inside[a_begin] = inside[b_begin] = False
+    places = np.concatenate(special)
+    mask = vocabulary.special.mask
     counts, positions, labels = _mask(
-        ids, lengths, special, inside, vocabulary.special.mask, len(vocabulary), options, rng
+        ids, lengths, places, inside, mask, len(vocabulary), options, rng
     )
+    first_segments = template.first_segments(a_length, lengths)
     return Sequences(
         lengths,
         {"input_ids": ids},
         counts,
         {"masked_lm_positions": positions, "masked_lm_ids": labels},
-        {"first_segment_lengths": a_length + 2, "next_sentence_labels": label},
+        {"first_segment_lengths": first_segments, "next_sentence_labels": label},
     )

@@ -1,7 +1,6 @@
 """Text to token ids with the `tokenizers` library: a WordPiece vocabulary, read or trained, or a tokenizer.json.
 
-The special tokens of a tokenizer.json are its own: those of BERT ([CLS], [SEP], [MASK]) or of RoBERTa (<s>, </s>,
-<mask>).
+The special tokens of a tokenizer.json are those that its post-processor adds (special_tokens.py).
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -19,6 +19,7 @@ from typing import (
     Dict,
     Iterable,
     List,
+    Mapping,
     NamedTuple,
     Optional,
     Sequence,
@@ -31,6 +32,13 @@ import numpy as np
 from pack_data.reading.fields import Fields, one_line, parse_json
 from pack_data.reading.files import read_regular
 from pack_data.text.corpus import Document
+from pack_data.text.special_tokens import (
+    STATING_FILES,
+    StatedToken,
+    Template,
+    special_tokens_of,
+    stated_tokens,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,15 +49,13 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _TRAINING_CHARACTERS = 32 << 20
 _LARGEST_ALPHABET = 1000
 _MOST_BYTES = 1 << 28
-# First, separator, mask.
-_SPECIAL_IN_FILES = (("[CLS]", "[SEP]", "[MASK]"), ("<s>", "</s>", "<mask>"))
 
 
 class Special(NamedTuple):
-    """Ids of the special tokens that examples are made with."""
+    """Ids of the special tokens that examples are made with; None if the tokenizer adds no such token."""
 
-    first: int  # [CLS]
-    separator: int  # [SEP]
+    first: Optional[int]  # [CLS]
+    separator: Optional[int]  # [SEP]
     mask: int  # [MASK]
 
 
@@ -57,6 +63,8 @@ class _Encoder:
     """The common base of a vocab.txt and a tokenizer.json."""
 
     text: bytes  # the content of the file
+    single: Template  # special tokens around one text
+    pair: Template  # and around two
     _tokenizer: Any
 
     @property
@@ -111,6 +119,15 @@ class Vocabulary(_Encoder):
     @property
     def special(self) -> Special:
         return Special(*(self.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")))
+
+    @cached_property
+    def single(self) -> Template:  # type: ignore[override]
+        return Template((self.special.first,), (), (self.special.separator,))
+
+    @cached_property
+    def pair(self) -> Template:  # type: ignore[override]
+        first, separator, _ = self.special
+        return Template((first,), (separator,), (separator,), 2)
 
     @property
     def unknown(self) -> int:
@@ -227,13 +244,24 @@ def train_vocabulary(
 class TokenizerFile(_Encoder):
     """A tokenizer.json, identified by the sha256 of the file.
 
-    ValueError if the file is none, or has no special tokens for the first place, between segments and for a mask.
+    Args:
+        content: the file.
+        name: its name, for messages.
+        stated: the special tokens that files beside it name (`stated_tokens`).
+
+    Raises:
+        ValueError: it is no tokenizer, or its special tokens are missing, unclear or not those of `stated`.
     """
 
     file = TOKENIZER
     lower_case = None  # the file itself states the treatment of capitals
 
-    def __init__(self, content: bytes, name: str = TOKENIZER) -> None:
+    def __init__(
+        self,
+        content: bytes,
+        name: str = TOKENIZER,
+        stated: Mapping[str, StatedToken] = MappingProxyType({}),
+    ) -> None:
         # A build works in several processes; the library's threads would compete with them (and warn after a fork).
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import Tokenizer
@@ -249,17 +277,14 @@ class TokenizerFile(_Encoder):
         self.text = content
         self._name = name
         self._numbers = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.special = self._special_tokens()
-
-    def _special_tokens(self) -> Special:
-        for tokens in _SPECIAL_IN_FILES:
-            if all(token in self._numbers for token in tokens):
-                return Special(*(self._numbers[token] for token in tokens))
-        wanted = " or ".join(" ".join(tokens) for tokens in _SPECIAL_IN_FILES)
-        raise ValueError(
-            f"{self._name}: has no special tokens for the beginning, the separator and the mask ({wanted}); add them "
-            "to the tokenizer, or take one of a masked language model"
-        )
+        special = special_tokens_of(self._tokenizer, name, self._numbers, stated)
+        self.single = special.single
+        self.pair = special.pair
+        self.padding = special.padding
+        self._adds_special_tokens = special.is_in_file
+        first = next(iter(self.pair.before), None)
+        separator = next(iter(self.pair.between + self.pair.after), None)
+        self.special = Special(first, separator, special.mask)
 
     def __len__(self) -> int:
         """Ids are below this."""
@@ -271,13 +296,6 @@ class TokenizerFile(_Encoder):
         return {number: token for token, number in self._numbers.items()}
 
     @cached_property
-    def padding(self) -> Optional[int]:
-        """The token for padding, None if there is none."""
-        return next(
-            (self._numbers[token] for token in ("[PAD]", "<pad>") if token in self._numbers), None
-        )
-
-    @cached_property
     def unknown(self) -> Optional[int]:
         """The token for text that no other token spells, None if there is none."""
         model = self._fields.object("model").tree
@@ -285,34 +303,29 @@ class TokenizerFile(_Encoder):
         return self._numbers.get(model.get("unk_token") or "") if number is None else number
 
     def as_packed(self) -> bytes:
-        """Return the file with the special tokens of packs around its text: first A separator B separator.
+        """Return the file with the special tokens of packs around its text, without truncation and padding.
 
-        The content stays as it is if the file adds these tokens already, and neither truncates nor pads.
+        The content stays as it is if nothing differs.
         """
         from tokenizers import Tokenizer
         from tokenizers.processors import TemplateProcessing
 
         # Another tokenizer, because the truncation and padding of the file matter here.
         tokenizer = Tokenizer.from_str(self.text.decode())
-        first, separator, _ = self.special
-        parts = [tokenizer.encode(text, add_special_tokens=False).ids for text in ("a", "b")]
-        wanted = [first, *parts[0], separator], [*parts[1], separator]
-        single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
-        if (
-            (tokenizer.truncation, tokenizer.padding) == (None, None)
-            and (single.ids, single.type_ids) == (wanted[0], [0] * len(wanted[0]))
-            and (pair.ids, pair.type_ids)
-            == (sum(wanted, []), [0] * len(wanted[0]) + [1] * len(wanted[1]))
-        ):
+        if self._adds_special_tokens and tokenizer.truncation is tokenizer.padding is None:
             return self.text
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        begin, end = self.names[first], self.names[separator]
-        tokenizer.post_processor = TemplateProcessing(
-            single=[f"{begin}:0", "$A:0", f"{end}:0"],
-            pair=[f"{begin}:0", "$A:0", f"{end}:0", "$B:1", f"{end}:1"],
-            special_tokens=[(begin, first), (end, separator)],
-        )
+        if not self._adds_special_tokens:
+            before, between, after = (
+                [self.names[number] for number in numbers] for numbers in self.pair[:3]
+            )
+            single_after = [self.names[number] for number in self.single.after]
+            tokenizer.post_processor = TemplateProcessing(
+                single=[*before, "$A", *single_after],
+                pair=[*before, "$A", *between, "$B:1", *(f"{token}:1" for token in after)],
+                special_tokens=[(self.names[number], number) for number in {*self.pair.tokens}],
+            )
         return tokenizer.to_str(pretty=True).encode()
 
     @cached_property
@@ -337,11 +350,11 @@ AnyVocabulary = Union[Vocabulary, TokenizerFile]
 
 
 def load_tokenizer(path: Union[str, Path]) -> TokenizerFile:
-    """Read a tokenizer.json."""
+    """Read a tokenizer.json, and the names of its special tokens in files beside it."""
     if not os.path.exists(path):
         raise ValueError(f"{path}: no such tokenizer; pass a tokenizer.json")
     content = read_regular(Path(path), way_out="pass a tokenizer.json", most_bytes=_MOST_BYTES)
-    return TokenizerFile(content, str(path))
+    return TokenizerFile(content, str(path), stated_tokens(Path(path)))
 
 
 def load_either(path: Union[str, Path], lower_case: bool = True) -> AnyVocabulary:
@@ -355,3 +368,9 @@ def vocabulary_in(folder: Union[str, Path]) -> Path:
     """Return the file of a directory that holds its vocabulary: its vocab.txt if it has neither."""
     paths = [Path(folder, name) for name in (VOCABULARY, TOKENIZER)]
     return next((path for path in paths if path.exists()), paths[0])
+
+
+def vocabulary_files(path: Path) -> List[Path]:
+    """Return the file of a vocabulary, after the files beside a tokenizer.json that name its special tokens."""
+    beside = map(path.with_name, STATING_FILES if path.suffix == ".json" else ())
+    return [*filter(Path.exists, beside), path]

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 from pack_data.building.command import BuildOptions, build
 from pack_data.building.verify import verify
 from pack_data.text.corpus import Document
+from pack_data.text.examples import ExampleOptions, make_examples, tokenise
 from pack_data.text.vocabulary import (
     SPECIAL_TOKENS,
     TOKENIZER,
@@ -22,6 +24,7 @@ from pack_data.text.vocabulary import (
     train_vocabulary,
 )
 from tests.pack_data.text_corpus import write_corpus
+from tests.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -181,6 +184,154 @@ def test_options_that_contradict_a_tokenizer_are_refused(options, said):
 def test_whole_words_need_a_tokenizer_that_marks_them(corpus, tmp_path, roberta):
     with pytest.raises(ValueError, match="whole words cannot be masked"):
         build_with(corpus, tmp_path / "data", roberta, whole_word_masking=True)
+
+
+# ---- special tokens -------------------------------------------------------------------------------------------------
+
+# The vocabulary of all-mpnet-base-v2's kind: RoBERTa's special tokens beside BERT's.
+BOTH = "<s> <pad> </s> <unk> [PAD] [UNK] [CLS] [SEP] [MASK] a b <mask>".split()
+A, B = BOTH.index("a"), BOTH.index("b")
+
+
+def word_tokenizer(single=None, pair="$A $B:1", tokens=BOTH, post_processor=None):
+    """A tokenizer.json of whole words, with a post-processor of these templates."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    numbers = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if single:
+        special = [(token, numbers[token]) for token in BOTH if token in f"{single} {pair}" and len(token) > 1]
+        post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+    if post_processor:
+        tokenizer.post_processor = post_processor
+    return tokenizer.to_str().encode()
+
+
+def roberta_processing():
+    from tokenizers import processors
+
+    return processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+
+
+def bert_processing():
+    from tokenizers import processors
+
+    return processors.BertProcessing(("[SEP]", 7), ("[CLS]", 6))
+
+
+ONE_FAMILY = [token for token in BOTH if not token.startswith("<")]
+
+
+@pytest.mark.parametrize(
+    "content, single, pair, segments, mask, padding",
+    [
+        # all-mpnet-base-v2
+        (lambda: word_tokenizer(post_processor=roberta_processing()), [0, A, 2], [0, A, 2, 2, B, 2], [0] * 6, 11, 1),
+        (lambda: word_tokenizer(post_processor=bert_processing()), [6, A, 7], [6, A, 7, B, 7], [0, 0, 0, 1, 1], 8, 4),
+        (lambda: word_tokenizer("$A [SEP]"), [A, 7], [A, 7, B, 7], [0, 0, 1, 1], 8, 4),
+        (
+            lambda: word_tokenizer("<s> $A </s> </s>", "<s> $A </s> </s> $B:1 </s>:1"),
+            [0, A, 2, 2],
+            [0, A, 2, 2, B, 2],
+            [0, 0, 0, 0, 1, 1],
+            11,
+            1,
+        ),
+        (lambda: word_tokenizer("[CLS] $A", "[CLS] $A [CLS]:1 $B:1"), [6, A], [6, A, 6, B], [0, 0, 1, 1], 8, 4),
+        (lambda: word_tokenizer(tokens=ONE_FAMILY), [2, 5, 3], [2, 5, 3, 6, 3], [0, 0, 0, 1, 1], 4, 0),
+    ],
+)
+def test_special_tokens_are_those_that_the_post_processor_adds(content, single, pair, segments, mask, padding):
+    """Texts, pairs, an exported file and the file itself agree, and so do the sequences of a build."""
+    from tokenizers import Tokenizer as Theirs
+
+    tokenizer = TokenizerFile(content())
+    a, b = (tokenizer.encode([text])[0] for text in "ab")
+    assert [part.tolist() for part in tokenizer.single.joined([a])] == [single, [0] * len(single)]
+    assert [part.tolist() for part in tokenizer.pair.joined([a, b])] == [pair, segments]
+    assert (tokenizer.special.mask, tokenizer.padding) == (mask, padding)
+    exported = Theirs.from_str(tokenizer.as_packed().decode())
+    assert exported.encode("a").ids == single
+    assert (exported.encode("a", "b").ids, exported.encode("a", "b").type_ids) == (pair, segments)
+    assert TokenizerFile(tokenizer.as_packed()).pair == tokenizer.pair
+
+    texts = [Document("", ["a a a", "b b", "a"]), Document("", ["b b b b", "a b"])]
+    made = make_examples(tokenise(texts, tokenizer), tokenizer, ExampleOptions(24, 1, duplication_factor=20))
+    examples = made.to_examples()
+    assert len(examples) > 40
+    for example in examples:
+        ids = np.array(example.input_ids)
+        ids[list(example.masked_lm_positions)] = example.masked_lm_ids
+        plain = ids[np.isin(ids, [a, b])]
+        # Every cut of its text gives the special tokens of the file, and one of them this example.
+        joined = [tokenizer.pair.joined([plain[:cut], plain[cut:]]) for cut in range(1, len(plain))]
+        assert [ids.tolist(), example.first_segment_length] in [
+            [those.tolist(), int((segments == 0).sum())] for those, segments in joined
+        ]
+
+
+STATED = "special_tokens_map.json"
+
+
+@pytest.mark.parametrize(
+    "content, beside, names",
+    [
+        (lambda: word_tokenizer(), {}, ["cls_token", "[CLS] or <s>", STATED]),
+        (lambda: word_tokenizer("[CLS] $A </s>"), {}, ["mask_token", "[MASK] or <mask>"]),
+        (lambda: word_tokenizer("$A", "$B [SEP] $A"), {}, ["post_processor", "type_ids"]),
+        (lambda: word_tokenizer("$A [SEP]:2"), {}, ["post_processor", "type_ids"]),
+        (
+            lambda: word_tokenizer("<s> $A </s>"),
+            {STATED: {"cls_token": "[CLS]"}},
+            [STATED, "cls_token", "tokenizer.json"],
+        ),
+        (
+            lambda: word_tokenizer("$A </s> <s>"),
+            {STATED: {"cls_token": "<s>"}},
+            [STATED, "cls_token", "tokenizer.json"],
+        ),
+        (lambda: word_tokenizer("$A </s>"), {STATED: {"sep_token": {"content": "[SEP]"}}}, [STATED, "sep_token"]),
+        (lambda: word_tokenizer("<s> $A </s>"), {STATED: {"pad_token": "<none>"}}, [STATED, "pad_token", "<none>"]),
+        (
+            lambda: word_tokenizer("<s> $A </s>"),
+            {STATED: {"mask_token": "<mask>"}, "tokenizer_config.json": {"mask_token": "[MASK]"}},
+            ["tokenizer_config.json", "mask_token", STATED],
+        ),
+    ],
+)
+def test_unclear_and_contradictory_special_tokens_are_refused(tmp_path, content, beside, names):
+    (tmp_path / TOKENIZER).write_bytes(content())
+    for name, stated in beside.items():
+        (tmp_path / name).write_text(json.dumps(stated))
+    with refused(str(tmp_path), *map(re.escape, names)):
+        load_tokenizer(tmp_path / TOKENIZER)
+
+
+def test_files_beside_a_tokenizer_name_its_tokens_and_go_with_it_into_the_data_set(corpus, tmp_path):
+    """Without a post-processor, and for a mask of another name, nothing else can."""
+    (tmp_path / "given").mkdir()
+    tokens = [*BOTH, "<|hidden|>"]
+    (tmp_path / "given" / TOKENIZER).write_bytes(word_tokenizer(tokens=tokens))
+    stated = {"cls_token": "<s>", "sep_token": {"content": "</s>"}, "mask_token": "<|hidden|>", "bos_token": "a"}
+    (tmp_path / "given" / STATED).write_text(json.dumps(stated))
+    (tmp_path / "given" / "tokenizer_config.json").write_text(json.dumps({"pad_token": None, "cls_token": "<s>"}))
+    for option in ({}, {"held_out": 0.4}):
+        out = tmp_path / f"data{len(option)}"
+        with build_with(corpus, out, tmp_path / "given" / TOKENIZER, **option) as store:
+            batch = store.batch(np.arange(len(store)))
+        first = np.take_along_axis(batch["input_ids"], batch["next_sentence_positions"], axis=1)
+        assert (first[batch["next_sentence_weights"] == 1] == 0).all()
+        assert (batch["input_ids"] == tokens.index("<|hidden|>")).any()
+        assert load_tokenizer(out / TOKENIZER).special == (0, 2, tokens.index("<|hidden|>"))
+        verify(out)
+
+
+def test_a_row_that_holds_no_pair_with_its_special_tokens_is_refused(corpus, tmp_path):
+    (tmp_path / TOKENIZER).write_bytes(word_tokenizer(post_processor=roberta_processing()))
+    options = BuildOptions(tmp_path / "data", corpus=corpus, tokenizer=tmp_path / TOKENIZER, max_sequence_length=5)
+    with refused("max_sequence_length is 5", "4 special tokens", "at least 6"):
+        build(options)
 
 
 # ---- WordPiece ------------------------------------------------------------------------------------------------------
