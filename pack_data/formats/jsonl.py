@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from functools import partial
 from typing import Any, BinaryIO, Dict, Iterator, List, Sequence, Tuple
 
@@ -172,14 +173,12 @@ def _fields(text: bytes) -> Dict[str, Any]:
     return value
 
 
-def _array(value: Any) -> Any:
-    """Return a list of integers as an array, one integer as a NumPy number, and anything else unchanged."""
+def _tokens(name: str, value: Any) -> np.ndarray:
+    """Return a list of integers as an array.  Raises RecordError for any other value."""
     if isinstance(value, list) and all(type(item) is int for item in value):
-        try:
+        with suppress(OverflowError):
             return np.array(value, np.int64)
-        except OverflowError:
-            return value
-    return np.int64(value) if type(value) is int and -(2**63) <= value < 2**63 else value
+    raise RecordError(f"{name} is not a list of integers of 64 bits, unlike in the first record")
 
 
 def _type_of(value: Any) -> str:
@@ -238,13 +237,9 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
     for row in rows(path, bad):
         try:
             chosen = chosen or _columns_of(path, row.fields, columns)
-            fields = {name: _array(value) for name, value in row.fields.items()}
-            for name in chosen:
-                if not isinstance(fields.get(name), np.ndarray):
-                    raise RecordError(
-                        f"{name} is not a list of integers of 64 bits, unlike in the first record"
-                    )
-            value = tokens_from_columns({name: fields.pop(name) for name in chosen})
+            fields = dict(row.fields)
+            tokens = {name: _tokens(name, fields.pop(name, None)) for name in chosen}
+            value = tokens_from_columns(tokens)
         except RecordError as error:
             bad.add(row.origin, str(error))
             continue

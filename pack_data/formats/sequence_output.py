@@ -9,15 +9,14 @@ are refused.
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Sequence
 
 import numpy as np
 
-from pack_data.cli.bad_records import Origin
 from pack_data.formats.records import STARTS, Record, RecordError
 from pack_data.reading.fields import one_line
 from pack_data.reading.files import replacing
@@ -60,7 +59,7 @@ def _packed_rows(packs: Iterable[Record]) -> Iterator[Record]:
 
 def _row(record: Record) -> Dict[str, Any]:
     """Return all columns of a record, those of tokens first."""
-    return {**record.value, **record.foreign, **record.value}
+    return {**record.value, **record.foreign}
 
 
 def _plain(value: Any) -> Any:
@@ -70,38 +69,57 @@ def _plain(value: Any) -> Any:
     return value.as_py() if hasattr(value, "as_py") else value
 
 
-# ---- types of columns --------------------------------------------------------------------------------------------
+# ---- columns -----------------------------------------------------------------------------------------------------
+
+
+def _array(values: Sequence[Any], kind: Any = None):
+    """Return values as an Arrow array of a type; None: of the type that Arrow infers.
+
+    Raises one of _MISFITS if there is no such type, or if it does not hold the values.
+    """
+    arrow = _arrow()
+    classes = {type(value) for value in values}
+    if classes == {np.ndarray} and len({value.dtype for value in values}) == 1:
+        # 30 times as fast as a list of arrays.
+        ends = np.cumsum([len(value) for value in values])
+        offsets = np.append(0, ends).astype(np.int32)
+        array = arrow.ListArray.from_arrays(offsets, arrow.array(np.concatenate(values)))
+        return array.cast(kind or array.type)
+    scalar_types = {value.type for value in values if isinstance(value, arrow.Scalar)}
+    if kind is None and len(scalar_types) > 1:
+        raise TypeError("scalars of several types")
+    if len(scalar_types) == 1 and kind in (None, *scalar_types):
+        (kind,) = scalar_types
+        scalars = [None if value is None or not value.is_valid else value for value in values]
+        # Not every Arrow takes scalars of every type.
+        with suppress(*_MISFITS):
+            return arrow.array(scalars, kind)
+    return arrow.array([_plain(value) for value in values], kind)
 
 
 def _type_of(value: Any):
-    """Return the Arrow type of one value.  Raises RecordError for a value that Arrow does not hold."""
+    """Return the Arrow type of one value.  Raises one of _MISFITS for a value that Arrow does not hold."""
     arrow = _arrow()
     if isinstance(value, arrow.Scalar):
         return value.type
-    if isinstance(value, np.ndarray) and len(value):
-        return arrow.list_(arrow.from_numpy_dtype(value.dtype))
-    if isinstance(value, np.generic):
-        return arrow.from_numpy_dtype(value.dtype)
     if isinstance(value, int) and 2**63 <= value < 2**64:
-        return arrow.uint64()
-    try:
-        return arrow.array([_plain(value)]).type
-    except _MISFITS as error:
-        # Arrow does not infer the type of integers from 2^63 on, which may be in lists and objects.
-        if isinstance(value, list):
-            kind = arrow.null()
-            for item in value:
-                kind = _common_type(kind, _type_of(item))
-            return arrow.list_(kind)
-        if isinstance(value, dict):
-            return arrow.struct([(key, _type_of(item)) for key, item in value.items()])
-        raise RecordError(one_line(error, 120)) from None
+        return arrow.uint64()  # which Arrow does not infer
+    if isinstance(value, list):
+        kind = arrow.null()
+        for item in value:
+            kind = _common_type(kind, _type_of(item))
+        return arrow.list_(kind)
+    if isinstance(value, dict):
+        return arrow.struct([(key, _type_of(item)) for key, item in value.items()])
+    return arrow.array([value]).type
 
 
 def _common_type(left: Any, right: Any):
     """Return the Arrow type that holds the values of both types.  Raises RecordError if there is none."""
     arrow = _arrow()
     types = arrow.types
+    if left == right or types.is_null(left):
+        return right
     if types.is_struct(left) and types.is_struct(right):
         fields = {field.name: field.type for field in left}
         for field in right:
@@ -109,96 +127,52 @@ def _common_type(left: Any, right: Any):
         return arrow.struct(list(fields.items()))
     if types.is_list(left) and types.is_list(right):
         return arrow.list_(_common_type(left.value_type, right.value_type))
-    if types.is_null(left):
-        return right
 
     schemas = [arrow.schema([("value", kind)]) for kind in (left, right)]
     try:
         common = arrow.unify_schemas(schemas, promote_options="permissive").field(0).type
     except arrow.ArrowException:
-        raise RecordError(f"{left} and {right}") from None
+        raise RecordError(f"{left} and {right} have no common type") from None
     # Arrow would also make bytes of text, and floating-point numbers of decimal ones.
     is_lossy = types.is_decimal(left) != types.is_decimal(right) and types.is_floating(common)
     is_text_as_bytes = ("binary" in str(left)) != ("binary" in str(right))
     if is_lossy or (is_text_as_bytes and not types.is_null(right)):
-        raise RecordError(f"{left} and {right}")
+        raise RecordError(f"{left} and {right} have no common type")
     has_unsigned = types.is_uint64(left) or types.is_uint64(right)
     return arrow.uint64() if has_unsigned and types.is_integer(common) else common
 
 
-def _widen(types: _Types, block: Sequence[Record]) -> bool:
-    """Widen the types of the columns to hold a block of records; return True if that changed any.
+def _column(types: _Types, name: str, block: Sequence[Record], values: Sequence[Any]):
+    """Return a column of a block of records, and widen its type to hold it.  Raises ValueError that names a record."""
+    known = types.get(name, _arrow().null())
+    with suppress(*_MISFITS):
+        array = _array(values)
+        types[name] = _common_type(known, array.type)
+        return array if array.type == types[name] else _array(values, types[name])
 
-    Raises ValueError that names the first record whose type has none in common with those before it.
-    """
-    first_origins: Dict[Tuple[str, Any], Origin] = {}
-    for record in block:
-        for name, value in _row(record).items():
-            try:
-                kind = _type_of(value)
-            except RecordError as error:
-                raise ValueError(f"{record.origin}: {name} is not of one type ({error})") from None
-            if kind != types.get(name):
-                first_origins.setdefault((name, kind), record.origin)
-
-    is_wider = False
-    for (name, kind), origin in first_origins.items():
-        known = types.get(name, _arrow().null())
-        try:
-            common = _common_type(known, kind)
-        except RecordError as error:
-            raise ValueError(
-                f"{origin}: {name} is {one_line(kind, 60)}, in records before it {one_line(known, 60)}; a column has "
-                f"one type, but {one_line(error, 60)} have none in common: make them alike, or write .jsonl"
-            ) from None
-        is_wider = is_wider or common != types.get(name)
-        types[name] = common
-    return is_wider
+    # One by one: Arrow does not infer every type, and a message names the first record that does not fit.
+    kind = known
+    for record, value in zip(block, values):
+        with _refusing(record, name):
+            kind = _common_type(kind, _type_of(value))
+    for record, value in zip(block, values):
+        with _refusing(record, name):
+            _array([value], kind)
+    types[name] = kind
+    with _refusing(block[0], name):
+        return _array(values, kind)
 
 
-# ---- columns -----------------------------------------------------------------------------------------------------
-
-
-def _array(kind: Any, values: Sequence[Any]):
-    """Return values as an Arrow array.  Raises one of _MISFITS if the type does not hold them."""
-    arrow = _arrow()
-    is_of_numbers = arrow.types.is_list(kind) and arrow.types.is_primitive(kind.value_type)
-    are_arrays = all(isinstance(value, np.ndarray) for value in values)
-    if is_of_numbers and are_arrays and len({value.dtype for value in values}) == 1:
-        # 30 times as fast as a list of arrays.
-        ends = np.cumsum([len(value) for value in values])
-        offsets = np.concatenate([[0], ends]).astype(np.int32)
-        items = arrow.array(np.concatenate(values)).cast(kind.value_type)
-        return arrow.ListArray.from_arrays(offsets, items)
-    if all(isinstance(value, arrow.Scalar) and value.type == kind for value in values):
-        try:
-            return arrow.array([value if value.is_valid else None for value in values], kind)
-        except _MISFITS:
-            pass  # not every Arrow takes scalars of every type
-    return arrow.array([_plain(value) for value in values], kind)
-
-
-def _column(name: str, kind: Any, block: Sequence[Record]):
-    values = [_row(record).get(name) for record in block]
+@contextmanager
+def _refusing(record: Record, name: str) -> Iterator[None]:
+    """Turn an error of Arrow about a value into a ValueError that names its record and column."""
     try:
-        return _array(kind, values)
+        yield
     except _MISFITS as error:
-        for record, value in zip(block, values):
-            try:
-                _array(kind, [value])
-            except _MISFITS as misfit:
-                raise ValueError(
-                    f"{record.origin}: {name} is {one_line(_type_of(value), 60)} and does not fit the column's type "
-                    f"{one_line(kind, 60)} ({one_line(misfit, 110)}); make the values alike, or write .jsonl"
-                ) from None
         raise ValueError(
-            f"{block[0].origin} and the next {len(block) - 1}: {name}: {one_line(error, 200)}"
+            f"{record.origin}: {name}: cannot be written as a column of one type ({one_line(error, 150)}); make its "
+            "values alike, or write .jsonl"
         ) from None
-
-
-def _blocks(records: Iterable[Record]) -> Iterator[List[Record]]:
-    rows = iter(records)
-    return iter(lambda: list(islice(rows, _ROWS)), [])
 
 
 def _unwritable(types: _Types, to_format: str) -> Optional[str]:
@@ -227,24 +201,27 @@ def _write_columns(
 
     Return the number of records; None if the file has other types than these, and is to be written again.
     """
+    arrow = _arrow()
     count = 0
-    schema = None
-    is_complete = True
+    writer = None
+    records = iter(records)
     with ExitStack() as stack:
-        for block in _blocks(records):
-            is_wider = _widen(types, block)
-            if schema is None:
-                schema = _arrow().schema(list(types.items()))
-                is_complete = _unwritable(types, to_format) is None
-                if is_complete:
+        for block in iter(lambda: list(islice(records, _ROWS)), []):
+            rows = [_row(record) for record in block]
+            names = dict.fromkeys(chain(types, *rows))
+            arrays = [
+                _column(types, name, block, [row.get(name) for row in rows]) for name in names
+            ]
+            if not count:
+                schema = arrow.schema(list(types.items()))
+                if _unwritable(types, to_format) is None:
                     writer = stack.enter_context(_writer(path, schema, to_format))
-            elif is_wider:
-                is_complete = False
-            if is_complete:
-                columns = [_column(name, kind, block) for name, kind in types.items()]
-                writer.write_batch(_arrow().record_batch(columns, schema=schema))
             count += len(block)
-    return count if is_complete else None
+            if schema != arrow.schema(list(types.items())):
+                writer = None
+            if writer is not None:
+                writer.write_batch(arrow.record_batch(arrays, schema=schema))
+    return count if writer is not None or not count else None
 
 
 # ---- JSONL -------------------------------------------------------------------------------------------------------

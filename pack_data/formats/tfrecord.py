@@ -249,8 +249,20 @@ def _message(features: Mapping[str, _Feature]) -> bytes:
         numbers = np.atleast_1d(value)
         if numbers.ndim != 1 or numbers.dtype.kind not in "iubf":
             raise RecordError(f"{name} holds neither numbers nor text; a TFRecord cannot hold it")
-        values = feature.float_list.value if numbers.dtype.kind == "f" else feature.int64_list.value
-        values.extend(numbers.tolist())
+        if numbers.dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                floats = numbers.astype(np.float32)
+            if not np.array_equal(floats, numbers, equal_nan=True):
+                raise RecordError(
+                    f"{name} holds numbers that 32 bits do not; a TFRecord cannot hold them"
+                )
+            feature.float_list.value.extend(floats.tolist())
+        elif numbers.max(initial=0) >= 2**63:
+            raise RecordError(
+                f"{name} holds {numbers.max()}; the integers of a TFRecord end at 2^63 - 1"
+            )
+        else:
+            feature.int64_list.value.extend(numbers.tolist())
     return example.SerializeToString(deterministic=True)
 
 

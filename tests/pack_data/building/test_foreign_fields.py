@@ -5,6 +5,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,9 @@ pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pya
 from pack_data.building import convert
 from pack_data.cli.command import run_main
 from pack_data.formats import sequence_output
+from pack_data.formats.source import open_source
+from tests.format_samples import example, frame, mlperf_row, tf_example, write_hdf5
+from tests.refusals import refusal_of
 
 FORMATS = ("jsonl", "parquet", "arrow")
 MANY = settings(
@@ -50,7 +54,8 @@ def read_rows(path):
 
 
 def converted(source, target):
-    assert run_main(convert.main, [str(source), str(target), "--columns", "input_ids"]) == 0
+    columns = [] if source.suffix == ".tfrecord" else ["--columns", "input_ids"]
+    assert run_main(convert.main, [str(source), str(target), *columns]) == 0
     return target
 
 
@@ -151,3 +156,114 @@ def test_a_table_to_any_format_and_back(source, target, column):
         assert read_rows(back) == table["x"].to_pylist()
         if target != "jsonl":
             assert read_table(there).schema.equals(table.schema) and read_table(back).schema.equals(table.schema)
+
+
+# ---- one column of each kind --------------------------------------------------------------------------------------
+
+BIG = 2**63
+UNION = pa.UnionArray.from_dense(
+    pa.array([0, 1], pa.int8()), pa.array([0, 0], pa.int32()), [pa.array([1]), pa.array(["b"])]
+)
+INTERVAL = pa.array([pa.MonthDayNano([1, 2, 3])])
+RUNS = pa.RunEndEncodedArray.from_arrays([1, 2], [7, 8])
+KEYLESS = pa.array([{}], pa.struct([]))
+X = ("a.jsonl: line 2", "x:")
+# Values of lines, or a column of Arrow; formats; the rows there if they are others, or what a refusal names.
+CASES = [
+    (["a", None], FORMATS, None),
+    ([None], FORMATS, None),
+    ([[]], FORMATS, None),
+    ([[], [1.5]], FORMATS, None),
+    ([["a"], ["b", None]], FORMATS, None),
+    ([{}], ("arrow", "jsonl"), None),
+    ([{}, {"a": 1}], FORMATS[1:], [{"a": None}, {"a": 1}]),
+    ([{"a": 1}, {"b": "x"}], FORMATS[1:], [{"a": 1, "b": None}, {"a": None, "b": "x"}]),
+    ([1, 1.5], FORMATS, None),
+    ([1, 1, 1, BIG], FORMATS, None),
+    ([[BIG], [1]], FORMATS, None),
+    ([{"a": 2 * BIG - 1}], FORMATS, None),
+    ([1, 2 * BIG, "a", [1]], ("jsonl",), None),
+    (KEYLESS, ("arrow", "jsonl"), None),
+    (INTERVAL, ("arrow",), None),
+    (RUNS, ("arrow", "jsonl"), None),
+    ([{}], ("parquet",), ("b.parquet", "x", "struct<>")),
+    (KEYLESS, ("parquet",), ("b.parquet", "x", "struct<>")),
+    (INTERVAL, ("parquet",), ("b.parquet", "x", "interval")),
+    (RUNS, ("parquet",), ("b.parquet", "x", "run_end_encoded")),
+    (UNION, FORMATS[1:], ("a.arrow: record 0", "x:", "union")),
+    ([1, 2 * BIG], FORMATS[1:], (*X, "too large")),
+    ([BIG, -1], FORMATS[1:], (*X, "negative")),
+    ([1.5, 2**53 + 1], FORMATS[1:], (*X, 2**53 + 1)),
+    ([1, "a"], FORMATS[1:], (*X, "int64", "string")),
+    ([[1], 2], FORMATS[1:], (*X, "list<item: int64>", "int64")),
+    ([True, 1], FORMATS[1:], (*X, "bool", "int64")),
+    ([{"a": 1}, {"a": "x"}], FORMATS[1:], (*X, "int64", "string")),
+    ([1, 1, 1, "a"], FORMATS[1:], ("a.jsonl: line 4", "x:", "int64", "string")),
+    ([0, float("nan")], ("jsonl",), (*X, "JSON")),
+    (pa.array([b"a"]), ("jsonl",), ("a.arrow: record 0", "x:", "bytes")),
+]
+
+
+@pytest.mark.parametrize(
+    "values, target, expected", [(values, target, last) for values, targets, last in CASES for target in targets]
+)
+def test_a_column_is_held_or_refused(tmp_path, capsys, values, target, expected):
+    if isinstance(values, list):
+        source = write_lines(tmp_path / "a.jsonl", [{"x": value} for value in values])
+    else:
+        source = tmp_path / "a.arrow"
+        write_table(source, pa.table({"input_ids": [[1]] * len(values), "x": values}))
+        values = values.to_pylist()
+    if isinstance(expected, tuple):
+        arguments = [source, tmp_path / f"b.{target}"]
+        refusal_of(convert.main, arguments, capsys, *expected, unchanged=tmp_path, after=r".*(\rjsonl|arrow to .*)?")
+    else:
+        assert read_rows(converted(source, tmp_path / f"b.{target}")) == (expected or values)
+
+
+# ---- TFRecord -----------------------------------------------------------------------------------------------------
+
+FEATURES = st.dictionaries(
+    TEXTS.filter(bool),
+    st.lists(INTEGERS, min_size=1) | st.lists(st.floats(width=32), min_size=1) | st.lists(st.binary(max_size=3)),
+    max_size=3,
+)
+
+
+def foreign(path):
+    rows = [record.foreign for record in open_source(path).read()]
+    return [{name: np.array(row[name], object).tolist() for name in sorted(row)} for row in rows]
+
+
+@pytest.mark.parametrize("suffix", ["tfrecord", "tfrecord.gz"])
+@given(rows=st.lists(FEATURES, min_size=1, max_size=3))
+@MANY
+def test_features_of_a_tfrecord_there_and_back(suffix, rows):
+    own = mlperf_row(example(), 24, 4)
+    assume(not any(own.keys() & row.keys() for row in rows))
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "a.tfrecord")
+        source.write_bytes(b"".join(frame(tf_example({**own, **row})) for row in rows))
+        there = converted(source, Path(folder, f"b.{suffix}"))
+        assert repr(foreign(there)) == repr([dict(sorted(row.items())) for row in rows])
+
+
+@pytest.mark.parametrize(
+    "column, names",
+    [([[0.5, 1e30]], ("x", "32 bits")), ([[0.1]], ("x", "32 bits")), (np.array([[2**63]], np.uint64), ("x", 2**63))],
+)
+def test_numbers_that_a_tfrecord_does_not_hold_are_refused(tmp_path, capsys, column, names):
+    write_hdf5(tmp_path / "a.h5", [mlperf_row(example(), 24, 4)])
+    with pytest.importorskip("h5py").File(tmp_path / "a.h5", "a") as file:
+        file["x"] = column
+    arguments = [tmp_path / "a.h5", tmp_path / "b.tfrecord"]
+    refusal_of(convert.main, arguments, capsys, "a.h5: record 0", *names, unchanged=tmp_path, after=".*")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_examples_and_sequences_are_not_converted_into_each_other(tmp_path, capsys, suffix):
+    (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), 24, 4))))
+    sequences = converted(write_lines(tmp_path / "a.jsonl", [{}]), tmp_path / f"b.{suffix}")
+    for source, target in ((tmp_path / "a.tfrecord", f"c.{suffix}"), (sequences, "c.tfrecord")):
+        capsys.readouterr()
+        refusal_of(convert.main, [source, tmp_path / target], capsys, target, unchanged=tmp_path)
