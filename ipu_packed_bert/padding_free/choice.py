@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -9,7 +10,6 @@ from ipu_packed_bert.padding_free.attention import NAME, REGISTERED, setting_of
 from ipu_packed_bert.padding_free.models import (
     WAY_OUT,
     Choice,
-    FirstDifference,
     Leak,
     attention_of,
     base_of,
@@ -20,8 +20,11 @@ from ipu_packed_bert.padding_free.models import (
 )
 from ipu_packed_bert.padding_free.probe import check_no_leak, keeps_apart_with_mask
 from ipu_packed_bert.padding_free.rows import Probed
+from pack_data.reading.fields import one_line
 
 _logger = logging.getLogger(__name__)
+
+_REASON = 150  # characters of a library's message in ours, which has 300 at most
 
 
 def use_padding_free(
@@ -35,7 +38,8 @@ def use_padding_free(
 
     The order of the tests: flash attention if the model was loaded with it; ours; the attention of the model, for which
     the library finds boundaries in position_ids.  The last two are tested without and with seq_idx, which layers other
-    than attention may use.  The model's key cache is switched off, because with it the library finds no boundaries.
+    than attention may use.  Calls without use_cache get use_cache=False, because with a key cache the library finds no
+    boundaries; the configuration does not change.
 
     The library's masks of all tokens by all tokens are accepted only if `attention` names eager or sdpa, now or before;
     a warning states their memory.
@@ -67,42 +71,54 @@ def find_choice(
     base = base_of(model)
     loaded = attention_of(model)
     before = choose(model, None)
-    use_cache = getattr(base.config, "use_cache", None)
-    refusals: Dict[str, str] = {}
-    first: Optional[FirstDifference] = None
+    refusals: List[str] = []
+    leak: Optional[Leak] = None
     is_chosen = False
     try:
         for choice in _candidates(loaded, attention):
             try:
                 switch(model, choice.attention)
                 choose(model, choice)
-                base.config.use_cache = False
                 probed = check_no_leak(model, longest=longest, row=row)
                 if choice.boundaries == "cu_seq_lens" and not keeps_apart_with_mask(model):
                     _refuse_masks(model)
-                if _dense_mask_bytes(model, 1):
-                    is_accepted = attention is not None or choice == before
-                    _check_dense(model, choice, row or longest or 4096, is_accepted)
-                is_chosen = True
-                return choice, probed
             except (AssertionError, ValueError) as error:  # the model's code may have assertions
-                reason = str(error) or f"{type(base).__name__} does not accept {choice.boundaries}"
-                refusals[str(choice)] = reason
-                first = first or getattr(error, "first", None)
+                text = str(error)
+                if not isinstance(error, Leak):
+                    reason = one_line(error, _REASON) or "the model does not accept them"
+                    text = f"{type(base).__name__} with {choice}: {reason}; {WAY_OUT}"
+                refusals.append(text)
+                leak = leak or (error if isinstance(error, Leak) else None)
+                continue
+            if _dense_mask_bytes(model, 1):
+                is_accepted = attention is not None or choice == before
+                _check_dense(model, choice, row or longest or 4096, is_accepted)
+            is_chosen = True
+            _switch_cache_off(base)
+            return choice, probed
     finally:
         if not is_chosen:
             choose(model, before)
-            base.config.use_cache = use_cache
             if attention_of(model) != loaded:
                 base.set_attn_implementation(loaded)
 
-    texts: Dict[str, str] = {}  # by the reason, which several choices may share
-    for name, reason in refusals.items():
-        texts.setdefault(reason, f"with {name}: {reason}")
-    reasons = "; ".join(list(texts.values())[:3])
-    raise Leak(
-        f"{type(base).__name__} is not correct in padding-free batches {reasons}; {WAY_OUT}", first
-    )
+    text = [*refusals, f"attention is {attention!r}, but the model is loaded with {loaded!r}"][0]
+    raise Leak(text, leak.first) if leak else ValueError(text)
+
+
+def _switch_cache_off(base: Any) -> None:
+    """Let calls without use_cache use no key cache, and leave the configuration, which is saved, as it is."""
+    inner = base.base_model
+    if "use_cache" not in inspect.signature(inner.forward).parameters:
+        base.config.use_cache = False
+    elif _without_cache not in inner._forward_pre_hooks.values():
+        inner.register_forward_pre_hook(_without_cache, with_kwargs=True)
+
+
+def _without_cache(model: Any, inputs: Any, named: Dict[str, Any]) -> Any:
+    if named.get("use_cache") is None and named.get("past_key_values") is None:
+        return inputs, {**named, "use_cache": False}
+    return None
 
 
 def _refuse_masks(model: Any) -> None:
