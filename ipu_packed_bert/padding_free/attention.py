@@ -370,6 +370,7 @@ def _padding_free_attention(
         cu_seq_lens_q = attention_mask
 
     tokens = query.shape[2]
+    refuse_axes(name, others.get("position_ids"), cu_seq_lens_q)
     # With boundaries, layers of two kinds have two masks, and neither matters.
     mask = attention_mask if cu_seq_lens_q is None else None
     positions = _positions_in(others, tokens)
@@ -396,6 +397,27 @@ def _padding_free_attention(
     return _attend_row(
         query, key, value, cu_seq_lens_q, settings, longest=longest, chunk=chunk
     ), None
+
+
+def refuse_axes(
+    name: str, positions: Any, boundaries: Any, mask: Optional[torch.Tensor] = None
+) -> None:
+    """Raise ValueError for positions of several axes (M-RoPE) that begin anew, from which no code derives boundaries.
+
+    positions: [axes, B, T]; others are accepted.  mask: [B, T], 0 for padding.
+    """
+    if boundaries is not None or not torch.is_tensor(positions) or positions.dim() != 3:
+        return
+    # In an image the first axis stays and another one changes.
+    falls = positions[0, :, 1:] < positions[0, :, :-1]
+    restarts = falls | (positions[..., 1:] == positions[..., :-1]).all(0)
+    if mask is not None and mask.dim() == 2:
+        restarts = restarts & (mask[:, 1:] != 0)
+    if restarts.any():
+        raise ValueError(
+            f"{name} gets position_ids of shape {tuple(positions.shape)} that begin anew, without boundaries of the "
+            "examples; pass cu_seq_lens_q and cu_seq_lens_k"
+        )
 
 
 def _positions_in(arguments: Dict[str, Any], tokens: int) -> Optional[torch.Tensor]:

@@ -6,7 +6,7 @@ import inspect
 import logging
 from typing import Any, Dict, List, Optional, Tuple
 
-from ipu_packed_bert.padding_free.attention import NAME, REGISTERED, setting_of
+from ipu_packed_bert.padding_free.attention import NAME, REGISTERED, refuse_axes, setting_of
 from ipu_packed_bert.padding_free.models import (
     WAY_OUT,
     Choice,
@@ -111,11 +111,14 @@ def _switch_cache_off(base: Any) -> None:
     inner = base.base_model
     if "use_cache" not in inspect.signature(inner.forward).parameters:
         base.config.use_cache = False
-    elif _without_cache not in inner._forward_pre_hooks.values():
-        inner.register_forward_pre_hook(_without_cache, with_kwargs=True)
+    elif _prepare_call not in inner._forward_pre_hooks.values():
+        inner.register_forward_pre_hook(_prepare_call, with_kwargs=True)
 
 
-def _without_cache(model: Any, inputs: Any, named: Dict[str, Any]) -> Any:
+def _prepare_call(model: Any, inputs: Any, named: Dict[str, Any]) -> Any:
+    """Switch the cache off, and refuse positions of several axes without boundaries."""
+    names = ("position_ids", "cu_seq_lens_q", "attention_mask")
+    refuse_axes(type(model).__name__, *map(named.get, names))
     if named.get("use_cache") is None and named.get("past_key_values") is None:
         return inputs, {**named, "use_cache": False}
     return None

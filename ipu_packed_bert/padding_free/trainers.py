@@ -10,12 +10,13 @@ batch is one row without padding.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import logging
 import sys
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -32,11 +33,13 @@ from ipu_packed_bert.padding_free.losses import (
 )
 from ipu_packed_bert.padding_free.models import base_of, choice_of
 from ipu_packed_bert.padding_free.probe import audit_batch
+from ipu_packed_bert.padding_free.step import check_step
 from ipu_packed_bert.padding_free.streams import PackedStream
 from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.batching.sampler import IndexBatchSampler
 from pack_data.batching.share import splits_over_workers
+from pack_data.store.boundaries import OF_SEQUENCES, sequences_in
 
 _logger = logging.getLogger(__name__)
 
@@ -44,10 +47,11 @@ _logger = logging.getLogger(__name__)
 # epochs after this number.
 WAYS_OF_EQUAL_EPOCHS = ("OptimalPacking+PosID", "SortedPacking+PosID", "MiniBatchPacking+PosID")
 KEEPS_EXAMPLES = "MiniBatchPacking+PosID"  # a batch has the same number of examples as a padded one
-# Fields that collators add to the tokens of one example; a row of several examples has other values.
-_ROW_FIELDS = set(
-    "attention_mask position_ids cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k seq_idx".split()
-)
+# Fields of a collated batch that a row has too, with a value for each token, and those that follow from the others.
+_TOKEN_FIELDS = ("input_ids", "labels", "attention_mask", "position_ids")
+_DERIVED_FIELDS = ("max_length_q", "max_length_k", "seq_idx")
+_CHECKPOINTING = "gradient_checkpointing"  # an attribute of layers
+_UPDATES_BETWEEN_CHECKS = 2  # of the training step
 
 _Planned = Union[IndexBatchSampler, PackedStream]
 
@@ -80,7 +84,8 @@ def pack_into(
         longer: A rule of `pack_data.lengths.overlong` for examples of more than max_sequence_length tokens.
         check: Probe the model and switch it to an attention that keeps examples apart (`use_padding_free`); without
             the check, the model must already be switched.
-        audit: Compare the first batch of the training with each of its examples alone.
+        audit: Compare the first batch of the training with each of its examples alone, and the trainer's step on it
+            with that on a padded batch; the step again after 2 updates.
 
     Returns:
         The sampler of this rank, or the stream of an iterable data set; the attribute `longer` of either counts the
@@ -103,6 +108,8 @@ def pack_into(
 
     new_plan = partial(_plan, trainer, way, lengths, row_tokens, longer)
     planned = new_plan()
+    if lengths is not None:
+        _compare_extremes(_loader(original_loader(), planned, trainer), lengths, row_tokens)
     if planned.longer.longer and trainer.accelerator.is_main_process:
         _logger.warning("%s", planned.longer)
     changed_updates = _changed_updates(trainer, planned, lengths)
@@ -157,6 +164,10 @@ def _check_trainer(trainer: Any, way: str) -> None:
         (
             args.n_gpu > 1,
             f"one process drives {args.n_gpu} GPUs and would split the row; use torchrun or accelerate launch",
+        ),
+        (
+            getattr(args, "neftune_noise_alpha", None) is not None,
+            "neftune_noise_alpha scales its noise by the tokens of a row, not of an example; set it to None",
         ),
         (
             get_way(way).name not in WAYS_OF_EQUAL_EPOCHS,
@@ -227,19 +238,14 @@ def _row_tokens(
 
 def _choose_attention(trainer: Any, row_tokens: int) -> None:
     """Switch the model to an attention that keeps examples apart, and print the probed rows."""
-    config = base_of(trainer.model).config
-    use_cache = getattr(config, "use_cache", None)
     _, probed = find_choice(
         trainer.model, longest=row_tokens, row=trainer._train_batch_size * row_tokens
     )
-    if _takes_use_cache(trainer.model):
-        # Each batch has use_cache=False, and the configuration is saved unchanged.
-        config.use_cache = use_cache
     _print_once(trainer, str(probed))
 
 
 def _takes_use_cache(model: Any) -> bool:
-    """Return True if a batch can switch the key cache off, so that the configuration can stay unchanged."""
+    """Return True if a batch can switch the key cache off."""
     return "use_cache" in inspect.signature(base_of(model).forward).parameters
 
 
@@ -342,25 +348,39 @@ def _wrap_loss(trainer: Any, audit: bool) -> None:
 
 
 def _in_smaller_tiles(trainer: Any) -> str:
-    """Let TRL 1.16 compute fewer logits at a time on a CPU, where 4,096 tokens are not faster; describe the change."""
+    """Let TRL 1.16 compute fewer logits at a time on a CPU, where 4,096 tokens are not faster; describe the change.
+
+    Its setting is a global, so it changes only during the steps of this trainer.
+    """
     tiles: Any = sys.modules.get("trl.kernels.chunked_logprob")
     layer = base_of(trainer.model).get_output_embeddings()
     if not hasattr(tiles, "TOKEN_CHUNK_SIZE") or layer is None or trainer.args.device.type != "cpu":
         return ""
-    tokens = max(1, BLOCK // layer.weight.shape[0])
-    tiles.TOKEN_CHUNK_SIZE = min(tiles.TOKEN_CHUNK_SIZE, tokens)
-    return f", in blocks of {tiles.TOKEN_CHUNK_SIZE:,} tokens"
+    before = tiles.TOKEN_CHUNK_SIZE
+    tokens = min(before, max(1, BLOCK // layer.weight.shape[0]))
+    original_step = trainer.training_step
+
+    def training_step(*args: Any, **kwargs: Any) -> Any:
+        tiles.TOKEN_CHUNK_SIZE = tokens
+        try:
+            return original_step(*args, **kwargs)
+        finally:
+            tiles.TOKEN_CHUNK_SIZE = before
+
+    trainer.training_step = training_step
+    return f", in blocks of {tokens:,} tokens"
 
 
 class _LossWrapper:
-    """The loss of a trainer, with an audit of the first training batch and sums of evaluations over tokens."""
+    """The loss of a trainer, with checks of the training step and sums of evaluations over tokens."""
 
     def __init__(self, trainer: Any, in_blocks: bool, audit: bool) -> None:
         self._trainer = trainer
         self._compute_loss = trainer.compute_loss
         self._evaluation_loop = trainer.evaluation_loop
         self._in_blocks = in_blocks
-        self._audit_next = audit
+        self._checks_left = 2 if audit else 0
+        self._next_check = 0  # at this number of updates
         # The loss and the predicted tokens of each evaluated batch.
         self._sums: List[torch.Tensor] = []
 
@@ -368,10 +388,19 @@ class _LossWrapper:
         """Compute the loss of a batch, of training or of evaluation."""
         if not model.training:
             return self._evaluate_batch(model, inputs, *args, **kwargs)
-        if self._audit_next:
-            self._audit_next = False
-            _print_once(self._trainer, f"the first batch: {audit_batch(model, inputs)}")
+        update = self._trainer.state.global_step
+        if self._checks_left and update >= self._next_check:
+            self._checks_left -= 1
+            self._next_check = update + _UPDATES_BETWEEN_CHECKS
+            if self._checks_left:
+                with _without_checkpointing(model):
+                    _print_once(self._trainer, f"the first batch: {audit_batch(model, inputs)}")
+            loss_of = partial(self._training_loss, args=args, kwargs=kwargs)
+            text = check_step(self._trainer, model, inputs, loss_of)
+            _print_once(self._trainer, f"the training step after {update:,} updates: {text}")
+        return self._training_loss(model, inputs, args, kwargs)
 
+    def _training_loss(self, model: Any, inputs: Inputs, args: Any, kwargs: Any) -> Any:
         # Each call looks the layer up, because DistributedDataParallel and others wrap the model after `pack_into`.
         layer = output_layer(model, inside=True) if self._in_blocks else None
         if layer is None:
@@ -400,6 +429,19 @@ class _LossWrapper:
             loss, tokens = sums.cpu().double().sum(0).tolist()
             output.metrics[f"{metric_key_prefix}_loss_by_token"] = loss / max(tokens, 1)
         return output
+
+
+@contextlib.contextmanager
+def _without_checkpointing(model: Any) -> Iterator[None]:
+    """Keep all activations in the block: gradients at the embeddings need them if checkpoints are reentrant."""
+    modules = [module for module in model.modules() if getattr(module, _CHECKPOINTING, False)]
+    for module in modules:
+        setattr(module, _CHECKPOINTING, False)
+    try:
+        yield
+    finally:
+        for module in modules:
+            setattr(module, _CHECKPOINTING, True)
 
 
 def _loss_and_tokens(
@@ -459,12 +501,30 @@ def _loader(original: Any, planned: _Planned, trainer: Any) -> DataLoader:
     settings = {name: getattr(original, name) for name in (*names, "multiprocessing_context")}
     size = trainer._train_batch_size
     tokens = size * planned.longer.max_sequence_length
-    collate = _JoiningCollator(original.collate_fn, trainer.model, tokens)
+    dataset, hidden = _with_boundaries(original.dataset, trainer.train_dataset)
+    collate = _JoiningCollator(original.collate_fn, trainer.model, tokens, hidden)
     if isinstance(planned, PackedStream):
         packs = _EndlessPacks(planned, trainer.train_dataset)
         return DataLoader(packs, batch_size=size, collate_fn=collate.of_packs, **settings)
-    view: Any = planned.view(original.dataset)
+    view: Any = planned.view(dataset)
     return _RowLoader(view, batch_sampler=planned, collate_fn=collate, **settings)
+
+
+def _with_boundaries(dataset: Any, source: Any) -> Tuple[Any, List[str]]:
+    """Return the data set with the columns of boundaries that the trainer has removed, and their names."""
+    kept = getattr(dataset, "column_names", None)
+    if kept is None or not _is_map_style(source):
+        return dataset, []
+    removed = [name for name in OF_SEQUENCES if name in source.column_names and name not in kept]
+    return (source.select_columns([*kept, *removed]) if removed else dataset), removed
+
+
+def _compare_extremes(loader: Any, lengths: np.ndarray, row_tokens: int) -> None:
+    """Compare the trainer's collator with itself on the longest, the shortest and a middle example."""
+    order = np.argsort(lengths, kind="stable")
+    order = order[lengths[order] <= row_tokens].tolist()
+    numbers = dict.fromkeys([*order[-1:], *order[:1], *order[len(order) // 2 :][:1]])
+    loader.collate_fn.compare([loader.dataset[number] for number in numbers])
 
 
 class _EndlessPacks(IterableDataset):
@@ -498,19 +558,28 @@ class _EndlessPacks(IterableDataset):
 class _JoiningCollator:
     """Examples -> the model's inputs of one padding-free row, with the labels of another collator.
 
-    The other collator gets one example at a time, so that its changes to the labels are kept.
+    The other collator gets one example at a time, so that its changes to the labels are kept.  Examples that are rows
+    of several sequences keep their boundaries.
     """
 
     def __init__(
-        self, collator: Callable[[List[Any]], Mapping[str, Any]], model: Any, most_tokens: int
+        self,
+        collator: Callable[[List[Any]], Mapping[str, Any]],
+        model: Any,
+        most_tokens: int,
+        hidden: Sequence[str] = (),
     ) -> None:
         self._collator = collator
         self._model = model
         self._most_tokens = most_tokens
+        self._hidden = hidden  # columns that the other collator does not get
+        self._longest = 0  # tokens of an example in a compared batch
 
     def __call__(self, examples: Sequence[Any]) -> Inputs:
-        collated = [self._collate(example) for example in examples]
-        batch = padding_free_batch(collated, causal=not attends_both_ways(self._model))
+        batch = self._joined(*([example] for example in examples))
+        if batch["max_length"] > self._longest:
+            self._longest = batch["max_length"]
+            self.compare(examples)
         inputs = inputs_for(self._model, batch)
         tokens = inputs["input_ids"].numel()
         if tokens > max(self._most_tokens, 1):
@@ -526,22 +595,55 @@ class _JoiningCollator:
         """Collate the examples of several packs as one row."""
         return self(list(itertools.chain.from_iterable(packs)))
 
-    def _collate(self, example: Any) -> Dict[str, np.ndarray]:
-        """Return input_ids and labels of one example, without padding."""
-        batch = self._collator([example])
+    def compare(self, examples: Sequence[Any]) -> None:
+        """Raise ValueError if the other collator returns other examples for a batch than one by one."""
+        with torch.random.fork_rng(devices=[]):
+            single = self._joined(*([example] for example in examples))
+            whole = self._joined(examples)
+            again = self._joined(examples)
+        names = ["cumulative_lengths", "input_ids", "labels"]
+        if not np.array_equal(whole["labels"], again["labels"]):  # random masks
+            names = names[:1]
+        for name in names:
+            if not np.array_equal(single[name], whole[name]):
+                raise ValueError(
+                    f"the trainer's data collator returns other {name} for {len(examples)} examples together than for "
+                    "each of them alone; use one whose result for an example does not depend on the others"
+                )
+
+    def _joined(self, *batches: Sequence[Any]) -> Dict[str, np.ndarray]:
+        """Join the examples of batches that are collated one by one."""
+        rows = []
+        for batch in batches:
+            rows += self._rows(batch)
+        return padding_free_batch(rows, causal=not attends_both_ways(self._model))
+
+    def _rows(self, examples: Sequence[Any]) -> List[Dict[str, Any]]:
+        """Collate examples with the other collator; return the columns of each row that have values for its tokens."""
+        shown = []
+        for example in examples:
+            shown.append({name: example[name] for name in example if name not in self._hidden})
+        batch = self._collator(shown)
         if batch.get("labels") is None:
             raise ValueError(
                 "the trainer's data collator returns no labels; use DataCollatorForLanguageModeling(tokenizer, "
                 "mlm=False), or add labels to the examples"
             )
-        others = sorted(set(batch) - _ROW_FIELDS - {"input_ids", "labels"})
+        others = sorted(set(batch) - {*_TOKEN_FIELDS, *_DERIVED_FIELDS, *OF_SEQUENCES})
         if others:
             raise ValueError(
                 f"the trainer's data collator returns {', '.join(others)}, which a row of several examples cannot "
                 "have; remove them from the data set"
             )
-        ids = torch.as_tensor(batch["input_ids"])[0]
-        labels = torch.as_tensor(batch["labels"])[0]
-        mask = batch.get("attention_mask", torch.ones(1, len(ids)))
-        is_real = torch.as_tensor(mask)[0].bool()
-        return {"input_ids": ids[is_real].numpy(), "labels": labels[is_real].numpy()}
+
+        stated = {name: batch[name] for name in OF_SEQUENCES if name in batch}
+        rows = []
+        for number in range(len(batch["input_ids"])):
+            of_tokens = {name: batch[name][number] for name in _TOKEN_FIELDS if name in batch}
+            rows.append({**of_tokens, **stated})
+        if len(rows) == len(examples):
+            for row, example in zip(rows, examples):
+                _, lengths = sequences_in({"input_ids": row["input_ids"], **example}, "an example")
+                if len(lengths) > 1:
+                    row["seq_lengths"] = lengths
+        return rows

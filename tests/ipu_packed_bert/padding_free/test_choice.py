@@ -1,5 +1,6 @@
 """The attention chosen for a model equals plain calls up to rounding, with windows, chunks and soft caps."""
 
+import json
 import logging
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.padding_free import PaddingCollator, PaddingFreeCollator, mean_loss, use_padding_free
+from ipu_packed_bert.padding_free.attention import _padding_free_attention
 from ipu_packed_bert.padding_free.choice import _dense_mask_bytes
 from ipu_packed_bert.padding_free.losses import IGNORED
 from ipu_packed_bert.padding_free.models import Choice, attention_of, choice_of, choose
@@ -217,3 +219,41 @@ def test_a_dense_mask_is_taken_where_it_is_asked_for_and_told_with_its_memory(ca
     with caplog.at_level(logging.WARNING, logger="ipu_packed_bert"):
         use_padding_free(a_model())
     assert not caplog.text
+
+
+def test_the_saved_configuration_keeps_its_cache_and_calls_have_none(tmp_path):
+    """Unless they ask for it, as `generate` does."""
+    model = a_model()
+    use_padding_free(model)
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["use_cache"] is True
+    positions, _ = given_positions(model)
+    assert model(**positions).past_key_values is None
+    assert model(positions["input_ids"], use_cache=True).past_key_values is not None
+
+
+@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="its configuration was another one")
+def test_positions_of_several_axes_that_begin_anew_need_boundaries():
+    """M-RoPE of Qwen2-VL: nothing derives boundaries from them, with or without a mask of ones."""
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
+    text = {**SIZE, "num_key_value_heads": 1, "rope_parameters": rope, "bos_token_id": 1, "eos_token_id": 1}
+    vision = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2}
+    words = dict(zip(["vision_start", "vision_end", "vision", "image", "video"], range(45, 50)))
+    config = transformers.Qwen2VLConfig(
+        text_config=text, vision_config=vision, **{f"{name}_token_id": word for name, word in words.items()}
+    )
+    model = transformers.Qwen2VLForConditionalGeneration(config).double().eval()
+    use_padding_free(model, longest=16, row=32)
+    ids, boundaries = torch.arange(1, 9)[None], torch.tensor([0, 3, 8], dtype=torch.int32)
+    axes = torch.tensor([0, 1, 2, 0, 1, 2, 3, 4]).expand(3, 1, -1)
+    for more in ({}, {"attention_mask": torch.ones_like(ids)}):
+        with refused("position_ids", "3, 1, 8", "cu_seq_lens_q"):
+            model(ids, position_ids=axes, **more)
+    with torch.no_grad():
+        found = model(ids, position_ids=axes, cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries).logits[:, 3:]
+        padded = model(ids.expand(2, -1), attention_mask=torch.tensor([[1] * 8, [1] * 3 + [0] * 5])).logits
+        assert torch.allclose(found, model(ids[:, 3:]).logits, rtol=0, atol=1e-9)
+        assert torch.allclose(padded[1, :3], padded[0, :3], rtol=0, atol=1e-9)
+    heads = torch.zeros(1, 2, 8, 4)
+    with refused("position_ids", "3, 1, 8"):
+        _padding_free_attention(torch.nn.Identity(), heads, heads, heads, position_ids=axes)

@@ -94,9 +94,13 @@ def collated(**changes):
 )
 def test_a_collator_that_does_not_fit_a_row_is_refused(batch, names):
     model = a_model(attention="padding_free")
-    assert _JoiningCollator(lambda examples: collated(), model, 6)([{}, {}])["input_ids"].shape == (1, 6)
+
+    def repeated(of_one):
+        return lambda examples: {name: values and values * len(examples) for name, values in of_one.items()}
+
+    assert _JoiningCollator(repeated(collated()), model, 6)([{}, {}])["input_ids"].shape == (1, 6)
     with refused(*names):
-        _JoiningCollator(lambda examples: batch, model, 5)([{}, {}])
+        _JoiningCollator(repeated(batch), model, 5)([{}, {}])
 
 
 def test_a_rank_without_an_example_is_refused():

@@ -1,0 +1,173 @@
+"""The training step of a trainer, judged on the examples of a batch.
+
+A step on a row must have the loss and the gradients of the same step on a padded batch of its examples.  Both call the
+loss of the trainer, so that labels, autocast and gradient checkpointing are judged as configured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from typing import Any, Callable, Iterator, List, NamedTuple, Tuple
+
+import numpy as np
+import torch
+
+from ipu_packed_bert.padding_free.collators import (
+    Inputs,
+    PaddingCollator,
+    attends_both_ways,
+    inputs_for,
+)
+from ipu_packed_bert.padding_free.models import Leak, text_config
+from ipu_packed_bert.padding_free.probe import _HALF_TYPES, _in_dtype, _undisturbed
+from ipu_packed_bert.padding_free.rows import _without_dropout
+from ipu_packed_bert.padding_free.update import to_device
+from pack_data.batching.collators import padding_free_batch
+from pack_data.reading.fields import one_line
+from pack_data.store.boundaries import sequences_in
+
+# Largest relative difference of the losses, and of the gradients of all weights together, that rounding may cause.
+_LIMIT = 1e-3
+_HALF_LIMIT = 0.05
+# In half precision, float32 decides about a difference up to here; a larger one is not rounding.
+_LARGEST_ROUNDING = 0.3
+_MOST_PADDING = 2  # slots of the padded batch over the tokens of the row, which limits the time
+_ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+_Loss = Callable[[Any, Inputs], torch.Tensor]
+
+
+class _Step(NamedTuple):
+    """The loss and the gradients of one step."""
+
+    loss: float
+    gradients: List[torch.Tensor]
+
+
+def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
+    """Compare the step on the first examples of a row with the step on a padded batch of them.
+
+    Args:
+        trainer: A trainer of Hugging Face; its attributes do not change.
+        model: The model, as the trainer calls it.
+        inputs: A row of examples.
+        loss_of: Maps model and inputs to the loss that the trainer minimises.
+
+    Returns:
+        The result, in words.
+
+    Raises:
+        ValueError: The steps differ, or the padded one fails.
+    """
+    model = getattr(
+        model, "module", model
+    )  # without DistributedDataParallel: the gradients of one rank
+    if any(hasattr(weight, "placements") or not weight.numel() for weight in model.parameters()):
+        return "not judged, because the weights are sharded"
+    row, padded = _both_batches(model, inputs)
+    is_half = (
+        trainer.accelerator.mixed_precision != "no" or next(model.parameters()).dtype in _HALF_TYPES
+    )
+    limit = _HALF_LIMIT if is_half else _LIMIT
+    with _kept_attributes(trainer), _undisturbed(model), _without_dropout(model):
+        try:
+            expected = _step(model, padded, loss_of)
+            actual = _step(model, row, loss_of)
+            error = _difference(trainer, actual, expected)
+            if is_half and limit < error <= _LARGEST_ROUNDING:
+                limit = _LIMIT
+                with _in_dtype(model, torch.float32):
+                    expected = _step(model, padded, loss_of)
+                    actual = _step(model, row, loss_of)
+                error = _difference(trainer, actual, expected)
+            is_same = error <= limit
+            # Training may be random even without dropout.
+            if not is_same and _difference(trainer, _step(model, row, loss_of), actual) > limit:
+                return "not judged, because it is random"
+        except _ERRORS as failure:
+            raise ValueError(
+                f"the training step fails on a padded batch, so it cannot be judged: {one_line(failure, 120)}; mend "
+                "compute_loss, or pass audit=False to train without the check"
+            ) from None
+    text = (
+        f"loss {actual.loss:.6g} on a row, {expected.loss:.6g} on its examples in a padded batch, relative difference "
+        f"with gradients {error:.1e}"
+    )
+    if not is_same:
+        raise Leak(
+            f"the training step of {type(trainer).__name__}: {text}; let compute_loss pass all inputs to the model and "
+            "divide a sum over tokens by num_items_in_batch"
+        )
+    return text
+
+
+def _both_batches(model: Any, inputs: Inputs) -> Tuple[Inputs, Inputs]:
+    """Return the first examples of a row as a row, and as a padded batch."""
+    names = ("input_ids", "labels", "position_ids")
+    example = {name: inputs[name][0].cpu() for name in names}
+    _, lengths = sequences_in(example, "the batch")
+    slots = np.maximum.accumulate(lengths) * np.arange(1, len(lengths) + 1)
+    number = np.count_nonzero(slots <= _MOST_PADDING * lengths.sum())
+    tokens = int(lengths[:number].sum())
+    examples = [{name: values[:tokens] for name, values in example.items()}]
+
+    is_causal = not attends_both_ways(model)
+    row = inputs_for(model, padding_free_batch(examples, causal=is_causal))
+    pad_id = getattr(text_config(model), "pad_token_id", None) or 0
+    padded = PaddingCollator(pad_id=pad_id)(examples)
+    del padded["position_ids"]  # the model derives them
+    device = inputs["input_ids"].device
+    return to_device(row, device), to_device(padded, device)
+
+
+def _step(model: Any, inputs: Inputs, loss_of: _Loss) -> _Step:
+    """Compute the loss and the gradients; the gradients of the model do not change."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    before = [weight.grad for weight in weights]
+    for weight in weights:
+        weight.grad = None
+    try:
+        loss = loss_of(model, {**inputs, "use_cache": False})
+        loss.backward()
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+    finally:
+        for weight, gradient in zip(weights, before):
+            weight.grad = gradient
+    return _Step(float(loss.detach()), gradients)
+
+
+def _difference(trainer: Any, actual: _Step, expected: _Step) -> float:
+    """Return the larger relative difference of the losses and of all gradients together, the largest of all ranks."""
+    if math.isnan(actual.loss) and math.isnan(expected.loss):
+        return 0.0  # no token is predicted
+    largest = abs(actual.loss - expected.loss) / max(abs(expected.loss), 1e-30)
+    pairs = list(zip(actual.gradients, expected.gradients))
+    norm = math.hypot(*(float(other.norm()) for _, other in pairs))
+    distance = math.hypot(*(float((gradient - other).norm()) for gradient, other in pairs))
+    errors = torch.tensor([largest, distance / max(norm, 1e-30)], device=trainer.args.device)
+    return float(trainer.accelerator.gather(errors.nan_to_num(nan=math.inf)).max())
+
+
+@contextlib.contextmanager
+def _kept_attributes(trainer: Any) -> Iterator[None]:
+    """Restore the attributes of the trainer after the block; lists and dictionaries may change in it."""
+    attributes = dict(vars(trainer))
+    for name, value in attributes.items():
+        setattr(trainer, name, _copied(value))
+    try:
+        yield
+    finally:
+        vars(trainer).update(attributes)
+
+
+def _copied(value: Any) -> Any:
+    """Copy lists, and dictionaries of them."""
+    if not isinstance(value, (dict, list)):
+        return value
+    copied = copy.copy(value)
+    if isinstance(copied, dict):
+        for key, inner in value.items():
+            copied[key] = _copied(inner)
+    return copied
