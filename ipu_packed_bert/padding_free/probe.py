@@ -650,3 +650,7 @@ def _part(value: Any, traced: _TracedCall) -> Optional[torch.Tensor]:
     if value.dim() == 2 and len(value) == tokens:
         return value[None, span].double()
     return None
+
+
+undisturbed = _undisturbed
+in_dtype = _in_dtype

@@ -733,3 +733,6 @@ def _without_dropout(model: Any) -> Iterator[None]:
             setattr(module, name, rate)
         for module, training in modes.items():
             module.training = training
+
+
+without_dropout = _without_dropout

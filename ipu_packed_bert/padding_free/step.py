@@ -21,8 +21,8 @@ from ipu_packed_bert.padding_free.collators import (
     inputs_for,
 )
 from ipu_packed_bert.padding_free.models import Leak, text_config
-from ipu_packed_bert.padding_free.probe import _HALF_TYPES, _in_dtype, _undisturbed
-from ipu_packed_bert.padding_free.rows import _without_dropout
+from ipu_packed_bert.padding_free.probe import in_dtype, undisturbed
+from ipu_packed_bert.padding_free.rows import without_dropout
 from ipu_packed_bert.padding_free.update import to_device
 from pack_data.batching.collators import padding_free_batch
 from pack_data.reading.fields import one_line
@@ -67,18 +67,17 @@ def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
     if any(hasattr(weight, "placements") or not weight.numel() for weight in model.parameters()):
         return "not judged, because the weights are sharded"
     row, padded = _both_batches(model, inputs)
-    is_half = (
-        trainer.accelerator.mixed_precision != "no" or next(model.parameters()).dtype in _HALF_TYPES
-    )
+    bits = torch.finfo(next(model.parameters()).dtype).bits
+    is_half = bits < 32 or trainer.accelerator.mixed_precision != "no"
     limit = _HALF_LIMIT if is_half else _LIMIT
-    with _kept_attributes(trainer), _undisturbed(model), _without_dropout(model):
+    with _kept_attributes(trainer), undisturbed(model), without_dropout(model):
         try:
             expected = _step(model, padded, loss_of)
             actual = _step(model, row, loss_of)
             error = _difference(trainer, actual, expected)
             if is_half and limit < error <= _LARGEST_ROUNDING:
                 limit = _LIMIT
-                with _in_dtype(model, torch.float32):
+                with in_dtype(model, torch.float32):
                     expected = _step(model, padded, loss_of)
                     actual = _step(model, row, loss_of)
                 error = _difference(trainer, actual, expected)
