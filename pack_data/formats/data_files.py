@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Dict, List, Set
 
 from pack_data.formats.detect import SUFFIXES, suffix_format
+from pack_data.formats.saved import WAY_OUT, saved_data_set
 from pack_data.reading.fields import Fields, read_object
 from pack_data.reading.files import check_regular, without_compression
 
@@ -37,7 +38,6 @@ METADATA = (
 )
 # Missing shards that a message names.
 _MISSING_LISTED = 3
-_AGAIN = "save the data set again with save_to_disk"
 
 
 def data_files(path: str, split: str = "") -> List[str]:
@@ -66,13 +66,16 @@ def data_files(path: str, split: str = "") -> List[str]:
 
 def _files_of_directory(path: str, split: str) -> List[str]:
     if os.path.isfile(os.path.join(path, "dataset_dict.json")):
-        listing = read_object(Path(path, "dataset_dict.json"), way_out=_AGAIN)
+        listing = read_object(Path(path, "dataset_dict.json"), way_out=WAY_OUT)
         splits = listing.list_of("splits", Fields.plain_name)
         return data_files(os.path.join(path, _chosen(path, splits, split)))
-    if os.path.isfile(os.path.join(path, "state.json")):
-        state = read_object(Path(path, "state.json"), way_out=_AGAIN)
-        if "_data_files" in state:
-            return _saved_files(path, state, split)
+    saved = saved_data_set(path)
+    if saved:
+        if split not in ("", saved.split):
+            raise ValueError(
+                f"{path}: state.json: _split is {saved.split}, --split asks for {split}"
+            )
+        return saved.files
 
     names = _named_files(path)
     if not names:
@@ -90,27 +93,6 @@ def _files_of_directory(path: str, split: str) -> List[str]:
             f"{path}: holds files of {' and '.join(formats)}; pass one of them, or move the others"
         )
     return [os.path.join(path, name) for name in names]
-
-
-def _saved_files(path: str, state: Fields, split: str) -> List[str]:
-    """Return the files of a data set of save_to_disk, which its state.json lists."""
-    for name in ("_indices_files", "_indices_data_files"):
-        if state.tree.get(name):
-            raise ValueError(
-                f"{path}: state.json: {name}: rows are selected by indices, which are not supported; "
-                "save the result of flatten_indices() with save_to_disk"
-            )
-    saved_split = state.tree.get("_split")
-    if split and split != saved_split:
-        raise ValueError(f"{path}: state.json: _split is {saved_split}, --split asks for {split}")
-    entries = state.list_of("_data_files", Fields.object)
-    files = [os.path.join(path, entry.plain_name("filename")) for entry in entries]
-    missing = [os.path.basename(file) for file in files if not os.path.isfile(file)]
-    if missing or not files:
-        raise ValueError(
-            f"{path}: state.json lists {', '.join(missing)[:150] or 'no file'}, which is not there; copy it again"
-        )
-    return files
 
 
 def _named_files(path: str) -> List[str]:

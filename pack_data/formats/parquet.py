@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from pack_data.formats.records import (
     integers,
     tokens_from_columns,
 )
+from pack_data.formats.saved import check_features, selected_files
 from pack_data.reading.fields import one_line, said_of
 from pack_data.reading.files import open_regular
 from pack_data.reading.packages import load_package
@@ -78,7 +79,8 @@ def _ipc_reader(path: str, file):
 
 
 def _schema(path: str):
-    """Return the file's Arrow schema.  Raises ValueError."""
+    """Return the Arrow schema of the rows of a file.  Raises ValueError."""
+    path = next(iter(selected_files(path)), path)
     with _opening(path):
         if _has_magic(path, _PARQUET_MAGIC):
             with _parquet().ParquetFile(path) as file:
@@ -89,6 +91,7 @@ def _schema(path: str):
         names = schema.names  # decoded only here
     if len(set(names)) != len(names):
         raise ValueError(f"{path}: two columns have the same name")
+    check_features(path, names)
     return schema
 
 
@@ -139,8 +142,9 @@ def _batches(
     path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0
 ) -> Iterator[Tuple[int, Any]]:
     """Yield the number of the first row and the rows of each batch, from row `start` on."""
-    is_parquet = _has_magic(path, _PARQUET_MAGIC)
-    batches = _parquet_batches if is_parquet else _arrow_batches
+    batches = _parquet_batches if _has_magic(path, _PARQUET_MAGIC) else _arrow_batches
+    if selected_files(path):
+        batches = _selected_batches
     for first, batch in batches(path, bad, columns, start):
         skipped = max(0, start - first)
         if skipped < batch.num_rows:
@@ -199,13 +203,36 @@ def _group_batches(
     )
 
 
-def _arrow_batches(
+def _selected_batches(
     path: str, bad: BadRecords, columns: Sequence[str], start: int
 ) -> Iterator[Tuple[int, Any]]:
-    """Yield the first row and the rows of each batch; those before row `start` too."""
+    """Yield the rows whose numbers an Arrow file lists, in its order, which are rows of the files beside it."""
+    arrow = _arrow()
+    batches: List[Any] = []
+    for file in selected_files(path):
+        batches.extend(batch for _, batch in _arrow_batches(file, bad, columns, 0, is_mapped=True))
+    starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+    for first, numbers in _arrow_batches(path, bad, (), start):
+        rows = []
+        for row in numbers.column(0).to_pylist():
+            batch = int(np.searchsorted(starts, row, side="right")) - 1
+            if batch == len(batches):
+                bad.stop(Origin(path, first), f"row {row} does not exist; there are {starts[-1]}")
+            rows.append(batches[batch].slice(row - int(starts[batch]), 1))
+        yield first, arrow.Table.from_batches(rows).combine_chunks().to_batches()[0]
+
+
+def _arrow_batches(
+    path: str, bad: BadRecords, columns: Sequence[str], start: int, is_mapped: bool = False
+) -> Iterator[Tuple[int, Any]]:
+    """Yield the first row and the rows of each batch; those before row `start` too.
+
+    is_mapped: the batches stay in the file, unless it is compressed.
+    """
     is_file = _has_magic(path, _FILE_MAGIC)
     first = 0
-    with _opening(path), _arrow().OSFile(path) as file:
+    opened = _arrow().memory_map if is_mapped else _arrow().OSFile
+    with _opening(path), opened(path) as file:
         reader = _ipc_reader(path, file)
         numbers = iter(range(reader.num_record_batches if is_file else 0))
         while True:

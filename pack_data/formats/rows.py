@@ -14,6 +14,7 @@ from pack_data.cli.bad_records import BadRecords
 from pack_data.formats import jsonl, parquet
 from pack_data.formats.columns import FileRow
 from pack_data.formats.detect import content_format, suffix_format
+from pack_data.formats.saved import selected_files
 from pack_data.reading.files import open_regular
 
 # Bytes at each end of a file that identify it; the footer of a Parquet file is among them.
@@ -45,13 +46,20 @@ def column_types(path: str) -> Dict[str, str]:
 
 
 def identity(path: str) -> str:
-    """Return the size of a file and a digest of both its ends; a file that was written again has another identity."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        content = hashlib.sha256(file.read(_DIGEST_BYTES))
-        file.seek(max(0, size - _DIGEST_BYTES))
-        content.update(file.read(_DIGEST_BYTES))
-    return f"{size}:{content.hexdigest()[:32]}"
+    """Return the sizes of a file, and of those whose rows it selects, and a digest of their ends.
+
+    A file that was written again has another identity.
+    """
+    content = hashlib.sha256()
+    sizes = []
+    for name in (path, *selected_files(path)):
+        with open_regular(name) as file:
+            size = os.fstat(file.fileno()).st_size
+            content.update(file.read(_DIGEST_BYTES))
+            file.seek(max(0, size - _DIGEST_BYTES))
+            content.update(file.read(_DIGEST_BYTES))
+        sizes.append(str(size))
+    return f"{'+'.join(sizes)}:{content.hexdigest()[:32]}"
 
 
 def _is_table(path: str) -> bool:

@@ -30,6 +30,7 @@ from pack_data.formats.records import (
     checked_pack,
     split_at_starts,
 )
+from pack_data.formats.saved import selected_files
 from pack_data.reading.fields import whole_number
 from pack_data.store.data_set import MANIFEST, read_manifest
 from pack_data.store.sequences import Sequences
@@ -82,8 +83,10 @@ class Source:
         return [replace(self, files=group, bad=BadRecords(), foreign_lost=()) for group in groups]
 
     def with_tokens(self, file: str) -> List[str]:
-        """Return the files that are read for one of `files`: an index of Megatron and its tokens."""
-        return [file, tokens_file(file)] if self.format == "megatron" else [file]
+        """Return the files that are read for one of `files`: an index, and the files that it points into."""
+        if self.format == "megatron":
+            return [file, tokens_file(file)]
+        return [file, *selected_files(file)] if self.format == "arrow" else [file]
 
     def read(self) -> Iterator[Record]:
         """Yield every valid record, file after file.  Raises ValueError at the first bad one beyond `skip_bad`."""

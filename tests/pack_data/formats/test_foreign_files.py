@@ -407,8 +407,7 @@ def test_state_json_lists_the_files_of_a_saved_data_set(tmp_path):
 @pytest.mark.parametrize(
     "state, split, names",
     [
-        ({"_indices_files": [{"filename": "indices.arrow"}]}, "", ("_indices_files", "flatten_indices")),
-        ({"_indices_data_files": [{"filename": "indices.arrow"}]}, "", ("_indices_data_files",)),
+        ({"_indices_files": [{"filename": "indices.arrow"}]}, "", ("indices.arrow", "state.json")),
         ({}, "test", ("_split", "train", "test")),
         ({"_data_files": []}, "", ("state.json", "no file")),
         ({"_data_files": [{"filename": "../a.arrow"}]}, "", ("state.json", "_data_files", "filename")),
@@ -419,6 +418,39 @@ def test_a_state_json_that_cannot_be_followed_is_refused(tmp_path, state, split,
     saved(tmp_path, state)
     with refused(*names):
         open_source(tmp_path, split=split)
+
+
+def write_numbers(path, rows):
+    table = pa.table({"indices": pa.array(rows, pa.uint64())})
+    with pa.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+@pytest.mark.parametrize("name", ["_indices_files", "_indices_data_files"])
+def test_rows_that_are_selected_by_their_numbers(tmp_path, name):
+    saved(tmp_path, {name: [{"filename": "indices.arrow"}]}, files=2)
+    for number in range(2):
+        arrow({"input_ids": [[2 * number], [2 * number + 1]]})(tmp_path / f"data-0000{number}-of-00002.arrow")
+    write_numbers(tmp_path / "indices.arrow", [3, 0, 3, 2, 1])
+    assert numbers(tmp_path) == [3, 0, 3, 2, 1]
+    assert [block.tokens["input_ids"].tolist() for block in open_source(tmp_path).blocks()] == [[3, 0, 3, 2, 1]]
+    (path,) = open_source(tmp_path).files
+    rest = read_rows(path, BadRecords(), ["input_ids"], start=3)
+    assert [row.fields["input_ids"] for row in rest] == [[2], [1]]
+    before = identity(path)
+    arrow({"input_ids": [[5], [6]]})(tmp_path / "data-00001-of-00002.arrow")
+    assert identity(path) != before and numbers(tmp_path) == [6, 0, 6, 5, 1]
+    write_numbers(tmp_path / "indices.arrow", [0, 4])
+    with refused("indices.arrow", "row 4"):
+        numbers(tmp_path)
+
+
+def test_columns_that_dataset_info_json_does_not_state_are_refused(tmp_path):
+    (saved(tmp_path) / "dataset_info.json").write_text('{"features": {"input_ids": {}}}')
+    assert numbers(tmp_path) == [1, 2]
+    (tmp_path / "dataset_info.json").write_text('{"features": {"text": {}}}')
+    with refused("data-00000-of-00001.arrow", "input_ids", "dataset_info.json", "text"):
+        open_source(tmp_path)
 
 
 def test_a_dictionary_of_data_sets_needs_a_split(tmp_path):
@@ -444,6 +476,9 @@ def test_results_of_map_and_filter_are_not_read(tmp_path):
     loaded.map(lambda row: {"input_ids": row["input_ids"] * 2})
     chosen = loaded.filter(lambda row: row["input_ids"][0] > 27)
     chosen.shuffle(seed=1).save_to_disk(str(tmp_path / "chosen"))
+    for name, rows in (("shuffled", loaded.shuffle(seed=0)), ("selected", loaded.select([7, 3, 3, 29]))):
+        rows.save_to_disk(str(tmp_path / name))
+        assert numbers(tmp_path / name) == [row["input_ids"][0] for row in datasets().load_from_disk(tmp_path / name)]
     assert any(name.startswith("cache-") for name in os.listdir(tmp_path / "saved"))
     assert numbers(tmp_path / "saved") == list(range(30)) and sorted(numbers(tmp_path / "chosen")) == [28, 29]
     assert numbers(tmp_path / "both", split="test") == [0, 1, 2]

@@ -1,0 +1,73 @@
+"""Directories that `save_to_disk` of Hugging Face's datasets writes: Arrow files, state.json and dataset_info.json.
+
+Versions before 2.0 keep the rows of a shuffled or filtered data set where they are, and add Arrow streams of one column
+of row numbers, which select them. The counts in dataset_info.json are not compared: select, filter and map keep those
+of the data set that they began with.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import List, NamedTuple, Optional
+
+from pack_data.reading.fields import Fields, read_object
+
+WAY_OUT = "save the data set again with save_to_disk"
+_INDICES = ("_indices_files", "_indices_data_files")  # by version
+
+
+class SavedDataSet(NamedTuple):
+    """The paths that a state.json lists, and the split that it names."""
+
+    rows: List[str]
+    indices: List[str]  # files of row numbers; empty if all rows count, in their order
+    split: Optional[str]
+
+    @property
+    def files(self) -> List[str]:
+        """The files to read."""
+        return self.indices or self.rows
+
+
+def saved_data_set(directory: str) -> Optional[SavedDataSet]:
+    """Return what the state.json of a directory lists, if there is one.  Raises ValueError if a file is missing."""
+    path = Path(directory, "state.json")
+    if not path.is_file():
+        return None
+    state = read_object(path, way_out=WAY_OUT)
+    if "_data_files" not in state:
+        return None
+    rows = _files(directory, state, "_data_files")
+    indices = [file for name in _INDICES for file in _files(directory, state, name)]
+    missing = [os.path.basename(file) for file in (*rows, *indices) if not os.path.isfile(file)]
+    if missing or not rows:
+        listed = ", ".join(missing)[:150] or "no file"
+        raise ValueError(f"{path}: lists {listed}, which is not there; copy it again")
+    return SavedDataSet(rows, indices, state.optional("_split", Fields.text))
+
+
+def _files(directory: str, state: Fields, name: str) -> List[str]:
+    entries = state.optional(name, Fields.list_of, Fields.object) or []
+    return [os.path.join(directory, entry.plain_name("filename")) for entry in entries]
+
+
+def selected_files(path: str) -> List[str]:
+    """Return the files whose rows a file of row numbers selects; none if the file has rows of its own."""
+    saved = saved_data_set(os.path.dirname(path))
+    return saved.rows if saved and path in saved.indices else []
+
+
+def check_features(path: str, columns: List[str]) -> None:
+    """Raise ValueError if the dataset_info.json beside a saved file states other columns than the file has."""
+    directory = os.path.dirname(path)
+    info_path = Path(directory, "dataset_info.json")
+    saved = saved_data_set(directory)
+    if saved is None or path not in saved.rows or not info_path.is_file():
+        return
+    features = read_object(info_path, way_out=WAY_OUT).optional("features", Fields.object)
+    if features is not None and set(features.names()) != set(columns):
+        raise ValueError(
+            f"{path}: its columns are {', '.join(columns)[:100]}, but dataset_info.json states "
+            f"{', '.join(features.names())[:100]}; {WAY_OUT}"
+        )
