@@ -72,6 +72,13 @@ REFUSED = [
     (f"{BUILD} --corpus empty --out new", ["empty"]),
     (f"{BUILD} --corpus table.csv --out new", ["table.csv", "JSONL"]),
     (f"{BUILD} --corpus empty.txt --out new", ["empty.txt"]),
+    (f"{BUILD} --corpus tabs.txt --out new", ["tabs.txt", "3 columns", "JSONL"]),
+    (f"{BUILD} --corpus bad.jsonl --skip-bad 9 --out new", ["2 bad records", "bad.jsonl: line 1", "'text'"]),
+    (f"{BUILD} --from negative.jsonl --skip-bad 9 --out new", ["1 bad record;", "negative.jsonl: line 1", "-1"]),
+    (f"{BUILD} --corpus book.txt --held-out 0.1 --out new", ["book.txt", "--held-out 0.1", "blank lines"]),
+    (f"{BUILD} --corpus texts/000.txt words.txt --held-out 1e-9 --out new", ["its 2 documents", "held-out"]),
+    (f"{BUILD} --corpus empty.txt words.txt --held-out 1e-9 --out new", ["its 1 document ", "held-out"]),
+    *[(f"verify {file}", [file, "look", "--from", "--corpus"]) for file in ("negative.jsonl", "book.txt", "table.csv")],
     (f"{BUILD} --corpus noise.txt --out new", ["noise.txt", "UTF-8"]),
     (f"{BUILD} --corpus nogzip.txt.gz --out new", ["nogzip.txt.gz"]),
     (f"{BUILD} --corpus cut.txt.gz --out new", ["cut.txt.gz"]),
@@ -273,6 +280,10 @@ def here(tmp_path_factory):
     (folder / "broken.jsonl").write_text('{"text": "one"}\n{"text": \n')
     (folder / "fields.jsonl").write_text('{"body": "one"}\n')
     (folder / "table.csv").write_text("texts,label\none,a\ntwo,b\n")
+    (folder / "tabs.txt").write_text("1\tone\tA text.\n" * 5)
+    (folder / "bad.jsonl").write_text('{"body": "one"}\n{"text": 5}\n')
+    (folder / "negative.jsonl").write_text('{"input_ids": [-1]}\n')
+    (folder / "book.txt").write_text("One sentence.\nAnother one.\n")
     (folder / "words.txt").write_text("the\nof\nand\n")
     (folder / "vocab.txt").write_text("\n".join(SPECIAL_TOKENS) + "\n")
     (folder / "t.json").write_text("{}")

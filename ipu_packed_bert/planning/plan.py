@@ -28,6 +28,7 @@ from ipu_packed_bert.settings.schema import FINETUNE, ModelConfig
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from pack_data.cli.command import counted
 from pack_data.store.data_set import Manifest
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def _words_of_packs(
     limit = data.max_sequences_per_pack
     texts = {None: "any number of sequences", 1: "one sequence"}
     sequences = texts.get(limit, f"up to {limit} sequences")
-    state = "packs not built yet" if packs is None else f"{packs:,} packs to train on"
+    state = "packs not built yet" if packs is None else f"{counted(packs, 'pack')} to train on"
     depth_known = packs is not None or limit is not None
 
     updates = _updates_per_epoch(packs, update)
@@ -229,7 +230,7 @@ def _words_of_packs(
         row="pack",
         data=f"{data.named}: {state}, {data.max_sequence_length} slots, {sequences} each",
         apart=f"up to {depth} sequences" if depth_known else "the data set's sequences",
-        run=f"{config.run.steps:,} updates{epochs}",
+        run=f"{counted(config.run.steps, 'update')}{epochs}",
         unknown=f"unknown: no data set yet and no published packing factor for {data.max_sequence_length} slots; "
         "give --packing-factor",
     )
@@ -287,7 +288,8 @@ def _of_examples(
         numbers = sum(batch[name].size for name in task.fields if name in batch) + len(task.scales)
         packs = len(task.packs)
         packing = task.packs.packing
-        data += f"{packing.sequences:,} sequences in {packing.packs:,} rows of up to {packing.largest_depth}"
+        data += f"{counted(packing.sequences, 'sequence')} in {counted(packing.packs, 'row')} "
+        data += f"of up to {packing.largest_depth}"
 
     sizes = "the configuration's" if start is None else start.description
     words = _Words(

@@ -37,6 +37,7 @@ from ipu_packed_bert.tasks.files import (
 )
 from ipu_packed_bert.tasks.inputs import Inputs
 from ipu_packed_bert.tasks.scores import macro_f1, matthews, micro_f1, pearson, spearman
+from pack_data.cli.command import counted
 from pack_data.reading.fields import named, shown
 
 # Values of problem_type in config.json.
@@ -191,7 +192,7 @@ class ClassificationTask(LabelTask):
         targets = {"labels": self._targets(examples, what)}
         inputs = Inputs.of(ids, np.concatenate(segments), targets=targets)
 
-        note = f"{what}: {len(examples):,} texts of {inputs.lengths.mean():.0f} tokens"
+        note = f"{what}: {counted(len(examples), 'text')} of {inputs.lengths.mean():.0f} tokens"
         cut = int((inputs.lengths == slots).sum())
         if cut:
             note += f", {cut:,} of them cut at {slots} or just as long"

@@ -29,7 +29,7 @@ from typing import (
 )
 
 from ipu_packed_bert.settings.config import Config
-from pack_data.cli.command import Problems
+from pack_data.cli.command import Problems, counted
 from pack_data.reading.fields import Fields, named, one_line, parse_json, shown
 from pack_data.reading.files import open_unpacked
 
@@ -135,7 +135,10 @@ class Faults:
         if self.count == 1:
             raise ValueError(self.messages[0])
         if self.count:
-            lines = [f"{self.source}: {self.count:,} records cannot be used", *self.messages]
+            lines = [
+                f"{self.source}: {counted(self.count, 'record')} cannot be used",
+                *self.messages,
+            ]
             if self.count > len(self.messages):
                 lines.append(f"and {self.count - len(self.messages):,} more")
             raise Problems("\n  ".join(lines))

@@ -30,6 +30,7 @@ from ipu_packed_bert.tasks.examples import ExampleTask, LossAndCorrect, Scored
 from ipu_packed_bert.tasks.files import ExampleSource, Faults, TableRow, plain_text, read_records
 from ipu_packed_bert.tasks.inputs import Inputs, Tokenizer, Tokens
 from ipu_packed_bert.tasks.scores import best_threshold, score_answers
+from pack_data.cli.command import counted
 from pack_data.reading.fields import Fields, named, said_of, shown
 
 _MOST_OF_QUESTION = 64  # tokens; longer questions are truncated, as in BERT's procedure
@@ -190,7 +191,8 @@ class QuestionsTask(ExampleTask):
             )
         lengths = self.windows.inputs.lengths
         self.notes.append(
-            f"{what}: {len(examples):,} questions in {len(lengths):,} windows of {lengths.mean():.0f} tokens"
+            f"{what}: {counted(len(examples), 'question')} in {counted(len(lengths), 'window')} "
+            f"of {lengths.mean():.0f} tokens"
         )
         return self.windows.inputs
 

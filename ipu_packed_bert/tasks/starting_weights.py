@@ -18,6 +18,7 @@ from ipu_packed_bert.settings.schema import PRETRAINING, ModelConfig
 from ipu_packed_bert.settings.yaml_files import parse_yaml
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from pack_data.cli.command import counted
 from pack_data.reading.fields import Fields, read_object
 from pack_data.text.corpus import Document
 from pack_data.text.vocabulary import AnyVocabulary, load_either, train_vocabulary, vocabulary_in
@@ -93,7 +94,7 @@ def _from_checkpoint(config: Config, name: str) -> Start:
             vocabulary=Path(vocabulary_file) if vocabulary_file else None,
             option="--set model.vocabulary=FILE",
         )
-        description = f"{folder} after {run.checkpoint.step:,} updates"
+        description = f"{folder} after {counted(run.checkpoint.step, 'update')}"
         if run.note:
             description += f"; {run.note}"
         weights = run.checkpoint.engine["model"]

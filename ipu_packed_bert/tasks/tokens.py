@@ -33,6 +33,7 @@ from ipu_packed_bert.tasks.files import (
 from ipu_packed_bert.tasks.inputs import Inputs
 from ipu_packed_bert.tasks.scores import MARKS, span_scores
 from ipu_packed_bert.tasks.task import Metric
+from pack_data.cli.command import counted
 from pack_data.reading.fields import shown
 
 
@@ -148,7 +149,7 @@ class TokensTask(LabelTask):
 
         segments = np.zeros(sum(map(len, ids)), np.int32)
         inputs = Inputs.of(ids, segments, slots={"labels": np.concatenate(labels)})
-        note = f"{what}: {len(examples):,} sentences of {inputs.lengths.mean():.0f} tokens"
+        note = f"{what}: {counted(len(examples), 'sentence')} of {inputs.lengths.mean():.0f} tokens"
         cut = sum(firsts.count(-1) for firsts in self._firsts)
         if cut:
             note += f"; {cut:,} words beyond {self.max_sequence_length} tokens, or without a token, get no prediction"

@@ -22,6 +22,7 @@ from ipu_packed_bert.tasks.examples import ExampleTask
 from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.starting_weights import Start, find_start
 from ipu_packed_bert.training.prepared import Beginning, Begun, Prepared, engine_and_batches
+from pack_data.cli.command import counted
 from pack_data.packing.packing import Packing, of_at_most
 
 
@@ -55,8 +56,8 @@ class ExamplesRun(Prepared):
             rows = batches.packs_per_update
             sequences = rows * task.packs.packing.packing_factor
             print(
-                f"updates   {prepared.steps:,}, {batches.updates_per_epoch:,} per epoch, of {rows:,} rows or about"
-                f" {sequences:,.0f} sequences ({batches.micro_batches_per_update:,} micro-batches of"
+                f"updates   {prepared.steps:,}, {batches.updates_per_epoch:,} per epoch, of {counted(rows, 'row')}"
+                f" or about {sequences:,.0f} sequences ({batches.micro_batches_per_update:,} micro-batches of"
                 f" {prepared.config.batch.micro_batch})"
             )
         if task.evaluation_packs is not None:
@@ -173,7 +174,7 @@ def _longer(config: Config, steps: int) -> str:
 
 def _print_packing(name: str, packing: Packing) -> None:
     print(
-        f"packing   {name}: {packing.sequences:,} sequences in {packing.packs:,} rows of"
+        f"packing   {name}: {counted(packing.sequences, 'sequence')} in {counted(packing.packs, 'row')} of"
         f" {packing.max_sequence_length} ({packing.algorithm}), {packing.efficiency:.1%} of the slots are tokens;"
         f" factor {packing.packing_factor:.3f} {of_at_most(packing.theoretical_speedup)}"
     )

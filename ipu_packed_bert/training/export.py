@@ -12,6 +12,7 @@ from ipu_packed_bert.data.constant_baseline import BESIDE
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, SUMMARY
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.settings.yaml_files import parse_yaml
+from pack_data.cli.command import counted
 from pack_data.reading.fields import Fields, read_object, said_of
 from pack_data.reading.files import write_atomically
 
@@ -110,7 +111,9 @@ def _data_facts(path: Path) -> _Facts:
     if data is None or "packs" not in data:
         return []
     sequences = data.integer("sequences")
-    return [("data set", f"{sequences:,} sequences in {data.integer('packs'):,} rows")]
+    return [
+        ("data set", f"{counted(sequences, 'sequence')} in {counted(data.integer('packs'), 'row')}")
+    ]
 
 
 def _summary_facts(path: Path, step: int) -> _Facts:

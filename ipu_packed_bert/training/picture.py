@@ -15,6 +15,7 @@ from ipu_packed_bert.run_files.folder import (
     read_log,
 )
 from ipu_packed_bert.settings.yaml_files import load_yaml
+from pack_data.cli.command import counted
 from pack_data.display.page import Figure, Page, Section
 from pack_data.display.picture import Axis, Bars, Line, Lines, Series, padding_bars, write
 from pack_data.display.table import Column, Table
@@ -204,14 +205,14 @@ def _answer(steps: int, losses: _Losses, held_out: Optional[Fields]) -> str:
         constant_accuracy = held_out.optional("most_frequent_token_accuracy", Fields.number)
     if accuracy is not None and constant_accuracy is not None:
         return (
-            f"After {steps:,} updates the model predicts {accuracy:.1%} of the masked tokens of held-out texts; always "
-            f"predicting the most frequent token would give {constant_accuracy:.1%}."
+            f"After {counted(steps, 'update')} the model predicts {accuracy:.1%} of the masked tokens of held-out "
+            f"texts; always predicting the most frequent token would give {constant_accuracy:.1%}."
         )
 
     values = losses.training.y
     if not values:
-        return f"After {steps:,} updates there is no finite loss."
-    answer = f"After {steps:,} updates the training loss is {values[-1]:.3f}; it began at {values[0]:.3f}"
+        return f"After {counted(steps, 'update')} there is no finite loss."
+    answer = f"After {counted(steps, 'update')} the training loss is {values[-1]:.3f}; it began at {values[0]:.3f}"
     if losses.held_out.y:
         answer += f", and is {losses.held_out.y[-1]:.3f} on held-out texts"
     return answer + "."

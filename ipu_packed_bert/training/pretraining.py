@@ -33,6 +33,7 @@ from ipu_packed_bert.training.prepared import (
     resume_command,
 )
 from ipu_packed_bert.training.run_folder import data_of
+from pack_data.cli.command import counted
 from pack_data.packing.packing import of_at_most
 from pack_data.store.data_set import Manifest, PackStore
 
@@ -74,7 +75,7 @@ class PacksRun(Prepared):
         if not begin.checkpoint or begin.step < config.run.steps:
             return None
         longer = f"{resume_command(config, begin.folder)} {_longer(config, begin.step)}"
-        return f"{begin.folder} has already made its {begin.step:,} updates; to continue: {longer}"
+        return f"{begin.folder} has already made its {counted(begin.step, 'update')}; to continue: {longer}"
 
     @classmethod
     def make(cls, config: Config, begun: Begun) -> PacksRun:
@@ -175,8 +176,8 @@ def _longer(config: Config, step: int) -> str:
 def _print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:
     schema = manifest.schema
     print(
-        f"data      {config.data.named}: {manifest.sequences:,} sequences in {manifest.packs:,} packs of"
-        f" {schema.max_sequence_length} ({manifest.algorithm}, depth {schema.max_sequences_per_pack}),"
+        f"data      {config.data.named}: {counted(manifest.sequences, 'sequence')} in {counted(manifest.packs, 'pack')}"
+        f" of {schema.max_sequence_length} ({manifest.algorithm}, depth {schema.max_sequences_per_pack}),"
         f" {manifest.efficiency:.1%} of the slots are tokens"
     )
     if resumed:  # the note was printed when the run began
@@ -198,14 +199,14 @@ def _print_batch(
     sequences = config.expected_sequences_per_update(factor.value)
     print(f"packing   factor {factor.value:.3f} {of_at_most(factor.value / manifest.efficiency)}")
     print(
-        f"batch     {batches.packs_per_update:,} packs, about {sequences:,.0f} sequences an update = micro-batch"
-        f" {config.batch.micro_batch} x accumulation {accumulation}{divided} x replicas {config.placement.replicas};"
-        f" {batches.updates_per_epoch:,} updates an epoch"
+        f"batch     {counted(batches.packs_per_update, 'pack')}, about {sequences:,.0f} sequences an update ="
+        f" micro-batch {config.batch.micro_batch} x accumulation {accumulation}{divided}"
+        f" x replicas {config.placement.replicas}; {counted(batches.updates_per_epoch, 'update')} an epoch"
     )
     if batches.sharing:
         print(f"ranks     {batches.sharing}")
     if len(batches.packs) < batches.packs_per_update:
         print(
-            f"note      the data set has {len(batches.packs):,} packs, fewer than an update: the other packs of each"
-            " batch are empty"
+            f"note      the data set has {counted(len(batches.packs), 'pack')}, fewer than an update: the other packs"
+            " of each batch are empty"
         )

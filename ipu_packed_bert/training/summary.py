@@ -18,7 +18,7 @@ from ipu_packed_bert.training.log import RunLog, Totals, metrics_text
 from ipu_packed_bert.training.loop import Outcome
 from ipu_packed_bert.training.picture import draw_curves, padding_avoided
 from ipu_packed_bert.training.prepared import Prepared, resume_command
-from pack_data.cli.command import NotFinite, typed
+from pack_data.cli.command import NotFinite, counted, typed
 from pack_data.display.table import text_table
 from pack_data.reading.fields import one_line
 from pack_data.reading.files import write_atomically
@@ -54,7 +54,7 @@ class _RunSummary:
 
     def lines(self, *, precision: str) -> List[str]:
         """Return the summary for users: losses, speed, and the comparison with unpacked training."""
-        work = f"{self.steps:,} updates, {self.sequences:,} sequences, {_time(self.seconds)}"
+        work = f"{counted(self.steps, 'update')}, {counted(self.sequences, 'sequence')}, {_time(self.seconds)}"
         losses = f"{_loss_text(self.first_loss)} -> {_loss_text(self.loss)}"
         sequence_rate = f"{self.sequences_per_second:,.1f} sequences/s"
         factor = f"{self.packing_factor:.3f} sequences per pack"

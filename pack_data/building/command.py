@@ -245,7 +245,7 @@ def _report(built: Built) -> int:
             )
         size = sum(entry.bytes for entry in manifest.shards)
         print(
-            f"\n{store.folder}: {len(store):,} packs in {counted(len(manifest.shards), 'shard')}, "
+            f"\n{store.folder}: {counted(len(store), 'pack')} in {counted(len(manifest.shards), 'shard')}, "
             f"{size / 1e6:,.1f} MB, {size / len(store):,.0f} bytes a pack"
         )
         if manifest.made_with.get("side") == TRAINING:
@@ -253,6 +253,7 @@ def _report(built: Built) -> int:
             held_out = read_manifest(folder)
             documents = counted(held_out.made_with["documents"], "document")
             print(
-                f"{folder}: {held_out.packs:,} packs of {held_out.sequences:,} sequences, from the {documents} held out"
+                f"{folder}: {counted(held_out.packs, 'pack')} of {counted(held_out.sequences, 'sequence')}, from the "
+                f"{documents} held out"
             )
     return 0

@@ -8,6 +8,7 @@ from typing import Any, Dict, Mapping, Sequence
 
 from pack_data.building.inputs import BuildSide
 from pack_data.building.options import stated
+from pack_data.cli.command import counted
 from pack_data.store.data_set import MANIFEST, PackStore, read_manifest
 from pack_data.store.packs import default_predictions
 from pack_data.text.vocabulary import TOKENIZER
@@ -35,7 +36,7 @@ def is_built(side: BuildSide, plan: Mapping[str, Any], given_files: Sequence[Pat
     difference = _difference(side, plan, manifest.made_with)
     if difference:
         raise ValueError(
-            f"{out}: holds a data set made {difference} ({manifest.packs:,} packs); {_WAY_OUT}"
+            f"{out}: holds a data set made {difference} ({counted(manifest.packs, 'pack')}); {_WAY_OUT}"
         )
     if manifest.made_with["options"].get("epoch") != plan["options"].get("epoch"):
         return False  # another pairing of the same sequences

@@ -368,6 +368,13 @@ class _TextInput(_BuildInput):
                     _append_lines(waiting)
                     waiting = {}
                     waiting_characters = 0
+        if bad.found and not any(counts):
+            raise bad.nothing_left(options.corpus)
+        if self._is_divided and sum(counts) == 1:
+            raise ValueError(
+                f"{options.corpus}: one text without blank lines, which --held-out {options.held_out:g} cannot divide; "
+                "separate its chapters or paragraphs by blank lines, or pass several files"
+            )
         if any(counts) and not all(counts):
             raise one_sided(options, self.sides[counts.index(0)], sum(counts))
         _append_lines(waiting)
@@ -488,7 +495,7 @@ class _SourceInput(_BuildInput):
         S = self.options.max_sequence_length
         first = next(source.examples(), None)
         if first is None:
-            raise ValueError(f"{source.path}: has no record; nothing to pack")
+            raise source.bad.nothing_left(source.path)
         has_tokens = source.unpacked_kind == "tokens"
         tokens = list(first.value) if has_tokens else []
         extra = [StoredColumn(name, SEQUENCE, "<i4") for name in integer_columns(first)]
@@ -615,9 +622,9 @@ class _SyntheticInput(_BuildInput):
 def one_sided(options: BuildOptions, side: BuildSide, count: int) -> ValueError:
     """Return the error for a side that would have no documents."""
     return ValueError(
-        f"{options.corpus}: --held-out {options.held_out:g} puts none of its {count:,} documents with text on the "
-        f"{side.name} side (a document is held out if the hash of its text, as a fraction, is below that "
-        "number); choose another number, or add documents"
+        f"{options.corpus}: --held-out {options.held_out:g} puts none of its "
+        f"{counted(count, 'document')} with text on the {side.name} side (a document is held out if the hash of its "
+        "text, as a fraction, is below that number); choose another number, or add documents"
     )
 
 

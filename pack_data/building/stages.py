@@ -46,7 +46,7 @@ from pack_data.building.tasks import (
     write_json,
 )
 from pack_data.building.work_folder import HELD_OUT_WORK, PLAN, announce, check_out, clear, complete
-from pack_data.cli.command import progress_bar
+from pack_data.cli.command import counted, progress_bar
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
@@ -332,7 +332,7 @@ class Stages:
                 raise one_sided(self.options, empty[0], documents)
             source = self.options.source or self.options.corpus
             raise ValueError(
-                f"{source}: the corpus is empty: no text in {documents} documents; nothing to pack"
+                f"{source}: the corpus is empty: no text in {counted(documents, 'document')}; nothing to pack"
             )
         notes = [note for side in self.sides for note in side.notes]
         size = self.input.settled_vocabulary_size(notes, self._vocabulary.size)

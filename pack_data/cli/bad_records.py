@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Iterator, List, NamedTuple, Tuple
 
-from pack_data.cli.command import byte_count, count_from_zero
+from pack_data.cli.command import byte_count, count_from_zero, counted
 from pack_data.reading.fields import one_line
 
 # The most bytes of one record or one line of JSON, which is read or unpacked at once: 64 MiB.
@@ -61,6 +61,14 @@ class BadRecords:
             if self.allowed:
                 way_out = f"{self.count} bad records, --skip-bad {self.allowed} allows fewer"
             raise ValueError(f"{bad} ({way_out})")
+
+    def nothing_left(self, source: object) -> ValueError:
+        """Return the error for a source without a record that can be read, with the first reason."""
+        if not self.found:
+            return ValueError(f"{source}: has no record; nothing to pack")
+        return ValueError(
+            f"{source}: nothing is left without the {counted(self.count, 'bad record')}; the first: {self.found[0]}"
+        )
 
     def too_long(self) -> str:
         """Return the reason for a record of more than `longest` bytes."""

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.cli.command import depth_text
+from pack_data.cli.command import counted, depth_text
 from pack_data.display.page import Figure, Page, Section
 from pack_data.display.picture import (
     SEQUENCES,
@@ -67,7 +67,7 @@ def rows_picture(packing: Packing, heading: str, width: int) -> Bars:
     drawn = [packing.strategies[n] for n in np.searchsorted(ends, middles, side="right").tolist()]
     stacks = _stacks(drawn, packing.largest_depth, packing.max_sequence_length)
     return Bars(
-        f"{heading}: {packs:,} rows, {1 - packing.efficiency:.1%} padding",
+        f"{heading}: {counted(packs, 'row')}, {1 - packing.efficiency:.1%} padding",
         tuple(map(_sum_text, drawn)) + ("",) * empty,
         Axis("slots", most=float(packing.max_sequence_length)),
         tuple(series._replace(values=series.values + (None,) * empty) for series in stacks),
@@ -144,7 +144,7 @@ def _strategies_picture(packing: Packing, most_used: Sequence[int]) -> Bars:
         _stacks(strategies, packing.largest_depth, packing.max_sequence_length),
         stacked=True,
         across=True,
-        ends=tuple(f"{packing.repeats[n]:,} packs" for n in drawn),
+        ends=tuple(f"{counted(packing.repeats[n], 'pack')}" for n in drawn),
     )
 
 
@@ -232,9 +232,7 @@ def _proof_section(packing: Packing, packer: str) -> Section:
     if certificate is None:
         words = f"{packer} comes without a certificate; the optimal packer writes one."
         if packing.lower_bound is not None:
-            words += (
-                f" Its maker states that no packing has fewer than {packing.lower_bound:,} packs."
-            )
+            words += f" Its maker states that no packing has fewer than {counted(packing.lower_bound, 'pack')}."
         return Section(title, (_capitalised(words),))
 
     method = (
@@ -434,8 +432,9 @@ def _page(
         last_figure = Figure(f"{packing.packs - bound:,}", "packs above the proven least", words)
     return Page(
         title,
-        f"{packing.sequences:,} sequences fit into {packing.packs:,} packs of {packing.max_sequence_length} slots "
-        f"({packer}): {padding} of the slots are padding instead of {unpacked_padding}.",
+        f"{counted(packing.sequences, 'sequence')} fit into {counted(packing.packs, 'pack')} of "
+        f"{packing.max_sequence_length} slots ({packer}): {padding} of the slots are padding instead of "
+        f"{unpacked_padding}.",
         (
             Section("Lengths", (picture(histogram), lengths_table(histogram))),
             filling,

@@ -7,10 +7,15 @@ from typing import Optional, Sequence
 
 from pack_data.building.verify import verify
 from pack_data.cli.command import ArgumentParser, counted, process_count, typed
+from pack_data.formats.detect import suffix_format
 from pack_data.lengths.options import named_histogram
 from pack_data.packing.packing import Packing, statement
 from pack_data.reading.fields import said_of
+from pack_data.reading.files import open_unpacked
 from pack_data.store.data_set import MANIFEST
+
+# Bytes at the beginning of a file that are looked at: white space may come first.
+_HEAD_BYTES = 256
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -39,6 +44,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             raise ValueError(
                 "--workers: applies to a data set, not to a recipe; leave the option out"
             )
+        _refuse_data(args.what)
         _prove_recipe(args.what, args.histogram)
         return 0
     if args.histogram is not None:
@@ -57,10 +63,23 @@ def _verify_data_set(directory: str, workers: Optional[int]) -> None:
         excess = manifest.packs - manifest.lower_bound
         bound = f", {excess:,} above the lower bound of {manifest.lower_bound:,}"
     print(
-        f"{directory}: whole. {manifest.sequences:,} sequences, each exactly once, in {manifest.packs:,} packs{bound}; "
+        f"{directory}: intact. {counted(manifest.sequences, 'sequence')}, each exactly once, in "
+        f"{counted(manifest.packs, 'pack')}{bound}; "
         f"{manifest.efficiency:.3%} of the slots used; {verified.bytes / 1e6:,.1f} MB in "
         f"{counted(len(manifest.shards), 'shard')} read"
     )
+
+
+def _refuse_data(path: str) -> None:
+    """Raise ValueError for a file that is no recipe but holds sequences, lengths or text."""
+    with open_unpacked(path) as file:
+        begins_as_recipe = file.read(_HEAD_BYTES).lstrip()[:1] in (b"{", b"")
+    is_jsonl = suffix_format(path) == "jsonl" and not path.lower().endswith(".json")
+    if is_jsonl or not begins_as_recipe:
+        raise ValueError(
+            f"{path}: neither a packed data set nor a recipe; packed-bert look shows the lengths of its sequences, and "
+            "packed-bert build packs it: --from for tokens, --corpus for texts"
+        )
 
 
 def _prove_recipe(recipe: str, source: Optional[str]) -> None:
@@ -75,4 +94,4 @@ def _prove_recipe(recipe: str, source: Optional[str]) -> None:
             packing.check(histogram)
     print(proved)
     if histogram is not None:
-        print(f"it packs exactly the {histogram.sequences:,} sequences of {source}")
+        print(f"it packs exactly the {counted(histogram.sequences, 'sequence')} of {source}")

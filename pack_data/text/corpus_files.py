@@ -37,6 +37,8 @@ _DOCUMENTS = {
 }
 # Bytes at the beginning of a file that are looked at: white space and comments may come first.
 _HEAD_BYTES = 4096
+# Lines with equally many tabs that make a table; a text may have one or two by chance.
+_FEWEST_ROWS = 4
 # Files beside the data of a published data set.
 _ABOUT_THE_DATA = ("readme.md", "readme.txt", "readme", "license", "license.txt", "license.md")
 
@@ -214,6 +216,17 @@ def _name_in_archive(path: Path) -> str:
     return names[0]
 
 
+def _columns_of_table(head: bytes) -> int:
+    """Return the columns of a tab-separated table by the beginning of its file, 0 for other text and JSONL."""
+    lines = head.split(b"\n")
+    if len(head) == _HEAD_BYTES:
+        lines.pop()
+    rows = [line.lstrip() for line in lines if line.strip()]
+    tabs = {row.count(b"\t") for row in rows}
+    is_table = len(rows) >= _FEWEST_ROWS and len(tabs) == 1 and not rows[0].startswith(b"{")
+    return tabs.pop() + 1 if is_table and 0 not in tabs else 0
+
+
 def format_of(path: Path) -> str:
     """Return "parquet", "arrow" or "jsonl", "" for anything else. ValueError for formats that hold no plain text."""
     format = content_format(str(path))
@@ -234,4 +247,12 @@ def format_of(path: Path) -> str:
             )
     # Content shows only that a text begins with a bracket.
     format = suffix_format(name)
-    return format if format in (*TABLES, "jsonl") else ""
+    if format in (*TABLES, "jsonl"):
+        return format
+    columns = _columns_of_table(head)
+    if columns:
+        raise ValueError(
+            f"{path}: a table of {columns} columns between tabs, which is not read as text; write JSONL, one text per "
+            'line as {"text": ...}'
+        )
+    return ""
