@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pack_data.formats.source import open_source as open_source
     from pack_data.pack_lengths import PackedLengths as PackedLengths
     from pack_data.pack_lengths import pack as pack
+    from pack_data.pack_lengths import pack_groups as pack_groups
+    from pack_data.pack_lengths import pack_in_order as pack_in_order
+    from pack_data.pack_lengths import pack_with_capacity as pack_with_capacity
     from pack_data.packers import PACKERS as PACKERS
     from pack_data.packers import get_packer as get_packer
     from pack_data.packing.certificate import Certificate as Certificate
@@ -67,6 +70,9 @@ _PLACES = {
     "micro_batches": "batching.micro_batches",
     "open_source": "formats.source",
     "pack": "pack_lengths",
+    "pack_groups": "pack_lengths",
+    "pack_in_order": "pack_lengths",
+    "pack_with_capacity": "pack_lengths",
     "prove": "packing.packing",
     "verify": "building.verify",
 }

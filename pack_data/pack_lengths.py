@@ -1,23 +1,35 @@
-"""Plain lengths to bins of indices: `pack_data.pack`."""
+"""Plain lengths to bins of indices: `pack_data.pack`, and packing by group, in order or with a second capacity."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from pack_data.building.assignment import assign
+from pack_data.cli.command import progress_shown
 from pack_data.lengths.overlong import Fitted, fit
 from pack_data.optimal import pack as pack_optimally
+from pack_data.packing.certificate import Proof
 from pack_data.packing.histogram import LengthHistogram, whole_slots
-from pack_data.packing.packing import Packing
+from pack_data.packing.packing import Packing, prove
 from pack_data.reading import hugging_face
 from pack_data.reading.fields import packing_depth, shown, whole_number
 from pack_data.solver.two_capacities import TwoPrices, pack_two, within_capacities
 from pack_data.store.sequences import check_multiple, rounded_up
+
+_IN_ORDER = "in order"
+# Options that `pack` had, and the functions that take their place.
+_MOVED = {
+    "groups": "pack_groups(lengths, groups, ...)",
+    "keep_order": "pack_in_order(lengths, ...)",
+    "weights": "pack_with_capacity(lengths, weights, capacity=..., ...)",
+    "capacity": "pack_with_capacity(lengths, weights, capacity=..., ...)",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +44,8 @@ class PackedLengths:
         packing: the plan, with its accounting and its proof.
         fitted: the sequence and the tokens of each piece.
         multiple_of: slots of each sequence are a multiple of it.
-        prices: with weights, the proof: `prices.prove(lengths, weights)` proves `packing.lower_bound`.
+        prices: of `pack_with_capacity`, the proof of the bound.
+        weights: of `pack_with_capacity`, the second amount of each sequence, integers [n].
     """
 
     pack: np.ndarray
@@ -41,6 +54,7 @@ class PackedLengths:
     fitted: Fitted
     multiple_of: int = 1
     prices: Optional[TwoPrices] = None
+    weights: Optional[np.ndarray] = None
 
     def __repr__(self) -> str:
         return f"PackedLengths({len(self.pack):,} sequences in {self.packing.packs:,} packs: .bins, .packing, .fitted)"
@@ -51,12 +65,57 @@ class PackedLengths:
         lengths = self.fitted.lengths.astype(np.int64)
         return int((rounded_up(lengths, self.multiple_of) - lengths).sum())
 
+    def prove(self) -> Proof:
+        """Prove again that no packing under the same constraints has fewer packs than `packing.lower_bound`.
+
+        Returns:
+            The proof, with the lower bound.
+
+        Raises:
+            ValueError: the proof does not hold.
+        """
+        sizes = rounded_up(self.fitted.lengths, self.multiple_of)
+        if self.prices is not None:
+            return self.prices.prove(sizes, self.weights)
+        if self.packing.algorithm != _IN_ORDER:
+            return prove(self.packing)
+
+        tokens = np.bincount(self.pack, sizes).astype(np.int64)
+        depths = np.bincount(self.pack)
+        firsts = np.cumsum(depths) - depths
+        takes_more = tokens[:-1] + sizes[firsts[1:]] <= self.packing.max_sequence_length
+        if self.packing.max_sequences_per_pack is not None:
+            takes_more &= depths[:-1] < self.packing.max_sequences_per_pack
+        if takes_more.any() or (np.diff(self.pack) < 0).any():
+            raise ValueError("packs in order: one could take the next sequence; pack again")
+        return Proof(1, Fraction(len(tokens)), len(tokens))
+
     @cached_property
     def bins(self) -> List[np.ndarray]:
         """The indices of the sequences of each pack, in order of their slots; each of 0..n - 1 occurs once."""
         order = np.lexsort((self.slot, self.pack))
         ends = np.cumsum(np.bincount(self.pack, minlength=self.packing.packs)).tolist()
         return [order[start:end] for start, end in zip([0, *ends], ends)]
+
+
+class _Pieces(NamedTuple):
+    """Sequences that fit a row."""
+
+    fitted: Fitted
+    sizes: np.ndarray  # integers [pieces], slots of each
+    slots: int  # of a row
+    multiple_of: int
+
+
+def _fitted(lengths: Any, max_sequence_length: int, longer: str, multiple_of: int) -> _Pieces:
+    """Check the arguments that all functions share, and cut the sequences by the rule."""
+    slots = whole_slots(max_sequence_length)
+    multiple_of = whole_number("multiple_of", multiple_of, least=1)
+    check_multiple(slots, multiple_of)
+    if hugging_face.is_data_set(lengths):
+        lengths = hugging_face.lengths_of(lengths)
+    fitted = fit(one_each("lengths", lengths), slots, longer)
+    return _Pieces(fitted, rounded_up(fitted.lengths, multiple_of), slots, multiple_of)
 
 
 def pack(
@@ -68,10 +127,8 @@ def pack(
     longer: str = "raise",
     budget: Optional[float] = None,
     multiple_of: int = 1,
-    weights: Any = None,
-    capacity: Optional[int] = None,
-    groups: Any = None,
-    keep_order: bool = False,
+    progress: bool = False,
+    **removed: Any,
 ) -> PackedLengths:
     """Pack sequences of these lengths into as few rows as the optimal packer finds.
 
@@ -79,12 +136,14 @@ def pack(
         packed.bins                      # [array([0, 1]), array([3]), array([2])], in some order
         packed.pack, packed.slot         # for sequence i: its pack, and its place in that pack
         packed.packing.efficiency        # tokens / slots
-        packed.packing.lower_bound       # no packing has fewer packs; `prove(packed.packing)` checks that again
+        packed.packing.lower_bound       # no packing has fewer packs; `packed.prove()` checks that again
 
     No pack holds more than max_sequence_length tokens or max_sequences_per_pack sequences, and each sequence is in
     exactly one. The time to solve depends on the lengths that occur, not on the number of sequences: a second if
     sequences in a pack are not limited, some seconds if they are. Each sequence adds some 20 bytes and 0.1
     microseconds. `bins` is computed on first use; for millions of packs, `pack` and `slot` are the smaller form.
+
+    `pack_groups`, `pack_with_capacity` and `pack_in_order` pack under a further constraint.
 
     Args:
         lengths: whole numbers [n], each from 1 to max_sequence_length, in any order: what NumPy reads as an array, or a
@@ -103,57 +162,216 @@ def pack(
             is. Without it only the work that pays is done, measured in steps: the same input gives the same packs.
         multiple_of: slots of each sequence are rounded up to a multiple of it, as context and sequence parallelism or
             FP8 want them; it must divide max_sequence_length. `.rounding` counts the slots that this adds.
-        weights: a second amount of each sequence, whole numbers [n] of at least 0, such as its images, masked tokens or
-            squared length. `.packing` then has no certificate; the proof of its bound is `.prices`.
-        capacity: sum of the weights that a pack holds at most.
-        groups: whole numbers [n]; sequences of one number share a pack, such as the two of a preference pair.
-            `.packing` and max_sequences_per_pack then count groups. longer="drop" leaves out every group that is longer
-            than a row, whole.
-        keep_order: packs hold consecutive sequences, in the order given. Taking each while it fits is then optimal: by
-            induction, the k-th pack of any such packing ends no later than the k-th of this one.
+        progress: True to show progress on standard error.
+        removed: options of earlier versions; each is refused with the function that takes its place.
 
     Returns:
         The pack and the slot of each sequence, with the packing and its proof.
 
     Raises:
-        ValueError: a length does not fit, which names the sequence, or the options do not go together.
+        ValueError: a length does not fit, which names the sequence, or an option is out of range.
     """
-    slots = whole_slots(max_sequence_length)
-    multiple_of = whole_number("multiple_of", multiple_of, least=1)
-    seed = whole_number("seed", seed, least=0)
-    check_multiple(slots, multiple_of)
-    weighted = weights is not None or capacity is not None
-    if weighted + keep_order + (groups is not None) > 1:
-        raise ValueError("weights, groups and keep_order do not go together; choose one of them")
+    for name in removed:
+        if name not in _MOVED:
+            raise TypeError(f"pack() got an unexpected keyword argument {name!r}")
+        raise ValueError(f"{name}: not an option of pack; call pack_data.{_MOVED[name]}")
+    pieces = _fitted(lengths, max_sequence_length, longer, multiple_of)
+    packing, pack, slot = _optimal(
+        pieces.sizes, pieces.slots, max_sequences_per_pack, seed, budget, progress
+    )
+    return PackedLengths(pack, slot, packing, pieces.fitted, pieces.multiple_of)
 
-    if hugging_face.is_data_set(lengths):
-        lengths = hugging_face.lengths_of(lengths)
-    fitted = fit(one_each("lengths", lengths), slots, longer)
-    sizes = rounded_up(fitted.lengths, multiple_of)
-    if weighted:
-        weights = _of_examples("weights", [] if weights is None else weights, fitted)
-        packed = _with_weights(
-            fitted, sizes, weights, capacity, slots, max_sequences_per_pack, seed
+
+def pack_groups(
+    lengths: Any,
+    groups: Any,
+    *,
+    max_sequence_length: int,
+    max_sequences_per_pack: Optional[int] = None,
+    seed: int = 0,
+    longer: str = "raise",
+    budget: Optional[float] = None,
+    multiple_of: int = 1,
+    progress: bool = False,
+) -> PackedLengths:
+    """Pack so that the sequences of a group share a pack, such as the two of a preference pair.
+
+    Args:
+        lengths: tokens of each sequence, as for `pack`.
+        groups: group of each sequence, whole numbers [n].
+        max_sequence_length: slots of a row.
+        max_sequences_per_pack: groups of a pack at most; None for unlimited.
+        seed: as for `pack`.
+        longer: as for `pack`; "drop" leaves out every group that is longer than a row, whole.
+        budget: as for `pack`.
+        multiple_of: as for `pack`.
+        progress: True to show progress on standard error.
+
+    Returns:
+        The pack and the slot of each sequence; `packing` counts groups, and so does its bound.
+
+    Raises:
+        ValueError: a group does not fit, which names a sequence, or an option is out of range.
+    """
+    pieces = _fitted(lengths, max_sequence_length, longer, multiple_of)
+    number = _group_numbers(groups, pieces.fitted)
+    fitted, group = _fit_groups(pieces.fitted, number, pieces.multiple_of)
+    sizes = rounded_up(fitted.lengths, pieces.multiple_of)
+    items = _group_sizes(sizes, group, fitted, pieces.slots)
+    packing, pack, slot = _optimal(
+        items, pieces.slots, max_sequences_per_pack, seed, budget, progress
+    )
+    pack = pack[group]
+    return PackedLengths(pack, _places(pack, slot[group]), packing, fitted, pieces.multiple_of)
+
+
+def pack_in_order(
+    lengths: Any,
+    *,
+    max_sequence_length: int,
+    max_sequences_per_pack: Optional[int] = None,
+    longer: str = "raise",
+    multiple_of: int = 1,
+) -> PackedLengths:
+    """Pack consecutive sequences, in their order.
+
+    Each pack takes sequences while they fit. That is optimal: by induction, the k-th pack of any packing in this order
+    ends no later than the k-th of this one.
+
+    Args:
+        lengths: tokens of each sequence, as for `pack`.
+        max_sequence_length: slots of a row.
+        max_sequences_per_pack: packing depth; None for unlimited.
+        longer: as for `pack`.
+        multiple_of: as for `pack`.
+
+    Returns:
+        The pack and the slot of each sequence. `packing.lower_bound` holds for packings in this order, and is reached;
+        `prove` checks that no pack could have taken one more.
+
+    Raises:
+        ValueError: a length does not fit, which names the sequence, or an option is out of range.
+    """
+    pieces = _fitted(lengths, max_sequence_length, longer, multiple_of)
+    sizes = pieces.sizes
+    depth = packing_depth(max_sequences_per_pack)
+    count = len(sizes)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    # The sequence behind the last one of a pack that begins with each.
+    stop = np.searchsorted(ends, ends - sizes + pieces.slots, side="right")
+    if depth is not None:
+        stop = np.minimum(stop, np.arange(count) + depth)
+    after = stop.tolist()
+    starts = []
+    begin = 0
+    while begin < count:
+        starts.append(begin)
+        begin = after[begin]
+
+    firsts = np.array(starts, np.int64)
+    pack = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, count)))
+    slot = np.arange(count) - firsts[pack]
+    packing = _packing_of(pack, slot, pieces, _IN_ORDER, depth, lower_bound=len(firsts))
+    return PackedLengths(pack, slot, packing, pieces.fitted, pieces.multiple_of)
+
+
+def pack_with_capacity(
+    lengths: Any,
+    weights: Any,
+    *,
+    capacity: int,
+    max_sequence_length: int,
+    max_sequences_per_pack: Optional[int] = None,
+    seed: int = 0,
+    longer: str = "raise",
+    multiple_of: int = 1,
+) -> PackedLengths:
+    """Pack under a second limit: the images, masked tokens or squared lengths of a pack, for example.
+
+    Args:
+        lengths: tokens of each sequence, as for `pack`.
+        weights: second amount of each sequence, whole numbers [n] of at least 0.
+        capacity: sum of the weights that a pack holds at most.
+        max_sequence_length: slots of a row.
+        max_sequences_per_pack: packing depth; None for unlimited.
+        seed: as for `pack`.
+        longer: as for `pack`, but not "split", which does not tell the weight of each piece. A truncated sequence keeps
+            its weight.
+        multiple_of: as for `pack`.
+
+    Returns:
+        The pack and the slot of each sequence; `prices` prove the bound of the packing, which has no certificate.
+
+    Raises:
+        ValueError: a length or a weight does not fit, which names the sequence, or an option is out of range.
+    """
+    began = time.perf_counter()
+    pieces = _fitted(lengths, max_sequence_length, longer, multiple_of)
+    fitted = pieces.fitted
+    random = np.random.default_rng(whole_number("seed", seed, least=0))
+    if fitted.longer.rule == "split" and fitted.longer.longer:
+        raise ValueError(
+            "longer = 'split' does not tell the weight of each piece; pass lengths and weights of pieces"
         )
-    elif keep_order:
-        packed = _in_order(fitted, sizes, slots, max_sequences_per_pack)
-    else:
-        group = None
-        items = sizes
-        if groups is not None:
-            fitted, group = _fit_groups(fitted, _group_numbers(groups, fitted), multiple_of)
-            sizes = rounded_up(fitted.lengths, multiple_of)
-            items = _group_sizes(sizes, group, fitted, slots)
-        histogram = LengthHistogram.from_lengths(items, slots)
-        packing = pack_optimally(
-            histogram, max_sequences_per_pack=max_sequences_per_pack, budget=budget
-        )
-        pack, slot = assign(items, packing, seed)
-        if group is not None:
-            pack = pack[group]
-            slot = _places(pack, slot[group])
-        packed = PackedLengths(pack, slot, packing, fitted)
-    return replace(packed, multiple_of=multiple_of)
+    names = fitted.example
+    weights = _of_examples("weights", weights, fitted)[names]
+    sizes, weights = within_capacities(pieces.sizes, weights, pieces.slots, capacity, names)
+    order = random.permutation(len(sizes))  # decides which of equal sequences goes where
+    packed = pack_two(
+        sizes[order],
+        weights[order],
+        max_sequence_length=pieces.slots,
+        capacity=capacity,
+        max_sequences_per_pack=max_sequences_per_pack,
+    )
+    pack = np.empty_like(packed.pack)
+    slot = np.empty_like(packed.slot)
+    pack[order] = random.permutation(packed.packs)[packed.pack]
+    slot[order] = packed.slot
+    packing = _packing_of(
+        pack,
+        slot,
+        pieces,
+        "two capacities",
+        max_sequences_per_pack,
+        solve_seconds=time.perf_counter() - began,
+        lower_bound=packed.lower_bound,
+    )
+    return PackedLengths(
+        pack, slot, packing, fitted, pieces.multiple_of, prices=packed.prices, weights=weights
+    )
+
+
+def _optimal(
+    sizes: np.ndarray,
+    slots: int,
+    depth: Optional[int],
+    seed: int,
+    budget: Optional[float],
+    progress: bool,
+) -> Tuple[Packing, np.ndarray, np.ndarray]:
+    """Return an optimal packing of these sizes, and the pack and the slot of each."""
+    seed = whole_number("seed", seed, least=0)
+    histogram = LengthHistogram.from_lengths(sizes, slots)
+    with progress_shown(progress):
+        packing = pack_optimally(histogram, max_sequences_per_pack=depth, budget=budget)
+    return (packing, *assign(sizes, packing, seed))
+
+
+def _packing_of(
+    pack: np.ndarray,
+    slot: np.ndarray,
+    pieces: _Pieces,
+    algorithm: str,
+    depth: Optional[int],
+    **others: Any,
+) -> Packing:
+    """Return the packing that consists of these packs."""
+    by_pack = pieces.sizes[np.lexsort((slot, pack))].tolist()
+    ends = np.cumsum(np.bincount(pack)).tolist()
+    packs = [(by_pack[start:end], 1) for start, end in zip([0, *ends], ends)]
+    histogram = LengthHistogram.from_lengths(pieces.sizes, pieces.slots)
+    return Packing.of(algorithm, histogram, depth, packs, **others)
 
 
 def one_each(name: str, values: Any) -> np.ndarray:
@@ -225,74 +443,3 @@ def _places(pack: np.ndarray, within: np.ndarray) -> np.ndarray:
     place = np.empty(len(pack), np.int64)
     place[order] = np.arange(len(pack))
     return place - first
-
-
-def _in_order(
-    fitted: Fitted, sizes: np.ndarray, slots: int, max_sequences_per_pack: Optional[int]
-) -> PackedLengths:
-    """Pack consecutive sequences: each pack takes the next ones while they fit."""
-    depth = packing_depth(max_sequences_per_pack)
-    count = len(sizes)
-    ends = np.cumsum(sizes, dtype=np.int64)
-    # The sequence behind the last one of a pack that begins with each.
-    stop = np.searchsorted(ends, ends - sizes + slots, side="right")
-    if depth is not None:
-        stop = np.minimum(stop, np.arange(count) + depth)
-    after = stop.tolist()
-    starts = []
-    begin = 0
-    while begin < count:
-        starts.append(begin)
-        begin = after[begin]
-
-    packs = [(sizes[start : after[start]].tolist(), 1) for start in starts]
-    packing = Packing.of("in order", LengthHistogram.from_lengths(sizes, slots), depth, packs)
-    firsts = np.array(starts, np.int64)
-    depths = np.diff(np.append(firsts, count))
-    pack = np.repeat(np.arange(len(firsts)), depths)
-    return PackedLengths(pack, np.arange(count) - firsts[pack], packing, fitted)
-
-
-def _with_weights(
-    fitted: Fitted,
-    sizes: np.ndarray,
-    weights: np.ndarray,
-    capacity: Any,
-    slots: int,
-    depth: Optional[int],
-    seed: int,
-) -> PackedLengths:
-    """Pack with two capacities. weights: of each sequence, and so of its piece, also if the sequence was truncated."""
-    began = time.perf_counter()
-    random = np.random.default_rng(seed)
-    if fitted.longer.rule == "split" and fitted.longer.longer:
-        raise ValueError(
-            "longer = 'split' does not tell the weight of each piece; pass lengths and weights of pieces"
-        )
-    names = fitted.example
-    sizes, weights = within_capacities(sizes, weights[names], slots, capacity, names)
-    order = random.permutation(len(sizes))  # decides which of equal sequences goes where
-    packed = pack_two(
-        sizes[order],
-        weights[order],
-        max_sequence_length=slots,
-        capacity=capacity,
-        max_sequences_per_pack=depth,
-    )
-    pack = np.empty_like(packed.pack)
-    slot = np.empty_like(packed.slot)
-    pack[order] = random.permutation(packed.packs)[packed.pack]
-    slot[order] = packed.slot
-
-    by_pack = sizes[np.lexsort((slot, pack))].tolist()
-    ends = np.cumsum(np.bincount(pack, minlength=packed.packs)).tolist()
-    packs = [(by_pack[start:end], 1) for start, end in zip([0, *ends], ends)]
-    packing = Packing.of(
-        "two capacities",
-        LengthHistogram.from_lengths(sizes, slots),
-        depth,
-        packs,
-        solve_seconds=time.perf_counter() - began,
-        lower_bound=packed.lower_bound,
-    )
-    return PackedLengths(pack, slot, packing, fitted, prices=packed.prices)

@@ -179,7 +179,8 @@ def run_main(
     sys.stdout = _without_controls(stdout)
     sys.stderr = _without_controls(stderr)
     try:
-        return _status(main, argv)
+        with progress_shown():
+            return _status(main, argv)
     finally:
         sys.stdout = stdout
         sys.stderr = stderr
@@ -451,6 +452,22 @@ def check_folder(option: str, folder: Union[str, Path], what: str) -> None:
             )
 
 
+# True inside commands and calls with progress=True; other library calls print nothing.
+_shows_progress = False
+
+
+@contextmanager
+def progress_shown(is_shown: bool = True) -> Iterator[None]:
+    """Let progress bars be shown in this block, or leave things as they are."""
+    global _shows_progress
+    before = _shows_progress
+    _shows_progress = before or is_shown
+    try:
+        yield
+    finally:
+        _shows_progress = before
+
+
 def progress_bar(
     total: Optional[int],
     description: str,
@@ -461,7 +478,7 @@ def progress_bar(
 ) -> Any:
     """Return a tqdm bar on stderr, which prints a line every ten seconds instead if stderr is not a terminal.
 
-    Short work shows nothing.
+    Short work shows nothing, and neither does a library call (`progress_shown`).
 
     Args:
         total: The number of steps, if it is known.
@@ -474,14 +491,15 @@ def progress_bar(
 
     file = bare_stderr()
     is_closed = file is None or getattr(file, "closed", False)
-    is_terminal = not is_closed and file.isatty()
+    is_hidden = is_closed or not _shows_progress
+    is_terminal = not is_hidden and file.isatty()
     bar = DelayedBar(
         total=total,
         initial=done,
         desc=_escaped(description),
         unit=unit,
         file=file,
-        disable=is_closed,
+        disable=is_hidden,
         leave=False,
         terminal=is_terminal,
         mininterval=0.1 if is_terminal else 1.0,

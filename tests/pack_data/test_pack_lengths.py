@@ -1,6 +1,7 @@
 """`pack`: plain lengths in, bins of indices out."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 
 import ipu_packed_bert
 import pack_data
-from pack_data import pack, prove
+from pack_data import pack, pack_groups, pack_in_order, pack_with_capacity, prove
+from pack_data.cli.command import progress_bar
 from tests.refusals import refused
 
 
@@ -103,9 +105,10 @@ def fewest_in_order(lengths, slots, depth):
 
 @given(st.lists(st.integers(1, 12), max_size=25), st.sampled_from([None, 1, 2, 3]))
 def test_packs_in_order_are_the_fewest_of_consecutive_sequences(lengths, depth):
-    packed = pack(lengths, max_sequence_length=12, max_sequences_per_pack=depth, keep_order=True)
+    packed = pack_in_order(lengths, max_sequence_length=12, max_sequences_per_pack=depth)
     assert [index for members in packed.bins for index in members] == list(range(len(lengths)))
-    assert packed.packing.packs == fewest_in_order(lengths, 12, depth)
+    assert packed.packing.packs == packed.packing.lower_bound == fewest_in_order(lengths, 12, depth)
+    assert packed.prove().lower_bound == packed.packing.packs
 
 
 @given(
@@ -115,7 +118,7 @@ def test_packs_in_order_are_the_fewest_of_consecutive_sequences(lengths, depth):
 )
 def test_sequences_of_one_group_share_a_pack(pairs):
     lengths, groups = [length for length, _ in pairs], [group for _, group in pairs]
-    packed = pack(lengths, max_sequence_length=24, groups=groups)
+    packed = pack_groups(lengths, groups, max_sequence_length=24)
     assert sorted(index for members in packed.bins for index in members) == list(range(len(lengths)))
     assert all(sum(lengths[index] for index in members) <= 24 for members in packed.bins)
     for group in set(groups):
@@ -123,7 +126,7 @@ def test_sequences_of_one_group_share_a_pack(pairs):
     for members in packed.bins:  # a group's sequences stand side by side
         changes = sum(groups[a] != groups[b] for a, b in zip(members, members[1:]))
         assert changes == len({groups[index] for index in members}) - 1
-    assert packed.packing.sequences == len(set(groups))
+    assert packed.packing.sequences == len(set(groups)) and packed.prove().lower_bound <= len(packed.bins)
 
 
 @given(
@@ -136,19 +139,19 @@ def test_a_group_longer_than_a_row_is_dropped_whole_and_counted(pairs, multiple_
     for length, group in pairs:
         taken[group] += -(-length // multiple_of) * multiple_of
     kept = [number for number, group in enumerate(groups) if taken[group] <= 8]
-    packed = pack(lengths, max_sequence_length=8, groups=groups, longer="drop", multiple_of=multiple_of)
+    packed = pack_groups(lengths, groups, max_sequence_length=8, longer="drop", multiple_of=multiple_of)
     assert packed.fitted.example.tolist() == kept
     assert packed.packing.sequences == len({groups[number] for number in kept})
     counts = packed.fitted.longer
     assert counts.longer + counts.partners == len(lengths) - len(kept)
     assert counts.lost_tokens == sum(lengths) - sum(lengths[number] for number in kept)
-    alone = pack([lengths[number] for number in kept], max_sequence_length=8, groups=[groups[n] for n in kept])
+    alone = pack_groups([lengths[number] for number in kept], [groups[n] for n in kept], max_sequence_length=8)
     if multiple_of == 1:
         assert packed.pack.tolist() == alone.pack.tolist() and packed.slot.tolist() == alone.slot.tolist()
 
 
 def test_the_partner_of_a_dropped_sequence_is_named_in_the_counts():
-    packed = pack([9, 3, 4], max_sequence_length=8, groups=[0, 0, 1], longer="drop")
+    packed = pack_groups([9, 3, 4], [0, 0, 1], max_sequence_length=8, longer="drop")
     assert packed.fitted.example.tolist() == [2] and packed.fitted.longer.partners == 1
     assert "1 of 3 examples" in str(packed.fitted.longer) and "12 of 16 tokens" in str(packed.fitted.longer)
 
@@ -158,15 +161,61 @@ def test_the_partner_of_a_dropped_sequence_is_named_in_the_counts():
     [
         ({"multiple_of": 3}, "multiple_of = 3"),
         ({"multiple_of": 0}, "multiple_of"),
-        ({"groups": [1, 1]}, "2 groups for 3 lengths"),
-        ({"groups": [1, np.nan, np.nan]}, "groups .* float64"),
-        ({"groups": [1, 1, 2]}, "group of sequence 0 has 13 tokens"),
-        ({"groups": [1, 2, 3], "keep_order": True}, "do not go together"),
+        ({"groups": [1, 1, 2]}, r"groups: .*pack_groups\(lengths, groups"),
+        ({"keep_order": True}, r"keep_order: .*pack_in_order\(lengths"),
+        ({"weights": [1, 1, 1], "capacity": 2}, r"weights: .*pack_with_capacity\(lengths, weights"),
     ],
 )
-def test_limits_that_cannot_be_kept_are_refused_in_one_line(options, message):
+def test_options_that_pack_does_not_take_are_refused_in_one_line(options, message):
     with refused(message):
         pack([8, 5, 3], max_sequence_length=8, **options)
+
+
+@pytest.mark.parametrize(
+    "groups, message",
+    [
+        ([1, 1], "2 groups for 3 lengths"),
+        ([1, np.nan, np.nan], "groups .* float64"),
+        ([1, 1, 2], "group of sequence 0 has 13 tokens"),
+    ],
+)
+def test_groups_that_cannot_be_packed_are_refused(groups, message):
+    with refused(message):
+        pack_groups([8, 5, 3], groups, max_sequence_length=8)
+
+
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (lambda: pack_in_order([1], max_sequence_length=8, budget=1), "budget"),
+        (lambda: pack_with_capacity([1], [1], capacity=1, max_sequence_length=8, budget=1), "budget"),
+        (lambda: pack([1], max_sequence_length=8, bugdet=1), "bugdet"),
+    ],
+)
+def test_an_option_that_does_not_combine_is_no_argument(call, name):
+    with refused(name, kind=TypeError):
+        call()
+
+
+def test_packs_in_order_of_another_order_are_not_proved():
+    packed = pack_in_order([5, 3, 2, 7], max_sequence_length=8)
+    with refused("in order"):
+        replace(packed, pack=np.array([0, 1, 1, 2])).prove()
+
+
+def test_a_library_call_shows_no_progress_unless_asked(monkeypatch):
+    hidden = []
+
+    def recorded(*arguments, **options):
+        bar = progress_bar(*arguments, **options)
+        hidden.append(bar.disable)
+        return bar
+
+    monkeypatch.setattr("pack_data.solver.programmes.progress_bar", recorded)
+    lengths = np.random.default_rng(0).lognormal(np.log(73), 0.6, 3000).astype(int).clip(1, 256)
+    for progress in (False, True):
+        pack(lengths, max_sequence_length=256, budget=60, progress=progress)
+    assert hidden == [True, False]
 
 
 def test_a_budget_is_handed_on():

@@ -10,7 +10,7 @@ import termios
 
 import pytest
 
-from pack_data.cli.command import progress_bar, run_main
+from pack_data.cli.command import progress_bar, progress_shown, run_main
 from pack_data.cli.timing import left_text
 
 
@@ -20,6 +20,13 @@ class Clock:
     def __init__(self, monkeypatch):
         self.now = 1000.0
         monkeypatch.setattr("tqdm.std.time", lambda: self.now)
+
+
+@pytest.fixture(autouse=True)
+def shown():
+    """Bars are shown, as in a command."""
+    with progress_shown():
+        yield
 
 
 @pytest.fixture
