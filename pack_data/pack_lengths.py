@@ -75,7 +75,7 @@ class PackedLengths:
             ValueError: the proof does not hold.
         """
         sizes = rounded_up(self.fitted.lengths, self.multiple_of)
-        if self.prices is not None:
+        if self.prices is not None and self.weights is not None:
             return self.prices.prove(sizes, self.weights)
         if self.packing.algorithm != _IN_ORDER:
             return prove(self.packing)
