@@ -108,7 +108,7 @@ def find_choice(
 
 def _switch_cache_off(base: Any) -> None:
     """Let calls without use_cache use no key cache, and leave the configuration, which is saved, as it is."""
-    inner = base.base_model
+    inner = getattr(base, "base_model", base)
     if "use_cache" not in inspect.signature(inner.forward).parameters:
         base.config.use_cache = False
     elif _prepare_call not in inner._forward_pre_hooks.values():

@@ -29,8 +29,8 @@ from pack_data.reading.fields import one_line
 from pack_data.store.boundaries import sequences_in
 
 # Largest relative difference of the losses, and of the gradients of all weights together, that rounding may cause.
-_LIMIT = 1e-3
-_HALF_LIMIT = 0.05
+_LIMIT = 1e-4
+_HALF_LIMIT = 0.03
 # In half precision, float32 decides about a difference up to here; a larger one is not rounding.
 _LARGEST_ROUNDING = 0.3
 _MOST_PADDING = 2  # slots of the padded batch over the tokens of the row, which limits the time
