@@ -131,7 +131,7 @@ NO_FILE = {
     *((name, "--html") for name in ("report", "look")),
     ("compare", "--packers"),
     ("look", "--packer"),
-    *((name, "--split") for name in ("build", "convert", "look")),
+    *((name, "--split") for name in "build convert look benchmark report compare stream pack verify".split()),
     *((name, "--synthetic") for name in "benchmark report compare stream pack".split()),
     ("predict", "--output"),
     ("export", "target"),

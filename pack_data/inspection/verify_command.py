@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Optional, Sequence
 
 from pack_data.building.verify import verify
+from pack_data.cli.bad_records import add_columns, add_split
 from pack_data.cli.command import ArgumentParser, counted, process_count, typed
 from pack_data.formats.detect import suffix_format
 from pack_data.lengths.options import named_histogram
@@ -36,6 +38,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         metavar="NAME|FILE|DIR",
         help="the lengths that the recipe packs: anything that `packed-bert look` takes",
     )
+    add_columns(parser)
+    add_split(parser)
     args = parser.parse_args(argv)
     if Path(args.what).name == MANIFEST:
         raise ValueError(f"{args.what}: the manifest of a data set; pass its directory")
@@ -45,11 +49,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 "--workers: applies to a data set, not to a recipe; leave the option out"
             )
         _refuse_data(args.what)
-        _prove_recipe(args.what, args.histogram)
+        _prove_recipe(args)
         return 0
-    if args.histogram is not None:
+    if args.histogram or args.columns or args.split:
         raise ValueError(
-            "--histogram: applies to a recipe; a data set is checked against its own packs"
+            "--histogram, --columns, --split: apply to a recipe; a data set is checked against its own packs"
         )
     _verify_data_set(args.what, args.workers)
     return 0
@@ -82,16 +86,18 @@ def _refuse_data(path: str) -> None:
         )
 
 
-def _prove_recipe(recipe: str, source: Optional[str]) -> None:
+def _prove_recipe(args: argparse.Namespace) -> None:
     """Prove the recipe's bound; with a source of lengths, prove that the recipe packs exactly those."""
-    packing = Packing.load(recipe)
+    packing = Packing.load(args.what)
     histogram = None
-    if source is not None:
-        histogram = named_histogram(source, packing.max_sequence_length)
-    with said_of(recipe):
+    if args.histogram is not None:
+        S = packing.max_sequence_length
+        histogram = named_histogram(args.histogram, S, args.columns, args.split)
+    with said_of(args.what):
         proved = statement(packing)
         if histogram is not None:
             packing.check(histogram)
     print(proved)
     if histogram is not None:
-        print(f"it packs exactly the {counted(histogram.sequences, 'sequence')} of {source}")
+        sequences = counted(histogram.sequences, "sequence")
+        print(f"it packs exactly the {sequences} of {args.histogram}")

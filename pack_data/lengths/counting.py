@@ -63,6 +63,10 @@ def count(
         ValueError: a source cannot be read, or a length is out of range; the message names file and place.
     """
     parts = [path for source in sources for path in _files(source, split)]
+    if columns and not all(map(_has_columns, parts)):
+        raise ValueError(
+            f"{', '.join(sources)}: lengths, which have no columns; leave --columns out"
+        )
     if workers is None:
         size = sum(os.path.getsize(part) for part in parts if os.path.isfile(part))
         workers = min(len(parts), os.cpu_count() or 1) if size > _WORTH_PROCESSES else 1
@@ -112,16 +116,22 @@ def what_was_read(
     from pack_data.formats.source import open_source
 
     for source in sources:
-        file = _files(source, split)[0]
-        if os.path.isfile(file) and not (
-            file.endswith(".npy") or _is_text(file) or _begins_as_histogram(file)
-        ):
+        if _has_columns(_files(source, split)[0]):
             yield open_source(source, columns=columns, split=split).summary()
+
+
+def _has_columns(path: str) -> bool:
+    """Return True for a file of sequences, False for one of lengths, a bundled name and a data set."""
+    is_lengths = path.endswith(".npy") or _is_text(path)
+    return os.path.isfile(path) and not is_lengths and not _begins_as_histogram(path)
 
 
 def _files(source: str, split: str) -> List[str]:
     """Return what is counted on its own: the files of a directory, or the source itself."""
-    if source in PUBLISHED or (Path(source) / MANIFEST).is_file():
+    is_whole = source in PUBLISHED or (Path(source) / MANIFEST).is_file()
+    if split and (is_whole or os.path.isfile(source)):
+        raise ValueError(f"{source}: has no splits, as directories have; leave --split {split} out")
+    if is_whole:
         return [source]
     if not os.path.exists(source):
         raise ValueError(

@@ -1,6 +1,7 @@
 """The options that name a histogram."""
 
 import gzip
+import json
 
 import numpy as np
 import pytest
@@ -47,6 +48,27 @@ def test_whatever_the_command_histogram_takes(tmp_path):
     (tmp_path / "part.jsonl").write_text("[1, 2, 3]\n[1, 2, 3, 4, 5, 6, 7, 8]\n[4, 5, 6]\n")
     for name in ("lengths.csv", "part.jsonl"):
         assert named_histogram(str(tmp_path / name), 8) == LengthHistogram.from_lengths([3, 3, 8], 8)
+
+
+def test_columns_and_split_choose_among_published_sequences(tmp_path, capsys):
+    """Both are refused where there is nothing to choose."""
+    for split, longest in (("train", 5), ("test", 7)):
+        rows = [{"chosen": [1] * longest, "rejected": [2]}] * 3
+        (tmp_path / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    options = ("--histogram", str(tmp_path), "--max-sequence-length", "8")
+    for split, longest in (("train", 5), ("test", 7)):
+        histogram = found(*options, "--split", split, "--columns", "chosen")
+        assert histogram == LengthHistogram.from_lengths([longest] * 3, 8)
+        assert f"{split}.jsonl, column chosen" in capsys.readouterr().err
+    with refused(tmp_path, "--split", "test, train"):
+        found(*options, "--columns", "chosen")
+    with refused("--columns", "chosen", "rejected"):
+        found(*options, "--split", "test")
+    for option in (("--columns", "a"), ("--split", "train")):
+        with refused(PUBLISHED[0], option[0]):
+            found(*option)
+        with refused("--synthetic", option[0]):
+            found("--synthetic", SPECIFICATION, *option)
 
 
 @pytest.mark.parametrize("name", ["own.npy", "own.txt", "own.lengths", "own.txt.gz"])
