@@ -32,6 +32,9 @@ _OF_BERT = (
     "masked_lm_ids",
     "next_sentence_labels",
 )
+# Types such as large_list<element: uint16>.
+_INTEGER_LIST = re.compile(r"(large_|fixed_size_)?list(_view)?<[^<]*: u?int\d|list of int$")
+_TEXT = re.compile(r"text|(large_)?string|dictionary<values=(large_)?string")
 # Integers under such a name describe tokens or texts.
 _NO_TOKENS = re.compile(r"(tags?|labels?|label_ids|masks?|weights?|positions?)$", re.IGNORECASE)
 
@@ -44,14 +47,20 @@ class FileRow(NamedTuple):
     after: int
 
 
-def token_columns(
-    path: str, types: Mapping[str, str], lists: Sequence[str], columns: Sequence[str]
-) -> Tuple[str, ...]:
+def kind_of_type(type: str) -> str:
+    """Return "text", "integers" (a list) or "other" for a type as Arrow or jsonl.py prints it."""
+    if _INTEGER_LIST.match(type):
+        return "integers"
+    return "text" if _TEXT.match(type) else "other"
+
+
+def token_columns(path: str, types: Mapping[str, str], columns: Sequence[str]) -> Tuple[str, ...]:
     """Return the columns that hold the token sequences of a file: those that the user chose, or input_ids.
 
-    types: the type of each column, for messages.  lists: the columns of integer lists.  Raises ValueError if nothing
-    says which column holds tokens, and for BERT's examples and packs, which are no longer read from columns.
+    types: the type of each column.  Raises ValueError if nothing says which column holds tokens, and for columns of
+    BERT's examples and packs, which are no longer read.
     """
+    lists = [name for name, type in types.items() if kind_of_type(type) == "integers"]
     for name in columns:
         if name not in lists:
             raise ValueError(

@@ -9,7 +9,7 @@ import json
 import re
 from contextlib import suppress
 from functools import partial
-from typing import Any, BinaryIO, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, Sequence, Tuple
 
 import numpy as np
 
@@ -179,42 +179,32 @@ def _fields(text: bytes) -> Dict[str, Any]:
     return value
 
 
-def _are_integers(values: List[Any]) -> bool:
-    return set(map(type, values)) <= {int}
-
-
 def _tokens(name: str, value: Any) -> np.ndarray:
     """Return a list of integers as an array.  Raises RecordError for any other value."""
-    if isinstance(value, list) and _are_integers(value):
+    if isinstance(value, list) and set(map(type, value)) <= {int}:
         with suppress(OverflowError):
             return np.array(value, np.int64)
     raise RecordError(f"{name} is not a list of integers of 64 bits, unlike in the first record")
 
 
+def _types_of(fields: Dict[str, Any], columns: Sequence[str] = ()) -> Dict[str, str]:
+    """Return the type of each field of a record, where `columns` hold lists of integers."""
+    types = {}
+    for name, value in fields.items():
+        # An empty list may be one of anything, unless its name or the user says what it holds.
+        is_known = name in (TOKENS, *COMPANIONS, *columns)
+        is_empty = value == [] or (name == TOKENS and value is None)
+        types[name] = "list of int" if is_known and is_empty else _type_of(value)
+    return types
+
+
 def _type_of(value: Any) -> str:
-    """Return the type of a value, for messages and `column_types`."""
     if isinstance(value, str):
         return "text"
     if isinstance(value, list):
-        types = sorted({type(item).__name__ for item in value[:1000]})
-        return f"list of {' and '.join(types) or 'nothing'}"
+        item_types = sorted({type(item).__name__ for item in value})
+        return f"list of {' and '.join(item_types) or 'nothing'}"
     return "null" if value is None else type(value).__name__
-
-
-def _columns_of(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple[str, ...]:
-    """Return the fields that hold the token sequences, from the first record.  Raises ValueError."""
-    lists: List[str] = []
-    for name, value in row.items():
-        if name == TOKENS and value is None:
-            value = []
-        # An empty list may be one of anything, unless its name or the user says what it holds.
-        is_known = name == TOKENS or name in COMPANIONS or name in columns
-        if not isinstance(value, list) or not (value or is_known):
-            continue
-        if _are_integers(value):
-            lists.append(name)
-    types = {name: _type_of(value) for name, value in row.items()}
-    return token_columns(path, types, lists, columns)
 
 
 def _first_row(path: str) -> FileRow:
@@ -228,16 +218,14 @@ def _first_row(path: str) -> FileRow:
     raise ValueError(f"{path}: {problem}; expected JSONL, one object per line")
 
 
-def column_types(path: str) -> Dict[str, str]:
-    """Return the type of each field of the first readable record, as `read_rows` names them (rows.py)."""
-    types = {name: _type_of(value) for name, value in _first_row(path).fields.items()}
-    known = {"text": "text", "list of int": "integers"}
-    return {name: known.get(type, "other") for name, type in types.items()}
+def types(path: str) -> Dict[str, str]:
+    """Return the type of each field of the first readable record."""
+    return _types_of(_first_row(path).fields)
 
 
 def kind(path: str, columns: Sequence[str] = ()) -> str:
     """Return "tokens"; raise ValueError unless the first readable record holds a token sequence."""
-    _columns_of(path, _first_row(path).fields, columns)
+    token_columns(path, _types_of(_first_row(path).fields, columns), columns)
     return "tokens"
 
 
@@ -246,7 +234,7 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
     chosen: Tuple[str, ...] = ()
     for row in rows(path, bad):
         try:
-            chosen = chosen or _columns_of(path, row.fields, columns)
+            chosen = chosen or token_columns(path, _types_of(row.fields, columns), columns)
             fields = dict(row.fields)
             tokens = {name: _tokens(name, fields.pop(name, None)) for name in chosen}
             value = tokens_from_columns(tokens)

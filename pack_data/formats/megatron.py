@@ -21,7 +21,7 @@ from pack_data.store.sequences import Sequences
 
 MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
-_TOKENS = 1 << 20  # read at a time
+_BYTES = 4 << 20  # read at a time
 # Code -> type; 6 and 7 are floats, which cannot be token ids.
 _TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
@@ -29,8 +29,8 @@ _TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 class _Index(NamedTuple):
     path: str
     dtype: np.dtype
-    lengths: np.ndarray  # int32 [sequences], in tokens
-    pointers: np.ndarray  # int64 [sequences], in bytes
+    sizes: np.ndarray  # int64 [sequences], in bytes
+    starts: np.ndarray  # int64 [sequences], in bytes
 
 
 def tokens_file(path: str) -> str:
@@ -65,26 +65,26 @@ def _index(path: str) -> _Index:
         lengths = np.frombuffer(file.read(4 * sequences), "<i4")
         pointers = np.frombuffer(file.read(8 * sequences), "<i8")
         document_indices = np.frombuffer(file.read(8 * documents), "<i8")
-    index = _Index(path, np.dtype(_TYPES[code]), lengths, pointers)
-    _check_pointers(index)
+    dtype = np.dtype(_TYPES[code])
+    sizes = lengths.astype(np.int64) * dtype.itemsize
+    index = _Index(path, dtype, sizes, np.cumsum(sizes) - sizes)
+    _check_pointers(index, pointers)
     _check_documents(path, document_indices, sequences)
     return index
 
 
-def _check_pointers(index: _Index) -> None:
+def _check_pointers(index: _Index, pointers: np.ndarray) -> None:
     """Raise ValueError unless the sequences follow one another and are all that the `.bin` holds."""
-    sizes = index.lengths.astype(np.int64) * index.dtype.itemsize
-    starts = np.cumsum(sizes) - sizes
-    wrong = np.flatnonzero(index.pointers != starts)
+    wrong = np.flatnonzero(pointers != index.starts)
     if len(wrong):
         record = int(wrong[0])
         raise ValueError(
-            f"{index.path}: record {record} begins at byte {index.pointers[record]}, but the records before it have "
-            f"{starts[record]} bytes; the index is damaged, copy it again"
+            f"{index.path}: record {record} begins at byte {pointers[record]}, but the records before it have "
+            f"{index.starts[record]} bytes; the index is damaged, copy it again"
         )
     tokens = tokens_file(index.path)
     size = os.path.getsize(tokens)
-    covered = int(sizes.sum())
+    covered = int(index.sizes.sum())
     if size > covered:
         raise ValueError(
             f"{tokens}: {size} bytes, but its index covers {covered} ({index.dtype} tokens); the two files do not "
@@ -109,17 +109,16 @@ def kind(path: str) -> str:
 
 
 def blocks(path: str, bad: BadRecords) -> Iterator[RecordBlock]:
-    """Yield the sequences in the order of the index, about a million tokens at a time."""
+    """Yield the sequences in the order of the index, about 4 MiB at a time."""
     index = _index(path)
-    ends = np.cumsum(index.lengths, dtype=np.int64)
     with open_regular(tokens_file(path)) as file:
         first = 0
-        while first < len(ends):
-            tokens_before = int(ends[first - 1]) if first else 0
-            end = max(first + 1, int(np.searchsorted(ends, tokens_before + _TOKENS)))
+        while first < len(index.sizes):
+            most = index.starts[first] + _BYTES
+            end = max(first + 1, int(np.searchsorted(index.starts, most)))
+            rows = slice(first, end)
             yield RecordBlock(
-                partial(_columns, file, index, first, end, bad),
-                partial(_records, file, index, first, end, bad),
+                partial(_columns, file, index, rows, bad), partial(_records, file, index, rows, bad)
             )
             first = end
 
@@ -130,47 +129,37 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
         yield from block.records()
 
 
-def _columns(
-    file: BinaryIO, index: _Index, first: int, end: int, bad: BadRecords
-) -> Optional[Sequences]:
+def _columns(file: BinaryIO, index: _Index, rows: slice, bad: BadRecords) -> Optional[Sequences]:
     """Return sequences that follow one another in the file as columns; None unless all of them are valid."""
-    lengths = index.lengths[first:end].astype(np.int64)
-    pointers = index.pointers[first:end]
-    sizes = lengths * index.dtype.itemsize
-    if (
-        lengths.min() < 1
-        or pointers[0] < 0
-        or sizes.max() > bad.longest
-        or (np.diff(pointers) != sizes[:-1]).any()
-    ):
+    sizes = index.sizes[rows]
+    start = int(index.starts[rows.start])
+    if sizes.min() < 1 or sizes.max() > bad.longest or start < 0:
         return None
-    file.seek(int(pointers[0]))
+    file.seek(start)
     data = file.read(int(sizes.sum()))
     if len(data) < sizes.sum():
         return None
     ids = np.frombuffer(data, index.dtype)
+    lengths = sizes // index.dtype.itemsize
     return Sequences.of_tokens(lengths, {"input_ids": ids}) if fits("input_ids", ids) else None
 
 
-def _records(
-    file: BinaryIO, index: _Index, first: int, end: int, bad: BadRecords
-) -> Iterator[Record]:
+def _records(file: BinaryIO, index: _Index, rows: slice, bad: BadRecords) -> Iterator[Record]:
     size = os.path.getsize(file.name)
-    for number in range(first, end):
+    for number in range(rows.start, rows.stop):
         origin = Origin(index.path, number)
-        length = int(index.lengths[number])
-        start = int(index.pointers[number])
-        length_bytes = length * index.dtype.itemsize
+        record_bytes = int(index.sizes[number])
+        start = int(index.starts[number])
         try:
-            if length < 1 or start < 0 or start + length_bytes > size:
+            if record_bytes < 1 or start < 0 or start + record_bytes > size:
                 raise RecordError(
-                    f"{length} tokens from byte {start}; a sequence has at least one, and "
-                    f"{os.path.basename(file.name)} has {size} bytes"
+                    f"{record_bytes // index.dtype.itemsize} tokens from byte {start}; a sequence has at least one, "
+                    f"and {os.path.basename(file.name)} has {size} bytes"
                 )
-            if length_bytes > bad.longest:
+            if record_bytes > bad.longest:
                 raise RecordError(bad.too_long())
             file.seek(start)
-            ids = integers("input_ids", np.frombuffer(file.read(length_bytes), index.dtype))
+            ids = integers("input_ids", np.frombuffer(file.read(record_bytes), index.dtype))
         except RecordError as error:
             bad.add(origin, str(error))
             continue

@@ -9,7 +9,6 @@ An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1.
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
@@ -36,9 +35,6 @@ from pack_data.store.sequences import Sequences
 
 _ROWS = 1024  # read at a time
 _BATCH_BYTES = 64 << 20  # of the rows read at a time
-# Types as Arrow prints them, such as large_list<element: uint16>.
-_INTEGER_LIST = re.compile(r"(large_|fixed_size_)?list(_view)?<[^<]*: u?int\d")
-_TEXT = re.compile(r"(large_)?string|dictionary<values=(large_)?string")
 _PARQUET_MAGIC = b"PAR1"
 _FILE_MAGIC = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -95,30 +91,21 @@ def _schema(path: str):
     return schema
 
 
+def types(path: str) -> Dict[str, str]:
+    """Return the type of each column, as Arrow prints it."""
+    return {column.name: str(column.type) for column in _schema(path)}
+
+
 def _columns_of(path: str, columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
     """Return the kind of the records and the columns that hold them.  Raises ValueError."""
-    schema = _schema(path)
-    lists = [column.name for column in schema if _INTEGER_LIST.match(str(column.type))]
-    types = {column.name: str(column.type) for column in schema}
-    chosen = token_columns(path, types, lists, columns)
-    is_packed = not columns and _TOKENS in lists and STARTS in lists
+    chosen = token_columns(path, types(path), columns)
+    is_packed = not columns and {_TOKENS, STARTS}.issubset(chosen)
     return "token_packs" if is_packed else "tokens", chosen
 
 
 def kind(path: str, columns: Sequence[str] = ()) -> str:
     """Return "token_packs" for packed Parquet, else "tokens"."""
     return _columns_of(path, columns)[0]
-
-
-def column_types(path: str) -> Dict[str, str]:
-    """Return the type of each column, as `read_rows` names them (rows.py)."""
-    types = {}
-    for column in _schema(path):
-        is_text = _TEXT.match(str(column.type))
-        types[column.name] = "text" if is_text else "other"
-        if _INTEGER_LIST.match(str(column.type)):
-            types[column.name] = "integers"
-    return types
 
 
 def rows(

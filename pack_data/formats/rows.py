@@ -12,7 +12,7 @@ from typing import Dict, Iterator, Sequence
 
 from pack_data.cli.bad_records import BadRecords
 from pack_data.formats import jsonl, parquet
-from pack_data.formats.columns import FileRow
+from pack_data.formats.columns import FileRow, kind_of_type
 from pack_data.formats.detect import content_format, suffix_format
 from pack_data.formats.saved import selected_files
 from pack_data.reading.files import open_regular
@@ -42,7 +42,7 @@ def read_rows(
 def column_types(path: str) -> Dict[str, str]:
     """Return "text", "integers" (a list for each row) or "other" for each column of a file of `read_rows`."""
     module = parquet if _is_table(path) else jsonl
-    return module.column_types(path)
+    return {name: kind_of_type(type) for name, type in module.types(path).items()}
 
 
 def identity(path: str) -> str:

@@ -44,7 +44,7 @@ def read_both_ways(source, monkeypatch, **options):
 
 
 def test_megatron(tmp_path, monkeypatch):
-    monkeypatch.setattr(megatron, "_TOKENS", 3000)
+    monkeypatch.setattr(megatron, "_BYTES", 6000)
     given = random_sequences(ROWS)
     source = open_source(write_megatron(tmp_path / "good", given, 4, "<i4"))
     found, by_record = read_both_ways(source, monkeypatch)
