@@ -79,8 +79,7 @@ def _schema(path: str):
     path = next(iter(selected_files(path)), path)
     with _opening(path):
         if _has_magic(path, _PARQUET_MAGIC):
-            with _parquet().ParquetFile(path) as file:
-                schema = file.schema_arrow
+            schema = _parquet().read_schema(path)
         else:
             with _arrow().OSFile(path) as file:
                 schema = _ipc_reader(path, file).schema
@@ -221,10 +220,14 @@ def _arrow_batches(
     opened = _arrow().memory_map if is_mapped else _arrow().OSFile
     with _opening(path), opened(path) as file:
         reader = _ipc_reader(path, file)
-        numbers = iter(range(reader.num_record_batches if is_file else 0))
+        if is_file:
+            numbers = range(reader.num_record_batches)
+            batches = map(reader.get_batch, numbers)
+        else:
+            batches = iter(reader)
         while True:
             try:
-                batch = reader.get_batch(next(numbers)) if is_file else reader.read_next_batch()
+                batch = next(batches)
                 batch.validate(full=True)
             except StopIteration:
                 break
@@ -261,25 +264,22 @@ class _Lists:
             is_null = column.is_null() if column.null_count else None
             column = arrow.ListArray.from_arrays(offsets, column.flatten(), mask=is_null)
         self._name = name
-        self._null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
         self._offsets = column.offsets.to_numpy()
-        self._arrow_values = column.values if column.values.null_count else None
         self._values = column.values.to_numpy(zero_copy_only=False)
+        self._is_bad = column.is_null().to_numpy(zero_copy_only=False)
+        if column.values.null_count:
+            is_null = column.values.is_null().to_numpy(zero_copy_only=False)
+            nulls_before = np.append(0, np.cumsum(is_null))[self._offsets]
+            self._is_bad = self._is_bad | (np.diff(nulls_before) > 0)
 
     def __getitem__(self, row: int) -> np.ndarray:
-        begin = int(self._offsets[row])
-        end = int(self._offsets[row + 1])
-        is_null = self._null is not None and self._null[row]
-        if is_null or (
-            self._arrow_values is not None
-            and self._arrow_values.slice(begin, end - begin).null_count
-        ):
+        if self._is_bad[row]:
             raise RecordError(f"{self._name} is null or holds a null")
-        return self._values[begin:end]
+        return self._values[self._offsets[row] : self._offsets[row + 1]]
 
     def together(self) -> Optional[Tuple[np.ndarray, np.ndarray]]:
-        """Return the lengths of all rows and their concatenated values; None if one is null."""
-        if self._null is not None or self._arrow_values is not None:
+        """Return the lengths of all rows and their concatenated values; None if one has a null."""
+        if self._is_bad.any():
             return None
         offsets = self._offsets.astype(np.int64)
         return np.diff(offsets), self._values[offsets[0] : offsets[-1]]
@@ -342,17 +342,12 @@ def _records(
     for row in range(rows):
         others = {name: values[row] for name, values in foreign.items()}
         try:
-            value = {name: column[row] for name, column in lists.items()}
+            columns = {name: column[row] for name, column in lists.items()}
             if content == "tokens":
-                value = tokens_from_columns(value)
+                value = tokens_from_columns(columns)
             else:
-                # Lists of another length have no value for each token: foreign.
-                slots = len(value[_TOKENS])
-                for name in [
-                    name for name in value if name != STARTS and len(value[name]) != slots
-                ]:
-                    others[name] = value.pop(name)
-                value = _checked_pack(value)
+                value = _checked_pack(columns)
+                others.update({name: columns[name] for name in columns if name not in value})
         except RecordError as error:
             bad.add(Origin(path, start + row), str(error))
             continue
@@ -369,7 +364,10 @@ _TOKENS = "input_ids"
 
 
 def _checked_pack(row: Tokens) -> Tokens:
-    """Return the row with `seq_start_id` as int32.  Raises RecordError unless these are starts of sequences."""
+    """Return the columns with a value for each token, and `seq_start_id` as int32.
+
+    Raises RecordError unless these are starts of sequences.
+    """
     starts = integers(STARTS, row[STARTS])
     slots = len(row[_TOKENS])
     ends = np.append(starts[1:], slots)
@@ -378,4 +376,5 @@ def _checked_pack(row: Tokens) -> Tokens:
             f"{STARTS} must begin with 0 and ascend below {slots}, the number of values of {_TOKENS}, so that each "
             "sequence has a token"
         )
-    return {**row, STARTS: starts}
+    pack = {name: values for name, values in row.items() if len(values) == slots}
+    return {**pack, STARTS: starts}

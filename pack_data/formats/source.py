@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -104,14 +104,16 @@ class Source:
             yield from module_of("store").sequences(self.path)
             return
         for record in self.read():
-            self.foreign_lost = tuple(sorted({*self.foreign_lost, *record.foreign}))
-            values: List[Any] = (
-                checked_pack(record.value)[1]
-                if self.kind == "packs"
-                else split_at_starts(record.value)
-            )
+            self._lose(record.foreign)
+            if self.kind == "packs":
+                values: List[Any] = checked_pack(record.value)[1]
+            else:
+                values = split_at_starts(record.value)
             for value in values:
                 yield Record(record.origin, value)
+
+    def _lose(self, names: Iterable[str]) -> None:
+        self.foreign_lost = tuple(sorted({*self.foreign_lost, *names}))
 
     def blocks(self, size: int = 4096, longest: Optional[int] = None) -> Iterator[Sequences]:
         """Yield `examples` in columns, `size` sequences at a time.
@@ -151,9 +153,7 @@ class Source:
                 ):
                     yield from self._checked(iter(block.records()), first, scalars, longest)
                     continue
-                self.foreign_lost = tuple(
-                    sorted({*self.foreign_lost, *block.foreign} - set(scalars))
-                )
+                self._lose(set(block.foreign) - set(scalars))
                 numbers = {name: columns.scalars[name] for name in scalars}
                 yield Sequences.of_tokens(columns.lengths, columns.tokens, numbers)
 
@@ -174,41 +174,32 @@ class Source:
         is_plain = self.unpacked_kind == "tokens"
         names = list(first.value) if is_plain else []
         lengths = []
-        numbers: Dict[str, List[int]] = {name: [] for name in scalars}
-        lost = set(self.foreign_lost)
         for record in block:
             if is_plain and list(record.value) != names:
                 raise ValueError(
                     f"{record.origin}: columns {', '.join(record.value)}, but the first record has {', '.join(names)}; "
                     "choose columns with --columns"
                 )
-            lengths.append(len(record.value[names[0]] if is_plain else record.value.input_ids))
-            if longest is not None and lengths[-1] > longest:
+            length = len(record.value[names[0]] if is_plain else record.value.input_ids)
+            if longest is not None and length > longest:
                 raise ValueError(
-                    f"{record.origin}: {lengths[-1]} tokens, a pack has {longest} slots (--max-sequence-length); "
+                    f"{record.origin}: {length} tokens, a pack has {longest} slots (--max-sequence-length); "
                     "sequences are not truncated"
                 )
-            lost.update(record.foreign)
-            for name, column in numbers.items():
-                number = _integer_value(record.foreign.get(name))
-                if number is None:
-                    raise ValueError(
-                        f"{record.origin}: lacks the integer column {name} of the first record"
-                    )
-                column.append(number)
-        self.foreign_lost = tuple(sorted(lost - set(scalars)))
+            lengths.append(length)
 
-        if is_plain:
-            tokens = {
-                name: np.concatenate([record.value[name] for record in block]) for name in names
-            }
-            sequences = Sequences.of_tokens(np.array(lengths, np.int64), tokens)
-        else:
-            sequences = Sequences.from_examples([record.value for record in block])
-        sequences.scalars.update(
-            {name: np.array(column, np.int64) for name, column in numbers.items()}
-        )
-        return sequences
+        foreign = set().union(*(record.foreign for record in block))
+        self._lose(foreign - set(scalars))
+        numbers = {}
+        for name in scalars:
+            numbers[name] = np.array([_number(record, name) for record in block], np.int64)
+        values = [record.value for record in block]
+        if not is_plain:
+            sequences = Sequences.from_examples(values)
+            sequences.scalars.update(numbers)
+            return sequences
+        tokens = {name: np.concatenate([value[name] for value in values]) for name in names}
+        return Sequences.of_tokens(np.array(lengths, np.int64), tokens, numbers)
 
     def shape(self) -> RowWidths:
         """Return the row widths, from the first file with a valid record; None for what the format does not fix."""
@@ -279,6 +270,14 @@ def _integer_value(value: Any) -> Optional[int]:
         return None
     is_integer = values.shape == (1,) and values.dtype.kind in "iu"
     return int(values[0]) if is_integer and -(2**31) <= values[0] < 2**31 else None
+
+
+def _number(record: Record, name: str) -> int:
+    """Return a foreign integer of a record.  Raises ValueError if it has none."""
+    number = _integer_value(record.foreign.get(name))
+    if number is None:
+        raise ValueError(f"{record.origin}: lacks the integer column {name} of the first record")
+    return number
 
 
 def integer_columns(record: Record) -> List[str]:
