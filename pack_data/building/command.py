@@ -121,7 +121,7 @@ def _parser() -> ArgumentParser:
     _add_options(parser, (name for name in names if name not in (*_INPUTS, *_PLACES)))
     _add_options_of_tasks(parser)
     _add_options(parser.add_mutually_exclusive_group(), _PLACES)
-    # Of version 1, refused by `main`.
+    # `main` refuses this option of version 1.
     parser.add_argument("--append", action="store_true", help=argparse.SUPPRESS)
     rare = [flag_of(item.name) for item in fields(BuildOptions) if item.metadata.get("rare")]
     parser.rare(

@@ -115,7 +115,7 @@ def documents(
 
 
 def described(files: Sequence[Path], json_field: str, columns: Sequence[str]) -> str:
-    """Return the files in words, with the column or field of the text and the others, which are ignored."""
+    """Describe the files, the column or field that holds the text, and the columns that are ignored."""
     name = str(files[0])
     words = f"{len(files):,} files such as {name}" if len(files) > 1 else name
     column = _column_of(files[0], json_field, columns)

@@ -195,9 +195,9 @@ def _refuse_delimited(path: Path) -> None:
 
 
 def _name_in_archive(path: Path) -> str:
-    """Return the name of the one file in a zip archive, and of any other file its own.
+    """Return the name of the only file in a zip archive, or the name of any other file.
 
-    Raises ValueError for several texts in an archive: they would become one document.
+    Raises ValueError for several texts in an archive, which would become one document.
     """
     if path.suffix.lower() != ".zip" or not zipfile.is_zipfile(path):
         return path.name

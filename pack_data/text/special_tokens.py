@@ -110,7 +110,7 @@ def special_tokens_of(
         ValueError: the tokens do not stand around the texts, are unclear, or contradict `stated`.
     """
     text = _text_with_tokens(tokenizer, name, numbers)
-    single, pair = (_template_of(tokenizer, [text] * count, name) for count in (1, 2))
+    single, pair = (_template_of(tokenizer, name, numbers, [text] * count) for count in (1, 2))
     of_file = single, pair
     # The library's default for a pair adds nothing.
     if not pair.tokens:
@@ -157,7 +157,9 @@ def _text_with_tokens(tokenizer: Any, name: str, numbers: Mapping[str, int]) -> 
     raise ValueError(f"{name}: no text has a token; pass the tokenizer.json of a trained tokenizer")
 
 
-def _template_of(tokenizer: Any, texts: Sequence[str], name: str) -> Template:
+def _template_of(
+    tokenizer: Any, name: str, numbers: Mapping[str, int], texts: Sequence[str]
+) -> Template:
     """Return the special tokens that a tokenizer adds to one text or two; ValueError for what packs cannot hold."""
     plain = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     encoding = tokenizer.encode(*texts)
@@ -173,11 +175,15 @@ def _template_of(tokenizer: Any, texts: Sequence[str], name: str) -> Template:
         if segments[first] < segments[last]:
             in_first_segment = segments.count(0) - len(plain[0])
         template = Template(tuple(ids[:first]), tuple(between), tuple(after), in_first_segment)
-        if [part.tolist() for part in template.joined(plain)] == [ids, segments]:
+        added = [token for token, text in zip(encoding.tokens, text_numbers) if text is None]
+        has_their_ids = [numbers.get(token) for token in added] == [*template.tokens]
+        joined_ids, joined_segments = template.joined(plain)
+        if has_their_ids and (joined_ids.tolist(), joined_segments.tolist()) == (ids, segments):
             return template
     raise ValueError(
         f"{name}: post_processor gives {shown(encoding.tokens)} with type_ids {shown(segments)} for "
-        f"{' and '.join(map(shown, texts))}; must keep the texts in order, with type_ids 0 and then 1; correct it"
+        f"{' and '.join(map(shown, texts))}; must keep the texts in order, with type_ids 0, then 1, and ids of the "
+        "vocabulary; correct it"
     )
 
 

@@ -208,10 +208,10 @@ def word_tokenizer(single=None, pair="$A $B:1", tokens=BOTH, post_processor=None
     return tokenizer.to_str().encode()
 
 
-def roberta_processing():
+def roberta_processing(separator=2, first=0):
     from tokenizers import processors
 
-    return processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return processors.RobertaProcessing(("</s>", separator), ("<s>", first))
 
 
 def bert_processing():
@@ -281,6 +281,8 @@ STATED = "special_tokens_map.json"
         (lambda: word_tokenizer("[CLS] $A </s>"), {}, ["mask_token", "[MASK] or <mask>"]),
         (lambda: word_tokenizer("$A", "$B [SEP] $A"), {}, ["post_processor", "type_ids"]),
         (lambda: word_tokenizer("$A [SEP]:2"), {}, ["post_processor", "type_ids"]),
+        (lambda: word_tokenizer(post_processor=roberta_processing(7, 0)), {}, ["post_processor", "</s>", "vocabulary"]),
+        (lambda: word_tokenizer(post_processor=roberta_processing(2, 99)), {}, ["post_processor", "<s>", "vocabulary"]),
         (
             lambda: word_tokenizer("<s> $A </s>"),
             {STATED: {"cls_token": "[CLS]"}},
