@@ -271,3 +271,19 @@ def test_the_device_is_waited_for_in_the_first_layer_only(kind, given_, by, monk
     assert len(set(found.values())) == 1, found
     assert found[2, 1][1] == 0
     assert stand_in is None or stand_in.calls
+
+
+def test_views_of_a_fused_projection_are_read_by_their_strides():
+    """cudnn-frontend #538: query, key and value are slices of one product, moved to the order of heads."""
+    lengths = [5, 1, 9]
+    fused = torch.randn(1, 15, 3, HEADS, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    heads = fused.permute(2, 0, 3, 1, 4).unbind()
+    assert not any(each.is_contiguous() for each in heads)
+    found = _attend_row(*heads, boundaries_of(lengths), _Settings())
+    assert torch.allclose(found, by_the_formula(*heads, lengths, _Settings()), rtol=0, atol=1e-12)
+
+
+def test_empty_examples_change_nothing():
+    heads = heads_of(15, 2)
+    rows = [_attend_row(*heads, boundaries_of(lengths), _Settings()) for lengths in ([5, 10], [0, 5, 0, 0, 10, 0])]
+    assert torch.equal(*rows)

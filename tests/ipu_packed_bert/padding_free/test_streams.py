@@ -162,3 +162,23 @@ def _least_of_two(rank, path):
 def test_the_least_of_two_ranks(tmp_path):
     assert least_of_ranks(7) == 7  # without torch.distributed
     torch.multiprocessing.spawn(_least_of_two, (tmp_path / "store",), nprocs=2)
+
+
+def test_a_second_resume_goes_on_from_the_first_with_the_boundaries_of_waiting_rows():
+    """The examples are rows of two sequences."""
+    rows = [{"input_ids": list(range(3 + size)), "seq_lengths": [3, size]} for size in (4, 2, 5, 1, 3, 4, 2, 1)]
+
+    def lengths_of(pack):
+        return padding_free_batch(pack)["cumulative_lengths"].tolist()
+
+    whole = list(PackedStream(rows, 12, collate=lengths_of))
+    stream, taken = PackedStream(rows, 12, collate=lengths_of), []
+    for _ in range(3):
+        source = iter(stream)
+        taken.append(next(source))
+        state = json.loads(json.dumps(stream.state_dict()))
+        stream = PackedStream(rows, 12, collate=lengths_of)
+        stream.load_state_dict(state)
+    assert taken + list(stream) == whole and len(whole) > 3
+    sizes = sorted(size for bounds in whole for size in np.diff(bounds).tolist())
+    assert sizes == sorted(size for row in rows for size in row["seq_lengths"])

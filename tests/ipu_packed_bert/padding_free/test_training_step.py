@@ -254,3 +254,21 @@ def test_a_zero_inside_an_attention_mask_is_refused(tmp_path):
     trainer.train_dataset = trainer.train_dataset.add_column("attention_mask", masks)
     with refused("attention_mask", "zeros"):
         trained(trainer)
+
+
+def test_truncated_examples_and_examples_without_a_label_count_as_their_tokens(tmp_path):
+    """TRL #6439 and Automodel #737: half of the completions are cut, and one example predicts nothing."""
+    rows = [{"input_ids": [3 + number] * 40, "labels": [IGNORED, *[3 + number] * 39]} for number in range(2)]
+    rows += [{"input_ids": [5] * 9, "labels": [IGNORED] * 9}, {"input_ids": [6] * 12, "labels": [IGNORED, *[6] * 11]}]
+    updated = []
+    for longer in ("truncate", "raise"):
+        cut = [{name: values[:ROW] for name, values in row.items()} for row in rows]
+        trainer = a_small_trainer(tmp_path, per_device_train_batch_size=4, max_steps=1, learning_rate=0.5)
+        trainer.train_dataset = datasets.Dataset.from_list(rows if longer == "truncate" else cut)
+        trained(trainer, longer=longer)
+        updated.append(weights(trainer))
+    model = a_small_trainer(tmp_path).model
+    total = sum(summed(model(torch.tensor([row["input_ids"]])).logits, torch.tensor([row["labels"]])) for row in cut)
+    gradients = torch.autograd.grad(total / (2 * 31 + 11), model.parameters())
+    expected = [weight.detach() - 0.5 * by for weight, by in zip(model.parameters(), gradients)]
+    assert max(relative_error(found, expected) for found in updated) <= 1e-6

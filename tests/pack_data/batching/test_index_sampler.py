@@ -139,3 +139,19 @@ def test_only_columns_with_a_value_for_each_token_are_cut(kind, together):
             found += item["input_ids"]
     assert sorted(found) == np.concatenate(texts).tolist()
     assert [len(example["input_ids"]) for example in dataset] == list(map(len, texts))
+
+
+def test_a_second_resume_in_an_epoch_skips_all_batches_before_it():
+    """KempnerForge #57: each state counts from the begin of the epoch, not from the state before it."""
+    lengths = drawn(60)
+
+    def fresh():
+        return samplers("MiniBatchPacking+PosID", lengths, 2)[1]
+
+    epoch, sampler, taken = list(fresh()), fresh(), []
+    for count in (2, 1, 3):
+        source = iter(sampler)
+        taken += [next(source) for _ in range(count)]
+        state, sampler = sampler.state_dict(), fresh()
+        sampler.load_state_dict(state)
+    assert taken + list(sampler) == epoch and len(epoch) > 6
