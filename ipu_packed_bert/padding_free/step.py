@@ -151,22 +151,11 @@ def _difference(trainer: Any, actual: _Step, expected: _Step) -> float:
 
 @contextlib.contextmanager
 def _kept_attributes(trainer: Any) -> Iterator[None]:
-    """Restore the attributes of the trainer after the block; lists and dictionaries may change in it."""
+    """Restore the attributes of the trainer after the block; only the lists of its metrics may change in it."""
     attributes = dict(vars(trainer))
-    for name, value in attributes.items():
-        setattr(trainer, name, _copied(value))
+    if "_metrics" in attributes:
+        trainer._metrics = copy.deepcopy(trainer._metrics)
     try:
         yield
     finally:
         vars(trainer).update(attributes)
-
-
-def _copied(value: Any) -> Any:
-    """Copy lists, and dictionaries of them."""
-    if not isinstance(value, (dict, list)):
-        return value
-    copied = copy.copy(value)
-    if isinstance(copied, dict):
-        for key, inner in value.items():
-            copied[key] = _copied(inner)
-    return copied

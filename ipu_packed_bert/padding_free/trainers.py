@@ -600,16 +600,15 @@ class _JoiningCollator:
         with torch.random.fork_rng(devices=[]):
             single = self._joined(*([example] for example in examples))
             whole = self._joined(examples)
-            again = self._joined(examples)
-        names = ["cumulative_lengths", "input_ids", "labels"]
-        if not np.array_equal(whole["labels"], again["labels"]):  # random masks
-            names = names[:1]
-        for name in names:
-            if not np.array_equal(single[name], whole[name]):
-                raise ValueError(
-                    f"the trainer's data collator returns other {name} for {len(examples)} examples together than for "
-                    "each of them alone; use one whose result for an example does not depend on the others"
-                )
+            is_random = not np.array_equal(whole["labels"], self._joined(examples)["labels"])
+        # Masks that are drawn at random differ.
+        names = ["cumulative_lengths", "labels", "input_ids"][: 1 if is_random else 3]
+        differing = [name for name in names if not np.array_equal(single[name], whole[name])]
+        if differing:
+            raise ValueError(
+                f"the trainer's data collator returns other {differing[0]} for {len(examples)} examples together than "
+                "for each of them alone; use one whose result for an example does not depend on the others"
+            )
 
     def _joined(self, *batches: Sequence[Any]) -> Dict[str, np.ndarray]:
         """Join the examples of batches that are collated one by one."""

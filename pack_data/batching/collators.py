@@ -85,9 +85,11 @@ def _columns(examples: Sequence[Example], pad_id: int) -> List[Dict[str, np.ndar
                 "pass equally many, in one dimension, and at least 1"
             )
         span, lengths = sequences_in(example, f"example {number} of the batch")
-        bounds = span.start + cumulative(lengths)
-        for start, stop in zip(bounds, bounds[1:]):
+        start = span.start
+        for length in lengths.tolist():
+            stop = start + length
             columns.append({"input_ids": ids[start:stop], "labels": labels[start:stop]})
+            start = stop
     return columns or [_padding(1, pad_id)]
 
 

@@ -19,6 +19,7 @@ OF_SEQUENCES = ("seq_lengths", *_ENDS)
 # The second name of each is that of a `PackDataset`.
 _POSITIONS = ("position_ids", "positions")
 _MASKS = ("attention_mask", "input_mask")
+_STATING = frozenset((*OF_SEQUENCES, *_POSITIONS, *_MASKS))
 
 
 def cumulative(lengths: np.ndarray) -> np.ndarray:
@@ -45,9 +46,11 @@ def sequences_in(example: Mapping[str, Any], name: str) -> Tuple[slice, np.ndarr
 
     Raises:
         ValueError: the boundaries contradict each other or the tokens, the attention mask has a 0 between ones, or
-            positions have several axes (M-RoPE) that do not agree with separate boundaries.
+            positions have several axes (M-RoPE).
     """
     tokens = len(example["input_ids"])
+    if _STATING.isdisjoint(example):
+        return slice(0, tokens), np.array([tokens] if tokens else [], np.int64)
     columns = {column: example[column] for column in example if example[column] is not None}
     span = slice(0, tokens)
     for column in _MASKS:
@@ -62,7 +65,7 @@ def sequences_in(example: Mapping[str, Any], name: str) -> Tuple[slice, np.ndarr
         title = f"{name}: {column}"
         values = np.asarray(columns[column], np.int64)
         if column in _POSITIONS:
-            found = _between_restarts(values, title, tokens, span, bool(first))
+            found = _between_restarts(values, title, tokens, span)
         else:
             ends = values if column in _ENDS else np.cumsum(values)
             found = _between_ends(ends, title, tokens, span)
@@ -85,7 +88,9 @@ def _between(bounds: Any) -> np.ndarray:
 def _real_tokens(mask: Any, title: str, tokens: int) -> slice:
     """Return the tokens between the zeros at the ends of a mask."""
     real = np.flatnonzero(mask)
-    span = slice(int(real[0]), int(real[-1]) + 1) if len(real) else slice(0, 0)
+    span = slice(0, 0)
+    if len(real):
+        span = slice(int(real[0]), int(real[-1]) + 1)
     if np.shape(mask) != (tokens,) or span.stop - span.start != len(real):
         raise ValueError(
             f"{title} of the shape {np.shape(mask)} must have a value for each of {tokens} tokens, and zeros only at "
@@ -107,25 +112,22 @@ def _between_ends(ends: np.ndarray, title: str, tokens: int, span: slice) -> np.
     return _between(bounds)
 
 
-def _between_restarts(
-    positions: np.ndarray, title: str, tokens: int, span: slice, has_boundaries: bool
-) -> np.ndarray:
+def _between_restarts(positions: np.ndarray, title: str, tokens: int, span: slice) -> np.ndarray:
     """Return the lengths of sequences whose positions begin at one number; the first may have lost its begin."""
-    row = positions[(0,) * (positions.ndim - 1)]
-    is_plain = positions.ndim == 1 or has_boundaries and (positions == row).all()
-    if row.shape != (tokens,) or not is_plain:
+    if positions.shape != (tokens,):
         raise ValueError(
             f"{title} of the shape {positions.shape} does not show the sequences in {tokens} tokens; pass one position "
-            "for each token, or seq_lengths"
+            "for each token, or only seq_lengths"
         )
-    row = row[span]
+    row = positions[span]
     restarts = np.flatnonzero(np.diff(row) != 1) + 1
     begins = row[restarts]
     is_wrong = (begins != begins[:1]) | (begins > row[:1])
     if is_wrong.any():
         token = int(restarts[is_wrong.argmax()])
+        before = row[token - 1]
         raise ValueError(
-            f"{title} goes from {row[token - 1]} to {row[token]} at token {token}; let positions rise by 1, and begin "
-            "at the same number in each sequence"
+            f"{title} goes from {before} to {row[token]} at token {token}; let positions rise by 1, and begin at the "
+            "same number in each sequence"
         )
     return _between([0, *restarts, len(row)])

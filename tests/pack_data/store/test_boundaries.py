@@ -46,14 +46,8 @@ def test_sequences_are_those_of_any_statements_without_padding_and_empty_ones(le
         ({"position_ids": [0, 1, 1, 2, 3]}, "position_ids 1 1"),
         ({"position_ids": [0, 1]}, "position_ids 2, 5"),
         ({"position_ids": [[0, 1, 0, 1, 2]] * 3}, "position_ids 3, 5 seq_lengths"),
-        ({"position_ids": [[0, 1, 0, 1, 2], [0, 1, 0, 1, 3]], "seq_lengths": [2, 3]}, "position_ids 2, 5"),
     ],
 )
 def test_contradictions_are_refused(columns, names):
     with refused("example 7", *names.split(" ")):
         sequences_in({"input_ids": [5, 6, 7, 8, 9], **columns}, "example 7")
-
-
-def test_equal_axes_of_positions_are_taken_with_boundaries():
-    _, lengths = sequences_in({"input_ids": [5, 6, 7], "seq_lengths": [1, 2], "position_ids": [[[0, 0, 1]]] * 3}, "")
-    assert lengths.tolist() == [1, 2]
