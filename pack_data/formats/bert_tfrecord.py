@@ -126,17 +126,17 @@ def shape(path: str, format: str) -> RowWidths:
 
 def _row(example: Example, widths: RowWidths) -> Dict[str, List[int]]:
     """Return the padded row of an example: [S] and [P], next_sentence_labels [1].  RecordError if it is too long."""
-    length = len(example.input_ids)
-    predictions = len(example.masked_lm_positions)
     if widths.max_sequence_length is None or widths.max_predictions is None:
         raise ValueError(
             "the rows of an unpacked TFRecord need their widths: pass --max-sequence-length and "
             "--max-predictions-per-sequence"
         )
+    length = len(example.input_ids)
     if length > widths.max_sequence_length:
         raise RecordError(
             f"{length} tokens, a row holds {widths.max_sequence_length} (--max-sequence-length)"
         )
+    predictions = len(example.masked_lm_positions)
     if predictions > widths.max_predictions:
         raise RecordError(
             f"{predictions} predictions, a row holds {widths.max_predictions} (--max-predictions-per-sequence)"

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
+from itertools import count, filterfalse, islice
 from pathlib import Path
-from typing import Dict, List, Set
+from typing import Dict, List, Set, Tuple
 
 from pack_data.formats.detect import SUFFIXES, suffix_format
 from pack_data.formats.saved import WAY_OUT, saved_data_set
@@ -17,7 +18,7 @@ from pack_data.reading.fields import Fields, read_object
 from pack_data.reading.files import check_regular, without_compression
 
 _PART = re.compile(r"part-\d+(-of-\d+)?")  # as MLPerf's scripts write them
-_SHARD = re.compile(r"(?P<before>.*?)(?P<number>\d+)(?P<of>-of-)(?P<total>\d+)(?P<after>.*)")
+_SHARD = re.compile(r"(?P<before>.*?)(?P<number>\d+)-of-(?P<total>\d+)(?P<after>.*)")
 _SPLIT = re.compile(
     r"(?<![a-z])(train|training|validation|valid|val|dev|test|testing|eval)(_[a-z]+)*(?![a-z])",
     re.IGNORECASE,
@@ -175,27 +176,23 @@ def check_copies(path: str, names: List[str]) -> None:
 
 def _check_shards(path: str, names: List[str]) -> None:
     """Raise ValueError if a shard is missing: the number in `-of-00003` counts them."""
-    numbers: Dict[str, Set[int]] = defaultdict(set)
-    shards: Dict[str, re.Match] = {}
+    series: Dict[Tuple[str, int, str, str], Set[int]] = defaultdict(set)
     for name in names:
         shard = _SHARD.fullmatch(name)
         if shard:
-            series = f"{shard['before']}*{shard['of']}{shard['total']}{shard['after']}"
-            numbers[series].add(int(shard["number"]))
-            shards[series] = shard
-    for series, present in numbers.items():
-        shard = shards[series]
-        total = int(shard["total"])
-        if len(present) >= total:
+            before, number, total, after = shard.groups()
+            series[before, len(number), total, after].add(int(number))
+    for (before, digits, of, after), present in series.items():
+        total = int(of)
+        missing = total - len(present)
+        if missing <= 0:
             continue
         first = 1 if total in present else 0  # some count from 1
-        digits = len(shard["number"])
-        absent = []
-        for number in range(first, first + len(present) + _MISSING_LISTED):
-            if number not in present and number < first + total:
-                absent.append(series.replace("*", f"{number:0{digits}}", 1))
-        listed = ", ".join(absent[:_MISSING_LISTED])
+        absent = filterfalse(present.__contains__, count(first))
+        listed = []
+        for number in islice(absent, min(missing, _MISSING_LISTED)):
+            listed.append(f"{before}{number:0{digits}}-of-{of}{after}")
         raise ValueError(
-            f"{path}: shards missing: {total - len(present)} of {total}, such as {listed}; copy them there, or rename "
+            f"{path}: shards missing: {missing} of {total}, such as {', '.join(listed)}; copy them there, or rename "
             "the others if there are no more"
         )

@@ -216,31 +216,31 @@ def kind(path: str) -> str:
 
 def _rows(
     path: str, columns: Dict[str, Any], bad: BadRecords
-) -> Iterator[Tuple[Origin, Dict[str, np.ndarray]]]:
-    """Yield the values of each readable row; a slice that cannot be read is read again row by row."""
+) -> Iterator[Tuple[int, Dict[str, np.ndarray]]]:
+    """Yield the number and the values of each readable row; a slice that cannot be read is read again row by row."""
     total = columns["input_ids"].shape[0]
     # The rows of a slice may have as many bytes as the longest record.
     bytes_per_row = sum(map(_row_bytes, columns.values()))
     rows = max(1, min(_ROWS, bad.longest // max(1, bytes_per_row)))
     for start in range(0, total, rows):
-        stop = min(start + rows, total)
-        try:
-            block = {name: data[start:stop] for name, data in columns.items()}
-        except Exception:
-            block = None
-        for row in range(start, stop):
-            if block is not None:
-                yield (
-                    Origin(path, row),
-                    {name: values[row - start] for name, values in block.items()},
-                )
-                continue
-            try:
-                values = {name: data[row] for name, data in columns.items()}
-            except Exception as error:
-                bad.add(Origin(path, row), f"HDF5 cannot read it ({one_line(error)})")
-            else:
-                yield Origin(path, row), values
+        yield from _slice(path, columns, bad, range(start, min(start + rows, total)))
+
+
+def _slice(
+    path: str, columns: Dict[str, Any], bad: BadRecords, rows: range
+) -> Iterator[Tuple[int, Dict[str, np.ndarray]]]:
+    """Yield the numbers and values of some rows."""
+    try:
+        block = {name: data[rows.start : rows.stop] for name, data in columns.items()}
+    except Exception as error:
+        if len(rows) == 1:
+            bad.add(Origin(path, rows.start), f"HDF5 cannot read it ({one_line(error)})")
+            return
+        for row in rows:
+            yield from _slice(path, columns, bad, range(row, row + 1))
+        return
+    for index, row in enumerate(rows):
+        yield row, {name: values[index] for name, values in block.items()}
 
 
 def _example(row: Dict[str, np.ndarray]) -> Example:
@@ -256,7 +256,8 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
     with _open(path) as file:
         columns = _columns(path, file, bad.longest)
         foreign = [name for name in columns if name not in _FIELDS]
-        for origin, row in _rows(path, columns, bad):
+        for number, row in _rows(path, columns, bad):
+            origin = Origin(path, number)
             try:
                 value = _example(row)
             except RecordError as error:

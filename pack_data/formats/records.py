@@ -106,16 +106,24 @@ class RowWidths(NamedTuple):
 # ---- one example -------------------------------------------------------------------------------------------------
 
 
+def _least(name: str) -> int:
+    """Return the smallest value of a column: ids are not negative."""
+    return 0 if name == "input_ids" else -(2**31)
+
+
 def fits(name: str, values: np.ndarray) -> bool:
     """Return True if this is a column of a token sequence: integers of 32 bits, ids not negative."""
     if values.dtype.kind not in "iu":
         return False
-    least = 0 if name == "input_ids" else -(2**31)
-    return not len(values) or (int(values.min()) >= least and int(values.max()) <= LARGEST_ID)
+    if not len(values):
+        return True
+    return int(values.min()) >= _least(name) and int(values.max()) <= LARGEST_ID
 
 
-def integers(name: str, values: np.ndarray, largest: int = LARGEST_ID) -> np.ndarray:
-    """Return `values` as int32 [n].  Raises RecordError if one is negative, too large or not whole."""
+def integers(
+    name: str, values: np.ndarray, largest: int = LARGEST_ID, least: int = 0
+) -> np.ndarray:
+    """Return `values` as int32 [n].  Raises RecordError if one is too small, too large or not whole."""
     values = np.asarray(values)
     if values.ndim != 1:
         raise RecordError(f"{name} has {values.ndim} dimensions, must have one")
@@ -125,15 +133,15 @@ def integers(name: str, values: np.ndarray, largest: int = LARGEST_ID) -> np.nda
             raise RecordError(f"{name} holds a number that is not whole")
     elif values.dtype.kind not in "iub":
         raise RecordError(f"{name} holds no numbers")
-    if len(values) and (values.min() < 0 or values.max() > largest):
-        outside = (values < 0) | (values > largest)
-        raise RecordError(f"{name} holds {_first(values, outside)}, must be 0 to {largest}")
+    if len(values) and (values.min() < least or values.max() > largest):
+        outside = (values < least) | (values > largest)
+        raise RecordError(f"{name} holds {_first(values, outside)}, must be {least} to {largest}")
     return values.astype(np.int32)
 
 
 def _first(values: np.ndarray, wrong: np.ndarray) -> str:
     index = int(np.flatnonzero(wrong)[0])
-    return f"{values[index]:g} at index {index}"
+    return f"{values[index]} at index {index}"
 
 
 def _count_ones(name: str, values: np.ndarray, advice: str = "") -> int:
@@ -206,10 +214,7 @@ def tokens_from_columns(row: Dict[str, np.ndarray]) -> Tokens:
     for name, values in row.items():
         if not len(values):
             raise RecordError(f"{name} is empty, a sequence needs at least one token")
-        if name == "input_ids":
-            integers(name, values)
-        elif values.min() < -(2**31) or values.max() >= 2**31:
-            raise RecordError(f"{name} holds a number that does not fit 32 bits")
+        integers(name, values, least=_least(name))
     return row
 
 

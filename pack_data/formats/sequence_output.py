@@ -175,23 +175,23 @@ def _refusing(record: Record, name: str) -> Iterator[None]:
         ) from None
 
 
-def _unwritable(types: _Types, to_format: str) -> Optional[str]:
-    """Return the first column whose type the format does not have."""
-    if to_format == "arrow":
-        return None
+def _check_types(path: str, types: _Types, to_format: str) -> None:
+    """Raise ValueError for the first column whose type the format does not have."""
     for name, kind in types.items():
         sink = _arrow().BufferOutputStream()
         try:
-            _parquet().ParquetWriter(sink, _arrow().schema([(name, kind)])).close()
+            _writer(sink, _arrow().schema([(name, kind)]), to_format).close()
         except _MISFITS:
-            return name
-    return None
+            raise ValueError(
+                f"{path}: Parquet cannot hold column {name} of type {one_line(kind, 100)}; write .arrow or .jsonl, or "
+                "leave the column out of the source"
+            ) from None
 
 
-def _writer(path: Path, schema: Any, to_format: str):
+def _writer(sink: Any, schema: Any, to_format: str):
     if to_format == "arrow":
-        return _arrow().ipc.new_stream(str(path), schema)
-    return _parquet().ParquetWriter(str(path), schema, write_page_checksum=True)
+        return _arrow().ipc.new_stream(sink, schema)
+    return _parquet().ParquetWriter(sink, schema, write_page_checksum=True)
 
 
 def _write_columns(
@@ -214,14 +214,14 @@ def _write_columns(
             ]
             if not count:
                 schema = arrow.schema(list(types.items()))
-                if _unwritable(types, to_format) is None:
-                    writer = stack.enter_context(_writer(path, schema, to_format))
+                with suppress(*_MISFITS):
+                    writer = stack.enter_context(_writer(str(path), schema, to_format))
             count += len(block)
             if schema != arrow.schema(list(types.items())):
                 writer = None
             if writer is not None:
                 writer.write_batch(arrow.record_batch(arrays, schema=schema))
-    return count if writer is not None or not count else None
+    return count if writer is not None else None
 
 
 # ---- JSONL -------------------------------------------------------------------------------------------------------
@@ -262,14 +262,9 @@ def write(path: str, records: Callable[[], Iterable[Record]], to_format: str) ->
         for _ in range(2):
             rows = _packed_rows(records()) if to_format == "packed_parquet" else records()
             count = _write_columns(temporary, rows, types, to_format)
-            if count == 0:
-                raise ValueError(f"{path}: nothing to write, the source has no record")
-            name = _unwritable(types, to_format)
-            if name is not None:
-                raise ValueError(
-                    f"{path}: Parquet cannot hold column {name} of type {one_line(types[name], 100)}; write .arrow or "
-                    ".jsonl, or leave the column out of the source"
-                )
             if count is not None:
                 return count
+            if not types:
+                raise ValueError(f"{path}: nothing to write, the source has no record")
+            _check_types(path, types, to_format)
     raise ValueError(f"{path}: the source changed while it was read; convert it again")
