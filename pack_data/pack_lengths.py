@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, List, NamedTuple, Optional, Tuple
+from pathlib import Path
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from pack_data.building.assignment import assign
 from pack_data.cli.command import progress_shown
-from pack_data.lengths.overlong import Fitted, fit
+from pack_data.lengths.overlong import Fitted, Longer, fit
 from pack_data.optimal import pack as pack_optimally
 from pack_data.packing.certificate import Proof
 from pack_data.packing.histogram import LengthHistogram, whole_slots
 from pack_data.packing.packing import Packing, prove
 from pack_data.reading import hugging_face
-from pack_data.reading.fields import packing_depth, shown, whole_number
+from pack_data.reading.fields import (
+    Fields,
+    one_line,
+    packing_depth,
+    parse_json,
+    shown,
+    whole_number,
+)
+from pack_data.reading.files import replacing, write_atomically
+from pack_data.reading.packages import load_package
 from pack_data.solver.two_capacities import TwoPrices, pack_two, within_capacities
 from pack_data.store.sequences import check_multiple, rounded_up
 
 _IN_ORDER = "in order"
+ROWS_ENDINGS = (".parquet", ".jsonl", ".npy")
 # Options that `pack` had, and the functions that take their place.
 _MOVED = {
     "groups": "pack_groups(lengths, groups, ...)",
@@ -96,6 +110,143 @@ class PackedLengths:
         order = np.lexsort((self.slot, self.pack))
         ends = np.cumsum(np.bincount(self.pack, minlength=self.packing.packs)).tolist()
         return [order[start:end] for start, end in zip([0, *ends], ends)]
+
+    def save(self, path: Union[str, os.PathLike]) -> None:
+        """Write everything to one file, which `load` reads; for the rows alone see `save_rows`.
+
+        Args:
+            path: a name that ends in .npz.
+        """
+        path = _checked_name(path, (".npz",))
+        header = {
+            "packing": self.packing.recipe(),
+            "longer": asdict(self.fitted.longer),
+            "multiple_of": self.multiple_of,
+            "prices": None if self.prices is None else asdict(self.prices),
+        }
+        arrays = {
+            "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
+            "pack": self.pack,
+            "slot": self.slot,
+            "lengths": self.fitted.lengths,
+            "example_lengths": self.fitted.example_lengths,
+            "example": self.fitted.example,
+            "start": self.fitted.start,
+        }
+        if self.weights is not None:
+            arrays["weights"] = self.weights
+        content = io.BytesIO()
+        np.savez(content, **arrays)
+        write_atomically(path, content.getvalue())
+
+    @classmethod
+    def load(cls, path: Union[str, os.PathLike]) -> PackedLengths:
+        """Read what `save` wrote.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The packs.
+
+        Raises:
+            ValueError: the file is damaged, or its packs are not those of its sequences.
+        """
+        way_out = "write it again with PackedLengths.save"
+        try:
+            with np.load(os.fspath(path), allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            fields = Fields.of(
+                parse_json(arrays.pop("header").tobytes(), path, way_out), path, way_out
+            )
+            prices = fields.optional("prices", Fields.object)
+            packed = cls(
+                arrays["pack"],
+                arrays["slot"],
+                Packing.from_recipe(fields.object("packing")),
+                Fitted(
+                    arrays["lengths"],
+                    Longer(**fields.object("longer").tree),
+                    arrays["example_lengths"],
+                    arrays["example"],
+                    arrays["start"],
+                ),
+                fields.integer("multiple_of", least=1),
+                None if prices is None else TwoPrices.from_json(prices),
+                arrays.get("weights"),
+            )
+            packed._check()
+        except OSError:
+            raise
+        except Exception as error:  # NumPy and zipfile raise any type for a damaged file
+            raise ValueError(f"{path}: {one_line(error, 150)}; {way_out}") from None
+        return packed
+
+    def _check(self) -> None:
+        """Raise ValueError unless each pack has its places 0, 1, ... and room for its sequences."""
+        counts = np.bincount(self.pack, minlength=self.packing.packs)
+        order = np.lexsort((self.slot, self.pack))
+        firsts = np.repeat(np.cumsum(counts) - counts, counts)
+        sizes = rounded_up(self.fitted.lengths, self.multiple_of)
+        most_tokens = np.bincount(self.pack, sizes).max(initial=0)
+        ends = self.fitted.stop <= self.fitted.example_lengths[self.fitted.example]
+        if (
+            len(counts) != self.packing.packs
+            or not counts.all()
+            or not np.array_equal(self.slot[order], np.arange(len(order)) - firsts)
+            or most_tokens > self.packing.max_sequence_length
+            or not ends.all()
+        ):
+            raise ValueError("pack and slot are not packs of the lengths")
+
+    def save_rows(self, path: Union[str, os.PathLike]) -> None:
+        """Write the indices of the sequences of each row, for another loader.
+
+        A .parquet or .jsonl file has a list `indices` in each row; if sequences were cut, also `start` and `stop`, the
+        tokens of each. For rows.npy these are flat arrays, rows.npy, rows.start.npy and rows.stop.npy, and row r is
+        offsets[r] to offsets[r + 1] of rows.offsets.npy.
+
+        Args:
+            path: a name that ends in .parquet, .jsonl or .npy.
+
+        Raises:
+            ValueError: the name ends otherwise.
+        """
+        path = _checked_name(path, ROWS_ENDINGS)
+        order = np.lexsort((self.slot, self.pack))
+        fitted = self.fitted
+        columns = {"indices": fitted.example[order]}
+        if fitted.longer.longer and fitted.longer.rule != "drop":
+            columns.update(start=fitted.start[order], stop=fitted.stop[order])
+        offsets = np.append(0, np.cumsum(np.bincount(self.pack))).astype(np.int64)
+        if path.suffix == ".npy":
+            named = {"offsets": offsets, **columns}
+            for name, values in reversed(list(named.items())):
+                target = path if name == "indices" else path.with_suffix(f".{name}.npy")
+                with replacing(target) as temporary, open(temporary, "wb") as file:
+                    np.save(file, values)
+        elif path.suffix == ".parquet":
+            arrow = load_package("pyarrow", "this file format")
+            lists = {
+                name: arrow.LargeListArray.from_arrays(offsets, values)
+                for name, values in columns.items()
+            }
+            with replacing(path) as temporary:
+                load_package("pyarrow.parquet", "this file format").write_table(
+                    arrow.table(lists), str(temporary), write_page_checksum=True
+                )
+        else:
+            with replacing(path) as temporary, open(temporary, "w") as file:
+                for start, end in zip(offsets.tolist(), offsets[1:].tolist()):
+                    row = {name: values[start:end].tolist() for name, values in columns.items()}
+                    file.write(json.dumps(row) + "\n")
+
+
+def _checked_name(path: Union[str, os.PathLike], endings: Sequence[str]) -> Path:
+    """Return the path of a file to write; ValueError unless its name has one of these endings."""
+    if Path(path).suffix not in endings:
+        raise ValueError(f"{path}: the name must end in {' or '.join(endings)}")
+    return Path(path)
 
 
 class _Pieces(NamedTuple):

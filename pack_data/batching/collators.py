@@ -100,6 +100,7 @@ def padding_free_batch(
     slots: Optional[int] = None,
     multiple_of: int = 1,
     causal: bool = True,
+    max_examples: Optional[int] = None,
 ) -> Dict[str, np.ndarray]:
     """Join all examples in one row, without padding.
 
@@ -112,11 +113,15 @@ def padding_free_batch(
         multiple_of: each example begins at a multiple of it, and the row ends at one. The padding behind an example is
             an example of its own.
         causal: False for masked models, which predict the first token of an example as well.
+        max_examples: if cu_seqlens and cu_seqlens_padded must have one shape, their width less 1; the last boundary is
+            repeated.
 
     Returns:
         input_ids, labels, position_ids [1, tokens]; cumulative_lengths int32 [examples + 1], from 0 to tokens; and
         max_length, tokens of the longest example. position_ids begin at 0 in each example. The first label of each
-        example is -100, because the token before it belongs to another example.
+        example is -100, because the token before it belongs to another example. For context parallelism,
+        cu_seqlens int32 [examples + 1] adds up the real tokens of the examples, and cu_seqlens_padded says where each
+        begins and where the row ends, as Transformer Engine defines them; padding is no example in these.
 
     Raises:
         ValueError: an example is empty or has labels of another length, or the examples have more tokens than slots.
@@ -126,6 +131,11 @@ def padding_free_batch(
     if (slots or 0) % multiple_of:
         raise ValueError(
             f"slots is {slots}, not a multiple of multiple_of = {multiple_of}; pass a multiple of it"
+        )
+    real = np.array([len(column["input_ids"]) for column in columns])
+    if max_examples is not None and len(real) > max_examples:
+        raise ValueError(
+            f"the row has {len(real)} examples, max_examples is {max_examples}; pass a larger number"
         )
     if multiple_of > 1:
         aligned = []
@@ -149,11 +159,17 @@ def padding_free_batch(
     labels = np.concatenate([column["labels"] for column in columns])
     if causal:
         labels[boundaries[:-1]] = _IGNORED
+    real_boundaries = cumulative(real)
+    padded_boundaries = cumulative(rounded_up(real, multiple_of))
+    padded_boundaries[-1] = boundaries[-1]
+    unused = (0, 0 if max_examples is None else max_examples - len(real))
     return {
         "input_ids": np.concatenate([column["input_ids"] for column in columns])[None],
         "labels": labels[None],
         "position_ids": positions_of(lengths)[None],
         "cumulative_lengths": boundaries,
+        "cu_seqlens": np.pad(real_boundaries, unused, "edge"),
+        "cu_seqlens_padded": np.pad(padded_boundaries, unused, "edge"),
         "max_length": np.asarray(lengths.max()),
     }
 

@@ -12,7 +12,7 @@ import operator
 import os
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial, reduce
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
@@ -87,6 +87,25 @@ def count(
     )
     name = " + ".join(map(_name, sources))
     return total if total.name == name else LengthHistogram(total.counts, name)
+
+
+def lengths_in(sources: Sequence[str]) -> np.ndarray:
+    """Return the lengths of all sequences in their order, integers [sequences].
+
+    Args:
+        sources: files and directories as for `count`, but no histograms.
+
+    Raises:
+        ValueError: a source cannot be read, or is a histogram.
+    """
+    blocks: List[np.ndarray] = [np.zeros(0, np.int64)]
+    for path in chain.from_iterable(_files(source, "") for source in sources):
+        if path in PUBLISHED or (os.path.isfile(path) and _begins_as_histogram(path)):
+            raise ValueError(
+                f"{path}: a histogram does not tell the order of its sequences; pass a file with one length for each"
+            )
+        blocks += _blocks(path, MOST_RECORD_BYTES, ())
+    return np.concatenate(blocks)
 
 
 def _map(

@@ -296,14 +296,18 @@ class Packing:
         Args:
             path: the file; it is replaced if it exists.
         """
-        recipe = {
+        recipe = json.dumps(self.recipe(), separators=(",", ":"))
+        write_atomically(Path(path), f"{recipe}\n".encode())
+
+    def recipe(self) -> Dict[str, Any]:
+        """Return the object that `save` writes."""
+        return {
             "format": _FORMAT,
             "accounting": self.to_json(),
             "certificate": None if self.certificate is None else self.certificate.to_json(),
             "strategies": self.strategies,
             "repeats": self.repeats,
         }
-        write_atomically(Path(path), (json.dumps(recipe, separators=(",", ":")) + "\n").encode())
 
     @classmethod
     def load(cls, path: Union[str, os.PathLike]) -> Packing:
@@ -316,6 +320,18 @@ class Packing:
             ValueError: the file is not a recipe, or a strategy breaks a limit.
         """
         fields = read_object(path, way_out="write the recipe again with a packer's --out")
+        return cls.from_recipe(fields)
+
+    @classmethod
+    def from_recipe(cls, fields: Fields) -> Packing:
+        """Return the packing of the fields of a recipe.
+
+        Args:
+            fields: the object that `recipe` returned.
+
+        Raises:
+            ValueError: it is not a recipe, or a strategy breaks a limit.
+        """
         fields.one_of("format", (_FORMAT,))
         accounting = fields.object("accounting")
         certificate = fields.optional("certificate", Fields.object)

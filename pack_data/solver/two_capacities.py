@@ -16,7 +16,7 @@ import numpy as np
 
 from pack_data.packing.certificate import Certificate, Proof, plain_certificate, proven_bound
 from pack_data.packing.histogram import LengthHistogram, whole_slots
-from pack_data.reading.fields import packing_depth, whole_number
+from pack_data.reading.fields import Fields, packing_depth, whole_number
 from pack_data.solver.free_slots import Packs, count_packs
 
 # In this module the strategies of `Packs` hold groups of sequences, not lengths.
@@ -97,6 +97,19 @@ class TwoPrices:
                 f"certificate: max_sequence_length = {self.certificate.max_sequence_length} is not the size of a full "
                 f"pack, {self._full(self.second)}; pack again"
             )
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> TwoPrices:
+        """Return the prices of an object as `dataclasses.asdict` writes it; ValueError if they are out of range."""
+        mixes = [_Mix(*fields.integers(name, least=0)) for name in ("first", "second")]
+        return cls(
+            fields.integer("max_sequence_length", least=1),
+            fields.integer("capacity", least=1),
+            mixes[0],
+            fields.integer("k", least=0),
+            mixes[1],
+            Certificate.from_json(fields.object("certificate")),
+        )
 
     def _full(self, mix: _Mix) -> int:
         """Return the size of a full pack."""

@@ -8,6 +8,7 @@ import pytest
 from pack_data.batching.collators import collate, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions, Piece, get_way
 from tests.batching_ways import MSL, batches, drawn, every_way
+from tests.refusals import refused
 
 PAPER = [list(range(10, 14)), list(range(20, 28)), list(range(30, 35)), list(range(40, 50)) + [410]]
 
@@ -22,6 +23,32 @@ def test_the_example_of_the_paper():
     ]
     assert batch["cumulative_lengths"].tolist() == [0, 4, 12, 17, 28] and batch["cumulative_lengths"].dtype == np.int32
     assert batch["max_length"] == 11
+
+
+@pytest.mark.parametrize(
+    "options, real, padded",
+    [
+        ({}, [0, 17, 32, 46], [0, 17, 32, 46]),
+        ({"multiple_of": 16}, [0, 17, 32, 46], [0, 32, 48, 64]),
+        ({"multiple_of": 16, "slots": 96}, [0, 17, 32, 46], [0, 32, 48, 96]),
+        ({"multiple_of": 16, "max_examples": 5}, [0, 17, 32, 46, 46, 46], [0, 32, 48, 64, 64, 64]),
+    ],
+)
+def test_boundaries_for_context_parallelism(options, real, padded):
+    """Example n is at padded[n], for real[n + 1] - real[n] tokens, as Transformer Engine reads them."""
+    examples = [{"input_ids": np.full(length, length)} for length in (17, 15, 14)]
+    batch = padding_free_batch(examples, **options)
+    assert batch["cu_seqlens"].tolist() == real and batch["cu_seqlens_padded"].tolist() == padded
+    assert batch["cu_seqlens"].dtype == batch["cu_seqlens_padded"].dtype == np.int32
+    for number, example in enumerate(examples):
+        begin = padded[number]
+        row = batch["input_ids"][0, begin : begin + real[number + 1] - real[number]]
+        assert np.array_equal(row, example["input_ids"])
+
+
+def test_more_examples_than_boundaries_are_refused():
+    with refused("3 examples", "max_examples is 2"):
+        padding_free_batch([{"input_ids": [1]}] * 3, max_examples=2)
 
 
 def test_padding_the_example_of_the_paper():
