@@ -166,6 +166,7 @@ def help_of(typed: str, main: Any, *words: str) -> str:
 def options_page() -> str:
     """Return the help of every command, experiment and example in Markdown, with a heading for each."""
     commands = {f"packed-bert {name}": (packed_bert.main, name) for name in packed_bert.COMMANDS}
+    rows = {"packed-bert pack SOURCE --rows": (packed_bert.main, "pack", "--rows", "rows.npy")}
     experiments = {
         f"python -m evidence {name}": (evidence.main, name) for name in evidence.EXPERIMENTS
     }
@@ -179,7 +180,7 @@ def options_page() -> str:
         f"python examples/{name}.py": (importlib.import_module(name).main,) for name in scripts
     }
     parts = []
-    for name, call in {**commands, **experiments, **alone, **examples}.items():
+    for name, call in {**commands, **rows, **experiments, **alone, **examples}.items():
         parts.append(f"## {name}\n\n```text\n{help_of(name, *call)}```\n")
     return "\n".join(parts)
 

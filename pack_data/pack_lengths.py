@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -124,7 +124,7 @@ class PackedLengths:
             "multiple_of": self.multiple_of,
             "prices": None if self.prices is None else asdict(self.prices),
         }
-        arrays = {
+        arrays: Dict[str, Any] = {
             "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
             "pack": self.pack,
             "slot": self.slot,
