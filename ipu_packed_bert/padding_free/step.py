@@ -117,6 +117,8 @@ def _both_batches(model: Any, inputs: Inputs) -> Tuple[Inputs, Inputs]:
     pad_id = getattr(text_config(model), "pad_token_id", None) or 0
     padded = PaddingCollator(pad_id=pad_id)(examples)
     del padded["position_ids"]  # the model derives them
+    if "use_cache" in inputs:
+        row["use_cache"] = padded["use_cache"] = False
     device = inputs["input_ids"].device
     return to_device(row, device), to_device(padded, device)
 
@@ -128,7 +130,7 @@ def _step(model: Any, inputs: Inputs, loss_of: _Loss) -> _Step:
     for weight in weights:
         weight.grad = None
     try:
-        loss = loss_of(model, {**inputs, "use_cache": False})
+        loss = loss_of(model, dict(inputs))  # the trainer may remove the labels
         loss.backward()
         gradients = [weight.grad for weight in weights if weight.grad is not None]
     finally:

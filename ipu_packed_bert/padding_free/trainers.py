@@ -217,7 +217,14 @@ def _lengths_of(dataset: Any) -> np.ndarray:
         for table in tables:
             counts.append(np.asarray(pyarrow.compute.list_value_length(table["input_ids"])))
         return np.concatenate(counts).astype(np.int64)
-    return np.array([len(dataset[number]["input_ids"]) for number in range(len(dataset))], np.int64)
+    try:
+        lengths = [len(dataset[number]["input_ids"]) for number in range(len(dataset))]
+    except (KeyError, TypeError):
+        raise ValueError(
+            "the examples of train_dataset are no mappings with input_ids; tokenize them in the data set, not in the "
+            "data collator"
+        ) from None
+    return np.array(lengths, np.int64)
 
 
 def _row_tokens(
@@ -597,6 +604,8 @@ class _JoiningCollator:
 
     def compare(self, examples: Sequence[Any]) -> None:
         """Raise ValueError if the other collator returns other examples for a batch than one by one."""
+        if len(examples) < 2:
+            return
         with torch.random.fork_rng(devices=[]):
             single = self._joined(*([example] for example in examples))
             whole = self._joined(examples)

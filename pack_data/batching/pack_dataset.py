@@ -300,5 +300,8 @@ def _padding_free(rows: Sequence[_Row], multiple_of: int) -> _Row:
         if "loss_mask" in row:
             labels = np.where(row["loss_mask"] != 0, labels, -100)
         for start, end in zip(firsts.tolist(), ends.tolist()):
-            sequences.append({_TOKENS: row[_TOKENS][start:end], "labels": labels[start:end]})
+            columns = {_TOKENS: row[_TOKENS], "labels": labels}
+            if "position_ids" in row:  # a built data set may have examples that are rows
+                columns["position_ids"] = row["position_ids"]
+            sequences.append({name: values[start:end] for name, values in columns.items()})
     return padding_free_batch(sequences, multiple_of=multiple_of)

@@ -193,6 +193,14 @@ def test_a_collator_that_masks_at_random_is_taken(tmp_path):
     trained(trainer)
 
 
+def test_a_data_set_without_tokens_is_refused(tmp_path):
+    for examples in ([{"text": "w1 w2"}], [[3, 4, 5]]):
+        trainer = a_small_trainer(tmp_path)
+        trainer.train_dataset = examples
+        with refused("train_dataset", "input_ids"):
+            pack_into(trainer)
+
+
 def test_neftune_is_refused(tmp_path):
     with refused("neftune_noise_alpha", "row"):
         pack_into(a_small_trainer(tmp_path, neftune_noise_alpha=5.0))

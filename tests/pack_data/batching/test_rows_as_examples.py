@@ -1,9 +1,11 @@
 """Examples that are rows of several sequences keep their boundaries on every way to a batch."""
 
+import json
+
 import numpy as np
 import pytest
 
-from pack_data import PackDataset, pack
+from pack_data import BuildOptions, PackDataset, build, pack
 from pack_data.batching.collators import collate, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions, Piece, get_way
 from pack_data.batching.sampler import IndexBatchSampler
@@ -81,3 +83,13 @@ def test_files_of_rows_and_positions_of_several_axes_are_refused(tmp_path):
         PackDataset(path, max_sequence_length=8)
     with refused("example 0", "position_ids", "3, 2"):
         PackDataset([{"input_ids": [5, 6], "position_ids": [[0, 1]] * 3}], max_sequence_length=8)[0]
+
+
+def test_a_built_data_set_keeps_the_boundaries_in_position_ids(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        json.dumps({"input_ids": sum(SEQUENCES, []), "position_ids": [0, 1, 2, 0, 0, 1, 0, 1, 2, 3]}) + "\n"
+    )
+    options = BuildOptions(tmp_path / "built", source=str(path), max_sequence_length=16)
+    rows = PackDataset(build(options))
+    assert same(rows.collate([rows[0]]), padding_free_batch([{"input_ids": ids} for ids in SEQUENCES]))
