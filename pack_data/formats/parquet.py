@@ -27,7 +27,7 @@ from pack_data.formats.records import (
     integers,
     tokens_from_columns,
 )
-from pack_data.formats.saved import check_features, selected_files
+from pack_data.formats.saved import check_columns, selected_files
 from pack_data.reading.fields import one_line, said_of
 from pack_data.reading.files import open_regular
 from pack_data.reading.packages import load_package
@@ -86,7 +86,7 @@ def _schema(path: str):
         names = schema.names  # decoded only here
     if len(set(names)) != len(names):
         raise ValueError(f"{path}: two columns have the same name")
-    check_features(path, names)
+    check_columns(path, names)
     return schema
 
 

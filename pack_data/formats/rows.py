@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from types import ModuleType
 from typing import Dict, Iterator, Sequence
 
 from pack_data.cli.bad_records import BadRecords
@@ -35,14 +36,13 @@ def read_rows(
     Raises:
         ValueError: the file has another format, lacks a column, or has more bad rows than allowed.
     """
-    module = parquet if _is_table(path) else jsonl
-    return module.rows(path, bad, columns, start)
+    return _module(path).rows(path, bad, columns, start)
 
 
 def column_types(path: str) -> Dict[str, str]:
     """Return "text", "integers" (a list for each row) or "other" for each column of a file of `read_rows`."""
-    module = parquet if _is_table(path) else jsonl
-    return {name: kind_of_type(type) for name, type in module.types(path).items()}
+    types = _module(path).types(path)
+    return {name: kind_of_type(type) for name, type in types.items()}
 
 
 def identity(path: str) -> str:
@@ -62,10 +62,10 @@ def identity(path: str) -> str:
     return f"{'+'.join(sizes)}:{content.hexdigest()[:32]}"
 
 
-def _is_table(path: str) -> bool:
-    """Return True for Parquet and Arrow, False for JSON.  Raises ValueError for any other format."""
+def _module(path: str) -> ModuleType:
+    """Return the module that reads a file of rows.  Raises ValueError for any other format."""
     format = content_format(path) or suffix_format(path)
     if format not in ("parquet", "arrow", "jsonl"):
         name = f"is {format}" if format else "is in no known format"
         raise ValueError(f"{path}: {name}; pass JSONL, Parquet or Arrow")
-    return format != "jsonl"
+    return jsonl if format == "jsonl" else parquet

@@ -18,11 +18,12 @@ _INDICES = ("_indices_files", "_indices_data_files")  # by version
 
 
 class SavedDataSet(NamedTuple):
-    """The paths that a state.json lists, and the split that it names."""
+    """The paths that a state.json lists, the split that it names, and the columns in dataset_info.json."""
 
     rows: List[str]
     indices: List[str]  # files of row numbers; empty if all rows count, in their order
     split: Optional[str]
+    columns: List[str]  # empty if they are not stated
 
     @property
     def files(self) -> List[str]:
@@ -31,7 +32,7 @@ class SavedDataSet(NamedTuple):
 
 
 def saved_data_set(directory: str) -> Optional[SavedDataSet]:
-    """Return what the state.json of a directory lists, if there is one.  Raises ValueError if a file is missing."""
+    """Return what the metadata of a directory states, if there is any.  Raises ValueError if a file is missing."""
     path = Path(directory, "state.json")
     if not path.is_file():
         return None
@@ -44,7 +45,12 @@ def saved_data_set(directory: str) -> Optional[SavedDataSet]:
     if missing or not rows:
         listed = ", ".join(missing)[:150] or "no file"
         raise ValueError(f"{path}: lists {listed}, which is not there; copy it again")
-    return SavedDataSet(rows, indices, state.optional("_split", Fields.text))
+    info_path = path.with_name("dataset_info.json")
+    columns: List[str] = []
+    if info_path.is_file():
+        features = read_object(info_path, way_out=WAY_OUT).optional("features", Fields.object)
+        columns = features.names() if features else []
+    return SavedDataSet(rows, indices, state.optional("_split", Fields.text), columns)
 
 
 def _files(directory: str, state: Fields, name: str) -> List[str]:
@@ -58,16 +64,12 @@ def selected_files(path: str) -> List[str]:
     return saved.rows if saved and path in saved.indices else []
 
 
-def check_features(path: str, columns: List[str]) -> None:
+def check_columns(path: str, columns: List[str]) -> None:
     """Raise ValueError if the dataset_info.json beside a saved file states other columns than the file has."""
-    directory = os.path.dirname(path)
-    info_path = Path(directory, "dataset_info.json")
-    saved = saved_data_set(directory)
-    if saved is None or path not in saved.rows or not info_path.is_file():
-        return
-    features = read_object(info_path, way_out=WAY_OUT).optional("features", Fields.object)
-    if features is not None and set(features.names()) != set(columns):
+    saved = saved_data_set(os.path.dirname(path))
+    stated = saved.columns if saved and path in saved.rows else []
+    if stated and set(stated) != set(columns):
         raise ValueError(
             f"{path}: its columns are {', '.join(columns)[:100]}, but dataset_info.json states "
-            f"{', '.join(features.names())[:100]}; {WAY_OUT}"
+            f"{', '.join(stated)[:100]}; {WAY_OUT}"
         )

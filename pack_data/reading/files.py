@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and folders that one process at a time writes."""
+"""Reading of ordinary and compressed files, atomic writing, and locks for directories that one process writes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def open_regular(
 ) -> Iterator[BinaryIO]:
     """Open an ordinary file for reading bytes; raise ValueError, one line, for everything else that a path may be.
 
-    A pipe would be waited for without end, and a device may have no end. It is asked what the path leads to before it
-    is opened: to open a pipe is to wait for its writer.
+    The path is checked before it is opened, because opening a pipe waits for its writer, and a device may have no end.
     """
     check_regular(path, way_out=way_out)
     try:
@@ -46,7 +45,7 @@ def open_regular(
 
 
 def check_regular(path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file") -> None:
-    """ValueError, one line, unless the path leads to an ordinary file."""
+    """Raise ValueError, one line, unless the path leads to an ordinary file."""
     try:
         kind = os.stat(path).st_mode
     except FileNotFoundError:
@@ -61,7 +60,7 @@ def check_regular(path: Union[str, os.PathLike], *, way_out: str = "give an ordi
         )
 
 
-_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 def read_regular(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int) -> bytes:
@@ -117,7 +116,7 @@ def file_in(folder: Union[str, os.PathLike], name: str, *, way_out: str) -> Path
         path.is_symlink()
         and Path(os.path.realpath(folder)) not in Path(os.path.realpath(path)).parents
     ):
-        raise ValueError(f"{path}: is a link that leads out of its folder; {way_out}")
+        raise ValueError(f"{path}: is a link that leads out of its directory; {way_out}")
     return path
 
 
@@ -307,7 +306,7 @@ def temporary_name(path: Path) -> Path:
 def remove_stale(path: Path, every_name: bool = False) -> None:
     """Remove what killed processes of this machine left of `path`; every_name: of any file in its directory.
 
-    For who holds a lock that every writer of `path` takes: then none of them is alive.
+    Call it with the lock held that every writer of `path` takes, so that none of them is alive.
     """
     name = r".+" if every_name else re.escape(path.name)
     for item in list(path.parent.iterdir()) if path.parent.is_dir() else []:
@@ -320,9 +319,9 @@ def remove_stale(path: Path, every_name: bool = False) -> None:
 
 @contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Held by one process at a time for what it writes to `path`; what killed ones have left of it is removed first.
+    """Hold the lock of `path` in the block, after removing what killed processes left of it.
 
-    ValueError where another process holds it. The lock is a hidden file beside `path`, removed at the end.
+    Raises ValueError if another process holds the lock, which is a hidden file beside `path`, removed at the end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_name(f".{path.name}.lock")
@@ -339,7 +338,7 @@ def only_writer(path: Path) -> Iterator[None]:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path`; its file replaces `path` only if the block ends well.
 
-    An OSError names `path`, also where the system's names no file (a full disk) or the temporary one.
+    An OSError that names no file (a full disk) or the temporary one names `path` instead.
     """
     temporary = temporary_name(path)
     try:
@@ -361,7 +360,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 class LockRemovedError(ValueError):
-    """Who held the lock has removed its file while it was waited for."""
+    """The holder of a lock removed its file while this process waited for it."""
 
 
 @contextmanager
@@ -376,10 +375,10 @@ def locked(
     On a file system without locks nothing is held, and a line on stderr says so.
 
     Processes on several machines see each other's locks over NFS as Linux mounts it (since 2.6.12 a lock there is one
-    of the server's byte ranges). They do not where a machine keeps locks to itself: NFS mounted with `nolock` or
-    `local_lock`, Lustre with `localflock`. No process can tell; so a line on stderr names a process of another machine
-    that wrote here last and did not end in order. Where a machine dies, an NFS server keeps its lock until the lease is
-    over (NFS 4, about 90 s) or the machine is back (NFS 3).
+    of the server's byte ranges). They do not if a machine keeps locks to itself: NFS mounted with `nolock` or
+    `local_lock`, Lustre with `localflock`. No process can detect this, so a line on stderr names a process of another
+    machine that wrote here last and did not end in order. If a machine dies, an NFS server keeps its lock until the
+    lease is over (NFS 4, about 90 s) or the machine is back (NFS 3).
     """
     with open(path, "a+", encoding="utf-8", errors="replace") as file:
         try:
@@ -428,9 +427,9 @@ def _leads_to(path: Path, file: Any) -> bool:
 
 
 def _sign(file: Any, text: str) -> None:
-    """Write the lock file's only content; a full disk, for example, is no reason to stop.
+    """Replace the content of the lock file; ignore errors such as a full disk.
 
-    Not by the file's own buffer: what it could not write it would try again, and fail, when the file is closed.
+    The buffer of the file is bypassed: it would write again, and fail, when the file is closed.
     """
     with suppress(OSError):
         file.truncate(0)
@@ -438,17 +437,17 @@ def _sign(file: Any, text: str) -> None:
 
 
 def _holder(file: Any) -> Optional[Dict[str, Any]]:
-    """Who signed a lock file; None where nobody has, or it cannot be read."""
+    """Return who signed a lock file; None if nobody has, or it cannot be read."""
     try:
         file.seek(0)
-        found = json.loads(file.read(1000))
+        holder = json.loads(file.read(1000))
     except (OSError, ValueError, RecursionError):
         return None
     kinds = {"process": int, "host": str, "since": str}
-    named = isinstance(found, dict) and all(
-        isinstance(found.get(name), kind) for name, kind in kinds.items()
-    )
-    return found if named else None
+    if not isinstance(holder, dict):
+        return None
+    is_signed = all(isinstance(holder.get(name), kind) for name, kind in kinds.items())
+    return holder if is_signed else None
 
 
 def _in_words(holder: Dict[str, Any]) -> str:
@@ -473,7 +472,7 @@ def _lock_soon(file: Any, shared: bool, patience: float) -> None:
 
 
 def _lock(file: Any, shared: bool) -> None:
-    """Locks an open file for this process, or for all that share it; OSError where another one has it."""
+    """Lock an open file for this process, or for all that share it.  Raises OSError if another one holds it."""
     try:
         import fcntl
     except ImportError:  # Windows

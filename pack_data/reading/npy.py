@@ -1,4 +1,4 @@
-"""`.npy` files of numbers, and of records of numbers, mapped for reading; every other file is one line."""
+"""`.npy` files of numbers, and of records of numbers, mapped for reading; any other file is refused in one line."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ def map_array(path: Union[str, os.PathLike], *, way_out: str) -> np.ndarray:
         raise ValueError(
             f"{path}: not a readable .npy file ({one_line(error, 120)}); {way_out}"
         ) from None
-    size, wanted = (
-        os.stat(path).st_size,
-        values.offset + math.prod(values.shape) * values.dtype.itemsize,
-    )
-    if size != wanted:
+    size = os.stat(path).st_size
+    needed = values.offset + math.prod(values.shape) * values.dtype.itemsize
+    if size != needed:
         raise ValueError(
-            f"{path}: {size} bytes where its header needs {wanted}; the file is cut or damaged, {way_out}"
+            f"{path}: {size} bytes, but its header needs {needed}; the file is cut or damaged, {way_out}"
         )
     return values
 
@@ -44,11 +42,8 @@ def _check_values(values: np.memmap) -> None:
     if not all(column.base.kind in "biuf" for column in columns):
         raise ValueError("its values are neither numbers nor records of numbers")
     # NumPy counts in 32 bits, and a sum that is too large begins again from below.
-    if (
-        not 0
-        < sum(column.base.itemsize * math.prod(column.shape) for column in columns)
-        == dtype.itemsize
-    ):
+    record_bytes = sum(column.base.itemsize * math.prod(column.shape) for column in columns)
+    if record_bytes != dtype.itemsize or not record_bytes:
         raise ValueError("its records have no size")
     if len(values.shape) > _MOST_DIMENSIONS or not all(type(size) is int for size in values.shape):
         raise ValueError("its header has no shape")

@@ -1,4 +1,4 @@
-"""Packages that only some commands need, imported on use; the error for a missing package names it and the fix."""
+"""Packages that only some commands need, imported on use; the error for a missing one names it and the fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACKAGES = (
 
 
 def load_package(module: str, what: str) -> ModuleType:
-    """Import a module that `what` needs.  ValueError in one line where its package is missing or does not load."""
+    """Import a module that `what` needs.  Raises ValueError if its package is missing or does not load."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

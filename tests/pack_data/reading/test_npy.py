@@ -120,7 +120,7 @@ def test_a_file_that_ends_in_its_header_or_is_another_is_one_line(tmp_path, cont
 
 def test_no_ordinary_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    assert "is a pipe" in refused(tmp_path / "pipe") and "is a folder" in refused(tmp_path)
+    assert "is a pipe" in refused(tmp_path / "pipe") and "is a directory" in refused(tmp_path)
     assert "no such file" in refused(tmp_path / "none") and "is a device" in refused(tmp_path.__class__("/dev/zero"))
 
 
