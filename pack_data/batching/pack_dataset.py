@@ -271,23 +271,27 @@ def _lengths(examples: Any) -> np.ndarray:
 def _joined(pieces: Sequence[_Row], multiple_of: int) -> _Row:
     """Join the pieces one after another, each with zeros up to a multiple."""
     columns: Dict[str, List[np.ndarray]] = {}
+    # Runs of tokens: their lengths, and the numbers of their sequences, 0 for padding.
+    runs: List[int] = []
+    numbers: List[int] = []
     sequences = 0
     for piece in alike(pieces):
         tokens = len(piece[_TOKENS])
-        span, lengths = sequences_in(piece, "an example of a row")
-        numbers = np.zeros(tokens, np.int32)
-        numbers[span] = np.repeat(np.arange(len(lengths)), lengths) + sequences + 1
-        positions = np.zeros(tokens, np.int32)
-        positions[span] = positions_of(lengths)
-        sequences += len(lengths)
-
         gap = -tokens % multiple_of
-        for name, values in {**piece, "input_mask": numbers, "positions": positions}.items():
+        span, lengths = sequences_in(piece, "an example of a row")
+        runs += [span.start, *lengths.tolist(), tokens - span.stop + gap]
+        numbers += [0, *range(sequences + 1, sequences + len(lengths) + 1), 0]
+        sequences += len(lengths)
+        for name, values in piece.items():
             values = np.asarray(values)
             columns.setdefault(name, []).append(np.pad(values, (0, gap)) if gap else values)
-    return {
+
+    row = {
         name: np.concatenate(parts) for name, parts in columns.items() if len(parts) == len(pieces)
     }
+    mask = np.repeat(np.array(numbers, np.int32), runs)
+    positions = positions_of(np.array(runs, np.int64)) * (mask > 0)
+    return {**row, "input_mask": mask, "positions": positions.astype(np.int32)}
 
 
 def _padding_free(rows: Sequence[_Row], multiple_of: int) -> _Row:
