@@ -12,7 +12,7 @@ from typing import Optional, Sequence
 
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.training.export import export_run, import_folder
-from pack_data.cli.command import ArgumentParser, progress_bar, typed
+from pack_data.cli.command import ArgumentParser, counted, progress_bar, typed
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -52,7 +52,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     with progress_bar(None, f"writing {args.target}", at_once=True):
         exported = export_run(args.source, args.target, vocabulary=args.vocabulary)
     print(
-        f"{args.target}: the model after {exported.step:,} updates, for transformers; README.md is its model card"
+        f"{args.target}: the model after {counted(exported.step, 'update')}, for transformers; "
+        "README.md is its model card"
     )
     if exported.note:
         print(f"note: {exported.note}")

@@ -117,7 +117,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             f"packing   {counted(packing.sequences, 'sequence')} in {counted(packing.packs, 'row')} of"
             f" {packing.max_sequence_length}"
             f" ({packing.algorithm}), {packing.packing_factor:.3f} in a row; padding {padding.alone:.1%} of the slots"
-            f" unpacked, {padding.packed:.1%} packed: {saved:,} rows saved"
+            f" unpacked, {padding.packed:.1%} packed: {counted(saved, 'row')} saved"
         )
         say(f"engine    {prepared.engine.description}")
         started = time.perf_counter()
@@ -135,7 +135,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         sys.stdout.flush()
     else:
         write_atomically(args.output, text)
-        say(f"answers   {args.output}, {len(result.answers):,} lines")
+        say(f"answers   {args.output}, {counted(len(result.answers), 'line')}")
     pack_rate = packing.packs / result.seconds
     sequence_rate = result.sequences / result.seconds
     say(

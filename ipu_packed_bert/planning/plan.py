@@ -322,7 +322,7 @@ def _epochs(config: Config, task: Optional[ExampleTask], update: Optional[_Updat
     plural = "" if epochs == 1 else "s"
     run = f"{epochs} epoch{plural}"
     if task is not None and task.training_packs is not None:
-        return f"{run} of {_updates_per_epoch(len(task.packs), update):,} updates"
+        return f"{run} of {counted(_updates_per_epoch(len(task.packs), update), 'update')}"
     if config.data.training is None:
         return f"{run}; no training, only evaluation"
     return run

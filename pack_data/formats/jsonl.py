@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Dict, Iterator, Sequence, Tuple
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
+from pack_data.cli.command import counted
 from pack_data.formats.columns import COMPANIONS, TOKENS, FileRow, token_columns
 from pack_data.formats.records import Record, RecordError, tokens_from_columns
 from pack_data.reading.encodings import HEAD_BYTES, check_encoding
@@ -214,7 +215,7 @@ def _first_row(path: str) -> FileRow:
         return row
     problem = "holds no record"
     if bad.found:
-        problem = f"none of its {bad.count:,} lines can be read; the last: {bad.found[-1].reason}"
+        problem = f"none of its {counted(bad.count, 'line')} can be read; the last: {bad.found[-1].reason}"
     raise ValueError(f"{path}: {problem}; expected JSONL, one object per line")
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any, Callable, Iterable, Iterator, List, Optional, Sequen
 import numpy as np
 
 from pack_data.cli.bad_records import MOST_RECORD_BYTES
-from pack_data.cli.command import progress_bar, starting_workers
+from pack_data.cli.command import counted, progress_bar, starting_workers
 from pack_data.display.picture import Axis, Bars, Series
 from pack_data.display.table import Table, account, facts_table
 from pack_data.packing.histogram import PUBLISHED, LengthHistogram, is_heading, whole_of
@@ -352,7 +352,7 @@ def picture(histogram: LengthHistogram) -> Bars:
     if is_cut:
         share = totals[-1] / histogram.sequences
         notes = (
-            f"The last bar ends beyond the picture: {names[-1]}: {totals[-1]:,} sequences, {share:.2%}.",
+            f"The last bar ends beyond the picture: {names[-1]}: {counted(totals[-1], 'sequence')}, {share:.2%}.",
         )
     return Bars(
         "Sequences by length",
