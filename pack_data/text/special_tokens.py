@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 
-from pack_data.reading.fields import Fields, read_object, shown
+from pack_data.reading.fields import Fields, one_line, read_object, shown
 
 # Files beside a tokenizer.json that name its special tokens.
 STATING_FILES = ("special_tokens_map.json", "tokenizer_config.json")
@@ -109,8 +109,15 @@ def special_tokens_of(
     Raises:
         ValueError: the tokens do not stand around the texts, are unclear, or contradict `stated`.
     """
-    text = _text_with_tokens(tokenizer, name, numbers)
-    single, pair = (_template_of(tokenizer, name, numbers, [text] * count) for count in (1, 2))
+    try:
+        text = _text_with_tokens(tokenizer, name, numbers)
+        single, pair = (_template_of(tokenizer, name, numbers, [text] * count) for count in (1, 2))
+    except BaseException as error:
+        # The library panics, which is no Exception, at a template with a token or a text that it lacks.
+        if type(error).__name__ != "PanicException":
+            raise
+        problem = f"{name}: post_processor cannot be applied ({one_line(error)}); correct it"
+        raise ValueError(problem) from None
     of_file = single, pair
     # The library's default for a pair adds nothing.
     if not pair.tokens:

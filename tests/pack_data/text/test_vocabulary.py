@@ -281,6 +281,11 @@ STATED = "special_tokens_map.json"
         (lambda: word_tokenizer("[CLS] $A </s>"), {}, ["mask_token", "[MASK] or <mask>"]),
         (lambda: word_tokenizer("$A", "$B [SEP] $A"), {}, ["post_processor", "type_ids"]),
         (lambda: word_tokenizer("$A [SEP]:2"), {}, ["post_processor", "type_ids"]),
+        (
+            lambda: word_tokenizer("$A [SEP]").replace(b'"id":"[SEP]","type', b'"id":"[XXX]","type'),
+            {},
+            ["post_processor"],
+        ),
         (lambda: word_tokenizer(post_processor=roberta_processing(7, 0)), {}, ["post_processor", "</s>", "vocabulary"]),
         (lambda: word_tokenizer(post_processor=roberta_processing(2, 99)), {}, ["post_processor", "<s>", "vocabulary"]),
         (
