@@ -154,7 +154,7 @@ class PackedLengths:
         """
         way_out = "write it again with PackedLengths.save"
         try:
-            with np.load(os.fspath(path), allow_pickle=False) as file:
+            with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             fields = Fields.of(
                 parse_json(arrays.pop("header").tobytes(), path, way_out), path, way_out

@@ -10,6 +10,7 @@ smaller, and no token is dropped. bs: batch size of a rank, in examples or rows;
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -24,6 +25,21 @@ from pack_data.packing.packing import Packing
 from pack_data.reading.fields import whole_number
 
 _MEGA_BATCHES = 50  # batches that are sorted together, as in the length-grouped sampler of Hugging Face Transformers
+
+# Examples per length, on average, from which shuffling those of one length is enough: pairs meet again by chance.
+_OFTEN = 64
+# Examples x rows up to which rows are drawn: the sorted list of rows is moved for each example, 2 s in all.
+_MOST_MOVES = 1 << 31
+# Share of the tokens that is placed in random rows; with the other 0.1, 5 of 14 families reach the bound in every try.
+_DRAWN_SHARE = 0.9
+# Share by which an example may count as shorter in the order of placement: without it pairs meet twice as often.
+_SHIFT = 0.1
+# Exchanges of similar examples: sweeps over all, at most (twice as many halve the pairs that meet again) ...
+_SWEEPS = 64
+# ... exchanges in all, which take two seconds ...
+_MOST_EXCHANGES = 1 << 22
+# ... and places, in the order by length, between the two examples, from sweep to sweep.
+_DISTANCES = (2, 4, 8, 16, 32, 64)
 
 _T = TypeVar("_T")
 _Bins = List[List[int]]  # numbers of the examples of each bin
@@ -424,12 +440,69 @@ def _give_enough_examples(steps: _Bins, examples: List[int], work: np.ndarray, r
 
 
 def _optimal_rows(lengths: np.ndarray, slots: int, rng: np.random.Generator) -> List[np.ndarray]:
-    """Return the numbers of the examples of each row of an optimal packing."""
+    """Return the numbers of the examples of each row: as many rows as an optimal packing, drawn anew."""
     packing = _optimal_packing_of(lengths.tobytes(), slots)
-    seed = int(rng.integers(2**63))
-    row, _ = assign(lengths, packing, seed)
-    ends = np.cumsum(np.bincount(row, minlength=packing.packs))
-    return np.split(np.argsort(row, kind="stable"), ends[:-1])
+    number = len(lengths)
+    is_varied = number <= _OFTEN * len(np.unique(lengths))
+    row = None
+    if is_varied and number * packing.packs <= _MOST_MOVES:
+        row = _drawn_rows(lengths, slots, packing.packs, rng)
+    if row is None:
+        row, _ = assign(lengths, packing, int(rng.integers(2**63)))
+        if is_varied:
+            row = _exchanged(row, lengths, slots, rng)
+    counts = np.bincount(row)
+    return np.split(np.argsort(row, kind="stable"), np.cumsum(counts[counts > 0])[:-1])
+
+
+def _drawn_rows(
+    lengths: np.ndarray, slots: int, packs: int, rng: np.random.Generator
+) -> Optional[np.ndarray]:
+    """Place the long examples in random rows with room, the short ones where they fit best; None if they do not fit."""
+    number = len(lengths)
+    order = np.argsort(-lengths * (1 - _SHIFT * rng.random(number)), kind="stable")
+    tokens = np.cumsum(lengths[order])
+    drawn = int(np.searchsorted(tokens, _DRAWN_SHARE * tokens[-1]))
+    draws = np.zeros(number)
+    draws[:drawn] = rng.random(drawn)
+
+    row = np.empty(number, np.int64)
+    rooms = [(slots, place) for place in range(packs)]  # ascending
+    for example, length, draw in zip(order.tolist(), lengths[order].tolist(), draws.tolist()):
+        tightest = bisect_left(rooms, (length, 0))
+        if tightest == packs:
+            return None
+        room, place = rooms.pop(tightest + int(draw * (packs - tightest)))
+        row[example] = place
+        insort(rooms, (room - length, place))
+    return row
+
+
+def _exchanged(
+    row: np.ndarray, lengths: np.ndarray, slots: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Exchange examples of similar length between rows, if they fit; the free slots wander, so all rows take part."""
+    number = len(lengths)
+    order = np.argsort(lengths, kind="stable")
+    ascending = lengths[order].tolist()
+    row_of = row[order].tolist()
+    room = (slots - np.bincount(row, lengths).astype(np.int64)).tolist()
+    for sweep in range(min(_SWEEPS, _MOST_EXCHANGES // number)):
+        distance = _DISTANCES[sweep % len(_DISTANCES)]
+        short = rng.permutation(number)
+        long = np.minimum(number - 1, short + rng.integers(1, distance + 1, number))
+        for one, other in zip(short.tolist(), long.tolist()):
+            more = ascending[other] - ascending[one]
+            row_of_short = row_of[one]
+            row_of_long = row_of[other]
+            if more <= room[row_of_short]:
+                room[row_of_short] -= more
+                room[row_of_long] += more
+                row_of[one] = row_of_long
+                row_of[other] = row_of_short
+    exchanged = np.empty(number, np.int64)
+    exchanged[order] = row_of
+    return exchanged
 
 
 @lru_cache(1)

@@ -106,6 +106,27 @@ def test_optimal_packing_needs_the_fewest_rows():
     )
 
 
+@pytest.mark.parametrize(
+    "median, spread, slots, most_again",
+    [(450, 1.2, 8192, 0.02), (18_000, 0.7, 131_072, 0.1), (12, 0.5, 64, 0.02)],
+    ids=["slots are left", "rows are full", "few lengths"],
+)
+def test_long_examples_seldom_meet_again_in_the_next_epoch(median, spread, slots, most_again):
+    random = np.random.default_rng(1)
+    lengths = np.clip(random.lognormal(np.log(median), spread, 1500), 1, slots).astype(np.int64)
+    fewest = pack(LengthHistogram.from_lengths(lengths, slots), max_sequences_per_pack=None).packs
+    long = set(np.flatnonzero(lengths > slots / 8).tolist())
+    pairs = []
+    for epoch in (0, 1):
+        plan = get_way("OptimalPacking+PosID").plan(lengths, BatchOptions(1, slots), epoch)
+        assert plan.steps == fewest
+        pairs.append(set())
+        for batch in batches(plan):
+            members = [piece.example for row in batch for piece in row if piece.example in long]
+            pairs[-1] |= {(one, other) for one in members for other in members if one < other}
+    assert len(pairs[0] & pairs[1]) <= most_again * len(pairs[0]) > 0
+
+
 def test_optimal_packing_spreads_the_attention_work():
     lengths = drawn(600, seed=5)
     balance = {
