@@ -18,6 +18,8 @@ from pack_data.packing.histogram import LengthHistogram
 _MOST_PARTS = 48
 # Most sequences per pack in phi. More would give more distinct prices, which take long to check.
 _MOST_COUNTED = 64
+# Lengths tried for t in `_counted_up_to`, the shortest ones; the best was among the first 60 in 35 cases.
+_MOST_CAPS = 256
 # Additions that checking prices may cost: some seconds.
 _MOST_STEPS = 1 << 33
 
@@ -55,6 +57,7 @@ def best_prices(
     candidates = [plain, _long_are_whole(histogram)]
     if max_sequences_per_pack is not None and S * depth**2 <= _MOST_STEPS:
         candidates.append(_many_beside_long(lengths, S, depth))
+        candidates.append(_counted_up_to(histogram, depth))
     candidates.append(_rounded_to_parts(histogram))
     candidates += _counted(histogram)
 
@@ -109,6 +112,31 @@ def _many_beside_long(lengths: np.ndarray, S: int, depth: int) -> FunctionPrices
     is_long = 2 * lengths > S
     prices = np.where(is_long, depth - companions, 1)
     return FunctionPrices(prices, depth)
+
+
+def _counted_up_to(histogram: LengthHistogram, depth: int) -> FunctionPrices:
+    """Price a sequence of t to S / 2 tokens at 1 / depth, a shorter one at length / t of that, for the best t.
+
+    A longer one is worth the rest of 1 beside its companions. Each of these is worth at most 1 / depth, and each of
+    their tokens at most 1 / (t depth).
+    """
+    S = histogram.max_sequence_length
+    lengths = histogram.lengths
+    counts = histogram.counts[lengths].astype(float)
+    is_long = 2 * lengths > S
+    room = S - lengths
+
+    def prices(t: int) -> np.ndarray:
+        beside_long = np.minimum((depth - 1) * t, room)
+        return np.where(is_long, depth * t - beside_long, np.minimum(lengths, t))
+
+    # More prices take longer to check.
+    most_prices = _MOST_STEPS // (S * depth)
+    candidates = lengths[(2 * lengths <= S) & (depth * lengths <= most_prices)]
+    candidates = candidates[:_MOST_CAPS]
+    worth = [float(prices(t) @ counts) / (depth * t) for t in candidates.tolist()]
+    best = int(candidates[int(np.argmax(worth))]) if worth else int(lengths[0])
+    return FunctionPrices(prices(best), depth * best)
 
 
 def _rounded_to_parts(histogram: LengthHistogram) -> FunctionPrices:

@@ -603,17 +603,6 @@ class Programme:
                 break
         return replace(relaxation, bound=self.bound, prices=self.prices)
 
-    def solve_again(self, weights: np.ndarray, knots: np.ndarray) -> Relaxation:
-        """Solve as `solve_on` for other counts of the same lengths, with the strategies and prices so far.
-
-        Args:
-            weights: sequences of each length, float [lengths].
-            knots: indices of lengths, ascending.
-        """
-        self._weights = weights
-        self.bound = float(weights @ self.prices)
-        return self.solve_on(knots, lambda value, bound, prices: None)
-
     def _solve_coarse(self, progress: _Progress) -> Relaxation:
         """Solve for prices that are piecewise linear in the length, between knots.
 

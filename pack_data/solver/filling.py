@@ -1,22 +1,27 @@
-"""Fill packs to the last slot, one strategy after another: near the bound in a fraction of a second.
+"""Fill packs to the last slot, or to the last seat: near the bound in a fraction of a second.
 
 Decreasing fits waste slots in two ways. If most sequences take slightly less than a third or a quarter of a pack, the
 rest of the pack suits no other sequence. And if packs have a limit on sequences, the short ones come last and use up
 the limit while slots stay empty.
 
-Here the longest sequence left opens a pack, and as soon as two sequences fill the rest exactly, they are added. Of all
-such pairs the one with the most similar lengths is taken, which keeps the short sequences that fill any room. If the
-number of sequences is limited, a pack also takes some of the shortest, so that it reaches a wanted depth; several
-depths are tried. The rule is in the spirit of the minimum-bin-slack heuristic (Gupta and Ho, 1999).
+`fill_exactly` is for packs whose slots are scarce: the longest sequence left opens a pack, and as soon as two sequences
+fill the rest exactly, they are added. Of all such pairs the one with the most similar lengths is taken, which keeps the
+short sequences that fill any room. The rule is in the spirit of the minimum-bin-slack heuristic (Gupta and Ho, 1999).
+
+`fill_seats` is for packs whose places for sequences, the seats, are scarce: every sequence, the longest first, goes
+where most slots are left for each seat. This balances the packs as the rule of the longest processing time does
+(Graham, 1969), and leaves the shortest sequences to the packs that have little room beside a long one.
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+import heapq
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from pack_data.solver.free_slots import Packs, count_packs
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.solver.free_slots import Packs, Strategy, count_packs, longest_first
 
 SECONDS_PER_STRATEGY = 4e-5  # measured mean time for one strategy, on one core
 _MAX_SPARE_SLOTS = 2  # slots that a pair of sequences may leave empty
@@ -24,21 +29,16 @@ _MAX_SPARE_SLOTS = 2  # slots that a pair of sequences may leave empty
 _WINDOWS_OF_PAIRS = (32, 512, 8192)
 # Slots per occurring length above which pairs are searched by length instead of by slot.
 _SPARSE_SLOTS = 16
-# If a mean pack has fewer sequences than this share of the limit, the limit hardly matters.
-_SHALLOW_SHARE = 0.45
-# Depths that are tried, as multiples of the mean number of sequences per pack.
-_DEPTHS_TRIED = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)
-# Approximate number of strategies that `fill_evenly` makes.
-_EVEN_PACKS = 2000
-# Steps of its bisection: the share is exact to 1 / 4096.
-_HALVINGS_OF_SHARE = 12
+# Runs of packs without room for a sequence after which `fill_seats` gives the sequence up: 10 more save no pack.
+_RUNS_TRIED = 16
 
 
 def fill_exactly(counts: np.ndarray, max_sequences_per_pack: Optional[int], target: int) -> Packs:
-    """Return the fewest packs over a few depths that packs are made to reach; stop at `target` packs.
+    """Return the fewest packs of two rules; stop at `target` packs.
 
-    The time grows with the number of different strategies, 10 to 200 microseconds each: most if the pairs that fill a
-    pack are hard to find.
+    One rule adds the longest sequence that fits, the other the longest of an even share of the room, so that packs get
+    as many sequences as they need on average. The time grows with the number of different strategies, 10 to 200
+    microseconds each: most if the pairs that fill a pack are hard to find.
 
     Args:
         counts: sequences by length, int [S + 1]; at least one sequence.
@@ -47,30 +47,13 @@ def fill_exactly(counts: np.ndarray, max_sequences_per_pack: Optional[int], targ
     """
     depth = len(counts) - 1 if max_sequences_per_pack is None else max_sequences_per_pack
     best: Packs = []
-    for wanted in depths_tried(counts, depth):
-        packs = _Filling(counts, depth).packs(wanted)
+    for even in (False, True):
+        packs = _Filling(counts, depth).packs(even)
         if not best or count_packs(packs) < count_packs(best):
             best = packs
         if count_packs(best) <= target:
             break
     return best
-
-
-def depths_tried(counts: np.ndarray, depth: int) -> List[int]:
-    """Return the depths that packs should reach, in the order in which they are tried; 0 sets no depth."""
-    S = len(counts) - 1
-    sequences = int(counts.sum())
-    shortest = int(np.flatnonzero(counts)[0])
-    if sequences <= depth or (depth + 1) * shortest > S:
-        return [0]
-    # Mean number of sequences in a pack without an empty slot.
-    mean = sequences * S / int(counts @ np.arange(S + 1))
-    if mean < _SHALLOW_SHARE * depth:
-        return [0]
-    depths = {0, depth}
-    for share in _DEPTHS_TRIED:
-        depths.add(min(depth, max(3, round(share * mean))))
-    return sorted(depths)
 
 
 class _Filling:
@@ -85,12 +68,18 @@ class _Filling:
         self._present_array = np.frombuffer(self._present, np.uint8)  # the same memory
         self._lengths = np.flatnonzero(counts)
         self._sparse = _SPARSE_SLOTS * len(self._lengths) < self._S
+        self._sequences = int(counts.sum())
+        self._tokens = int(counts @ np.arange(self._S + 1))
 
-    def packs(self, wanted: int) -> Packs:
-        """Pack all sequences, at least `wanted` in a pack if they fit."""
+    def packs(self, even: bool) -> Packs:
+        """Pack all sequences; if even, by even shares of the room."""
         packs: Packs = []
         longest = self._present.rfind(1)
         while longest > 0:
+            wanted = 0
+            if even:
+                needed = max(self._tokens / self._S, self._sequences / self._depth)
+                wanted = round(self._sequences / needed)
             pack = self._pack(longest, wanted)
             repeats = min(self._left[length] // number for length, number in pack.items())
             strategy: List[int] = []
@@ -99,6 +88,8 @@ class _Filling:
                 self._present[length] = self._left[length] > 0
                 strategy += [length] * number
             packs.append((tuple(strategy), repeats))
+            self._sequences -= repeats * len(strategy)
+            self._tokens -= repeats * sum(strategy)
             longest = self._present.rfind(1, 0, longest + 1)
         return packs
 
@@ -111,15 +102,13 @@ class _Filling:
         pack: Dict[int, int] = {}
         room = self._S
         seats = self._depth
-        shortest = 0
         length = longest
-        number = 1
         while length > 0:
-            pack[length] = pack.get(length, 0) + number
+            pack[length] = pack.get(length, 0) + 1
             present[length] = self._left[length] > pack[length]
-            room -= number * length
-            seats -= number
-            wanted -= number
+            room -= length
+            seats -= 1
+            wanted -= 1
             if not room or not seats:
                 break
 
@@ -133,16 +122,13 @@ class _Filling:
                     pack[last] = pack.get(last, 0) + 1
                 break
 
-            number = 1
+            share = room
             if wanted > 2:
-                shortest = present.find(1, shortest)
-                if 0 < shortest <= room // wanted:
-                    length = shortest
-                    number = min(self._left[length] - pack.get(length, 0), wanted - 2)
-                else:
-                    # The wanted number does not fit.
-                    wanted = 0
-            if wanted <= 2:
+                share = room // wanted
+            length = present.rfind(1, 0, min(share, longest) + 1)
+            if length <= 0 and wanted > 2:
+                # The wanted number does not fit.
+                wanted = 0
                 length = present.rfind(1, 0, min(room, longest) + 1)
         return pack
 
@@ -187,84 +173,82 @@ class _Filling:
         return 0
 
 
-def fill_evenly(counts: np.ndarray, max_sequences_per_pack: int) -> Packs:
-    """Return packs with as many sequences as possible, for data with many sequences and slots to spare.
+class _Run(NamedTuple):
+    """Equal packs that are open; the smallest has most slots for each seat."""
 
-    The longest sequence left opens a pack, and the other places take sequences evenly from all that are left, or from
-    the shorter ones if those are too long. So the longest sequences get short companions, and no more than they need.
-    With very many sequences several equal packs are made at a time, in about `_EVEN_PACKS` steps.
+    order: float  # - room / seats
+    number: int  # of the run, which decides between equal ones
+    room: int
+    seats: int
+    packs: int
+    strategy: Strategy
+
+
+def fill_seats(counts: np.ndarray, max_sequences_per_pack: int, least: int, most: int) -> Packs:
+    """Return fewer packs than `most` whose seats are filled, or none.
 
     Args:
         counts: sequences by length, int [S + 1].
         max_sequences_per_pack: largest depth.
+        least: packs that are needed at least.
+        most: number of packs that is not worth trying.
+    """
+    return fewest(lambda packs: _fill_seats(counts, max_sequences_per_pack, packs), least, most)
+
+
+def fewest(pack: Callable[[int], Packs], least: int, most: int) -> Packs:
+    """Return packs by a rule that may need more than the number it is given, or none if it never fits.
+
+    The number is doubled above `least` until the rule fits, and then halved in between.
+    """
+    best: Packs = []
+    too_few = least - 1
+    number = least
+    while too_few < number < most:
+        packs = pack(number)
+        if packs and count_packs(packs) <= number:
+            best = packs
+            most = number
+        else:
+            too_few = number
+        number = (too_few + most) // 2 if best else 2 * number - least + 1
+    return best
+
+
+def _fill_seats(counts: np.ndarray, depth: int, packs: int) -> Packs:
+    """Return this many packs, and more for sequences without a place in them.
+
+    Packs that are equal stay one run until the sequences of a length end inside it, so the time depends on the lengths
+    that occur and the depth, not on the number of sequences.
     """
     S = len(counts) - 1
-    depth = max_sequences_per_pack
-    left = counts.astype(np.int64)
-    sequences = int(left.sum())
-    most_repeats = max(1, sequences // (depth * _EVEN_PACKS))
-    packs: Packs = []
-    while sequences:
-        longest = int(np.flatnonzero(left)[-1])
-        companions = min(depth, sequences) - 1
-        chosen = _even_companions(left, companions, S - longest)
-        lengths, number = np.unique(np.append(chosen, longest), return_counts=True)
-        too_few = (number > left[lengths]).any()
-        if too_few or int(chosen.sum()) + longest > S:
-            lengths, number = _shortest_companions(left, longest, companions)
-        available = int((left[lengths] // number).min())
-        repeats = min(int(left[longest]), most_repeats, available)
-        left[lengths] -= repeats * number
-        sequences -= repeats * int(number.sum())
-        strategy = np.repeat(lengths, number).tolist()
-        packs.append((tuple(strategy), repeats))
-    return packs
-
-
-def _even_companions(left: np.ndarray, companions: int, room: int) -> np.ndarray:
-    """Return lengths at even ranks among the largest share of the shortest sequences from which they fit.
-
-    The longest sequence is not among them. If they fit from no share, the result is too long.
-    """
-    if not companions:
-        return np.zeros(0, np.int64)
-    below = np.cumsum(left)
-    others = int(below[-1]) - 1
-    places = (np.arange(companions) + 0.5) / companions
-
-    def at_share(share: float) -> np.ndarray:
-        ranks = np.minimum((share * others * places).astype(np.int64), others - 1)
-        return np.searchsorted(below, ranks, side="right")
-
-    if int(at_share(1.0).sum()) <= room:
-        return at_share(1.0)
-    low = 0.0
-    high = 1.0
-    for _ in range(_HALVINGS_OF_SHARE):
-        middle = (low + high) / 2
-        if int(at_share(middle).sum()) <= room:
-            low = middle
-        else:
-            high = middle
-    return at_share(low)
-
-
-def _shortest_companions(
-    left: np.ndarray, longest: int, companions: int
-) -> Tuple[np.ndarray, np.ndarray]:
-    """Return (lengths, numbers) of a pack of the longest sequence and the shortest others that fit beside it."""
-    lengths = np.flatnonzero(left)
-    available = left[lengths]
-    available[-1] -= 1  # the longest itself
-    tokens = np.cumsum(np.minimum(available, companions) * lengths)
-    seats = companions
-    room = len(left) - 1 - longest
-    fitting = int(np.searchsorted(tokens, room, side="right"))
-    pack = {longest: 1}
-    for length, count in zip(lengths[: fitting + 1].tolist(), available[: fitting + 1].tolist()):
-        number = min(count, seats, room // length)
-        if number:
-            pack[length] = pack.get(length, 0) + number
-            seats -= number
-            room -= number * length
-    return np.array(list(pack)), np.array(list(pack.values()))
+    closed: Packs = []
+    over = np.zeros_like(counts)
+    open_runs = [_Run(-S / depth, 0, S, depth, packs, ())]
+    runs = 1
+    for length in np.flatnonzero(counts)[::-1].tolist():
+        left = int(counts[length])
+        skipped: List[_Run] = []
+        while left and open_runs and len(skipped) < _RUNS_TRIED:
+            run = heapq.heappop(open_runs)
+            if run.room < length:
+                skipped.append(run)
+                continue
+            used = min(left, run.packs)
+            left -= used
+            if used < run.packs:
+                heapq.heappush(open_runs, run._replace(packs=run.packs - used))
+            room = run.room - length
+            seats = run.seats - 1
+            strategy = run.strategy + (length,)
+            if room and seats:
+                filled = _Run(-room / seats, runs, room, seats, used, strategy)
+                heapq.heappush(open_runs, filled)
+                runs += 1
+            else:
+                closed.append((strategy, used))
+        over[length] = left
+        for run in skipped:
+            heapq.heappush(open_runs, run)
+    closed += [(run.strategy, run.packs) for run in open_runs if run.strategy]
+    return closed + longest_first(LengthHistogram(over), depth)

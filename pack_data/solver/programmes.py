@@ -17,7 +17,7 @@ from pack_data.solver.column_generation import (
     with_dearest_long,
 )
 from pack_data.solver.free_slots import Packs, count_packs
-from pack_data.solver.grid_programme import Shape
+from pack_data.solver.grid_programme import grid_prices
 from pack_data.solver.rounding import whole_packs
 from pack_data.solver.search import LONG_ROWS, ProvedPacks
 
@@ -34,7 +34,7 @@ _KNOT_SLOTS = 1 << 18
 _SMALL_FULL_GAP = 2
 _SMALL_FULL_GAP_SHARE = 2e-4
 # Estimated seconds of a programme over all lengths of long rows above which a grid of lengths is used.
-_MAX_SECONDS = 8.0
+_MAX_SECONDS = 2.0
 # Slots x depth up to which tables over all slots prove the prices of the grid.
 _MAX_TABLE = 1 << 20
 # Additions that proving the prices of the grid may take: some seconds.
@@ -55,7 +55,7 @@ def improved(best: ProvedPacks) -> ProvedPacks:
         return best
     if best.pays(best.programme_seconds):
         if long_rows and best.programme_seconds > _MAX_SECONDS:
-            return _by_shape(best)
+            return _by_grid(best)
         best = _by_programme(best).mended()
     return best
 
@@ -87,9 +87,6 @@ def _by_programme(best: ProvedPacks) -> ProvedPacks:
         packs = _fewer(packs, relaxation, counts, depth, bar)
         target = _target(relaxation)
         many_lengths = len(lengths) > _MANY_LENGTHS
-        if many_lengths and not relaxation.exact and count_packs(packs) - target > _SMALL_FULL_GAP:
-            packs_of_shape = Shape(counts, depth).packs(target, best.limits.until)
-            packs = min(packs, packs_of_shape, key=count_packs)
         gap = count_packs(packs) - target
         small_gap = 0.0
         if len(lengths) > _FEW_LENGTHS:
@@ -121,13 +118,12 @@ def _on_knots(best: ProvedPacks) -> ProvedPacks:
     return best if bar.prices is None else best.proved_by(bar.prices).mended()
 
 
-def _by_shape(best: ProvedPacks) -> ProvedPacks:
-    """Return packs and prices of the linear programme on a grid of lengths."""
+def _by_grid(best: ProvedPacks) -> ProvedPacks:
+    """Return the packing with prices of the linear programme on a grid of lengths, and packs exchanged towards it."""
     histogram = best.histogram
     depth = best.deepest
     lengths = histogram.lengths
     S = histogram.max_sequence_length
-    shape = Shape(histogram.counts, depth)
     # A few short sequences must not make the tables too deep. If they would, the shortest sequences, up to one pack of
     # them, are worth nothing.
     priced = np.cumsum(lengths * histogram.counts[lengths]) > S
@@ -136,13 +132,10 @@ def _by_shape(best: ProvedPacks) -> ProvedPacks:
     deepest = min(depth, S // int(lengths[priced].min(initial=S)))
     if S * deepest <= _MAX_TABLE:
         prices = np.zeros(len(lengths))
-        grid_prices = shape.prices(lengths[priced])
-        prices[priced] = with_dearest_long(lengths[priced], grid_prices, S, deepest)
-        best = best.proved_by(prices, _MAX_PROOF_STEPS).mended()
-    if best.gap > 0:
-        packs = shape.packs(best.lower_bound, best.limits.until)
-        best = best.with_fewer(packs).mended()
-    return best
+        short_prices = grid_prices(histogram.counts, depth, lengths[priced])
+        prices[priced] = with_dearest_long(lengths[priced], short_prices, S, deepest)
+        best = best.proved_by(prices, _MAX_PROOF_STEPS)
+    return best.exchanged().mended()
 
 
 class _TimeIsUp(Exception):

@@ -17,7 +17,8 @@ import numpy as np
 
 from pack_data.packing.certificate import Certificate, best_pack_value, plain_certificate
 from pack_data.packing.histogram import LengthHistogram
-from pack_data.solver.filling import SECONDS_PER_STRATEGY, depths_tried, fill_evenly, fill_exactly
+from pack_data.solver.exchange import SECONDS_PER_PACK, exchange
+from pack_data.solver.filling import SECONDS_PER_STRATEGY, fewest, fill_exactly, fill_seats
 from pack_data.solver.free_slots import Packs, count_packs, longest_first
 from pack_data.solver.repair import mend
 from pack_data.solver.small import MOST_SEQUENCES, search_fewer
@@ -28,6 +29,8 @@ from pack_data.solver.small import MOST_SEQUENCES, search_fewer
 _SECONDS_PER_SLOT = 2.5e-6
 # Seconds always allowed per sequence: counting the lengths and assigning the sequences to packs take as long.
 _SECONDS_PER_SEQUENCE = 2e-6
+# The same if the limit on sequences per pack matters, where exchanges lead to the bound in a tenth of it.
+_SECONDS_PER_SEQUENCE_LIMITED = 2e-5
 # The same in rows of up to `LONG_ROWS` slots, where linear programmes take less than a second and mostly reach the
 # bound.
 _SECONDS_PER_SEQUENCE_SHORT_ROWS = 60e-6
@@ -51,6 +54,9 @@ _USUAL_GAP_PACKS_FULL_SEATS = 1
 _USUAL_GAP_SHARE_FULL_SEATS = 1e-4
 # Share of the bound above which a gap can nearly always be reduced, too.
 _WIDE_GAP_SHARE = 0.006
+# Share of the bound above which exchanges come before mending, which then takes long: sequences near a third of a pack
+# leave a gap of 0.06, and all other families less than 0.01.
+_FAR_GAP_SHARE = 0.02
 # Factor on the seconds that a gap is worth if it can probably be reduced.
 _LIKELY_FACTOR = 16
 # Share of the seats taken from which most packs count as being at their depth.
@@ -75,13 +81,6 @@ _PRODUCT_SLOTS = 1024
 # number, and this multiple of the mean.
 _MIN_PROGRAMME_DEPTH = 16
 _PROGRAMME_DEPTH_IN_MEAN_PACKS = 4
-
-# ---- packs filled evenly ---------------------------------------------------------------------------------------------
-
-# Packs are filled evenly if slots are not scarce, that is, if the packs of the bound have this many slots per token,
-# and if sequences take at least this share of the seats; otherwise few packs are at their depth.
-_SLOTS_TO_SPARE = 1.001
-_MIN_SEATS_TAKEN = 0.8
 
 # ---- exact prices ----------------------------------------------------------------------------------------------------
 
@@ -165,6 +164,15 @@ class ProvedPacks(NamedTuple):
         return self.limits._binding and self.histogram.sequences > _FULL_SEATS * most_sequences
 
     @property
+    def _likely(self) -> bool:
+        """True if the gap can probably be reduced."""
+        bound = self.lower_bound
+        usual_gap = _USUAL_GAP_PACKS + _USUAL_GAP_SHARE * bound
+        if self._seats_are_scarce:
+            usual_gap = _USUAL_GAP_PACKS_FULL_SEATS + _USUAL_GAP_SHARE_FULL_SEATS * bound
+        return self.gap > max(1, min(_WIDE_GAP_SHARE * bound, usual_gap))
+
+    @property
     def _patience(self) -> float:
         """Seconds that the packs above the bound are worth."""
         gap = self.gap
@@ -175,12 +183,8 @@ class ProvedPacks(NamedTuple):
         if long_rows and gap <= small_gap:
             return 0.0
 
-        usual_gap = _USUAL_GAP_PACKS + _USUAL_GAP_SHARE * bound
-        if self._seats_are_scarce:
-            usual_gap = _USUAL_GAP_PACKS_FULL_SEATS + _USUAL_GAP_SHARE_FULL_SEATS * bound
-        likely = gap > 1 and gap > min(_WIDE_GAP_SHARE * bound, usual_gap)
         worth = gap * self.histogram.max_sequence_length * _SECONDS_PER_SLOT
-        if likely:
+        if self._likely:
             worth *= _LIKELY_FACTOR
         elif sequences <= _SMALL_CALL_SEQUENCES:
             most = _SMALL_CALL_SEQUENCES * _SECONDS_PER_SEQUENCE_SMALL_CALL
@@ -188,7 +192,9 @@ class ProvedPacks(NamedTuple):
         elif long_rows and not self.limits._binding:
             # The decreasing fit is nearly always optimal here.
             return sequences * _SECONDS_PER_SEQUENCE
-        allowed = _SECONDS_PER_SEQUENCE if long_rows else _SECONDS_PER_SEQUENCE_SHORT_ROWS
+        allowed = _SECONDS_PER_SEQUENCE_SHORT_ROWS
+        if long_rows:
+            allowed = _SECONDS_PER_SEQUENCE_LIMITED
         return max(worth, sequences * allowed)
 
     @property
@@ -217,15 +223,11 @@ class ProvedPacks(NamedTuple):
             seconds *= math.hypot(1, S / _PRODUCT_SLOTS)
         return seconds
 
-    def _filling_seconds(self, strategies: float) -> float:
-        """Return the estimated seconds of `fill_exactly` for this many strategies, at all depths it tries."""
-        depths = depths_tried(self.histogram.counts, self.limits.depth)
-        return strategies * SECONDS_PER_STRATEGY * len(depths)
-
     def with_fewer(self, packs: Packs) -> ProvedPacks:
-        """Return the same proof with these packs if they are fewer."""
-        fewest = min(self.packs, packs, key=count_packs)
-        return self._replace(packs=fewest)
+        """Return the same proof with these packs, if any, if they are fewer."""
+        if packs and count_packs(packs) < count_packs(self.packs):
+            return self._replace(packs=packs)
+        return self
 
     def mended(self, most_seconds: float = math.inf) -> ProvedPacks:
         """Return fewer packs if packing the worst ones again saves some."""
@@ -239,7 +241,7 @@ class ProvedPacks(NamedTuple):
             seconds = min(most_seconds, self._patience, _MAX_SECONDS_OF_MENDING)
             if self.few:
                 seconds = _SECONDS_OF_MENDING_FEW
-            most_strategies = seconds / self._filling_seconds(1)
+            most_strategies = seconds / (2 * SECONDS_PER_STRATEGY)
         packs = mend(
             self.packs,
             prices,
@@ -248,6 +250,17 @@ class ProvedPacks(NamedTuple):
             most_strategies,
             self.limits.until,
         )
+        return self.with_fewer(packs)
+
+    def exchanged(self, most_seconds: float = math.inf) -> ProvedPacks:
+        """Return as many packs as the bound, or a few more, if exchanges between balanced packs lead there."""
+        bound = self.lower_bound
+        seconds = bound * SECONDS_PER_PACK
+        if self.few or seconds > most_seconds or not self.pays(seconds):
+            return self
+        counts = self.histogram.counts
+        most = bound + self.gap if self._likely else bound + 1
+        packs = fewest(lambda number: exchange(counts, self.limits.depth, number), bound, most)
         return self.with_fewer(packs)
 
     def proved_by(self, prices: np.ndarray, most_steps: float = math.inf) -> ProvedPacks:
@@ -304,21 +317,21 @@ def pack_quickly(histogram: LengthHistogram, limits: Limits) -> ProvedPacks:
     if best.gap <= 0:
         return best
 
-    # Filling packs to their depth does not help if slots are scarce, or if few packs reach the depth.
     bound = best.lower_bound
-    slots_to_spare = bound * histogram.max_sequence_length > _SLOTS_TO_SPARE * histogram.tokens
-    seats_taken = histogram.sequences > _MIN_SEATS_TAKEN * limits.depth * bound
-    if limits._binding and slots_to_spare and seats_taken:
-        best = best.with_fewer(fill_evenly(histogram.counts, limits.depth))
-
+    if limits._binding:
+        packs = fill_seats(histogram.counts, limits.depth, bound, count_packs(best.packs))
+        best = best.with_fewer(packs)
     # In short rows the programme leads further than all other steps: if it pays, they take no longer than it would.
     most_seconds = math.inf
     if histogram.max_sequence_length <= LONG_ROWS and best.pays(best.programme_seconds):
         most_seconds = best.programme_seconds
-    filling = best._filling_seconds(len(best.packs))
+    filling = 2 * len(best.packs) * SECONDS_PER_STRATEGY
     if best.few or (filling <= most_seconds and best.pays(filling)):
         best = best.with_fewer(fill_exactly(histogram.counts, limits.depth, bound))
-    best = best.mended(most_seconds)
+    if best.gap > _FAR_GAP_SHARE * bound:
+        best = best.exchanged(most_seconds).mended(most_seconds)
+    else:
+        best = best.mended(most_seconds).exchanged(most_seconds)
     if best.few:
         S = histogram.max_sequence_length
         best = best.with_fewer(search_fewer(best.packs, S, limits.depth, bound))

@@ -141,8 +141,9 @@ def test_a_spent_budget_gives_the_best_found_with_its_proof(monkeypatch):
 
 
 def test_a_programme_cut_short_leaves_its_bound(monkeypatch):
-    # Plain prices prove 843 packs here; a programme that is stopped while it improves its bound proves more.
-    histogram = synthetic_histogram("lognormal:mean=90,max=300,n=3000,seed=0")
+    # Plain prices prove 1,115 packs here; a programme that is stopped while it improves its bound proves more.
+    lengths = np.random.default_rng(0).normal(110, 15, 3000)
+    histogram = LengthHistogram.from_lengths(np.rint(lengths).astype(int), 300)
     plain = optimal.pack(histogram, max_sequences_per_pack=4, budget=1e-9).lower_bound
     asked = []
 
@@ -169,7 +170,7 @@ def test_prices_that_prove_less_do_not_replace_those_that_prove_more():
 def test_prices_on_knots_account_for_scarce_short_sequences():
     # A sequence of nearly a whole row takes two of the shortest, of which there are few. Plain prices take them for
     # granted; prices on knots do not.
-    lengths = np.clip(np.rint(np.random.default_rng(0).lognormal(6.05, 1.2, 20_000)), 1, 2048).astype(np.int64)
+    lengths = np.clip(np.rint(np.random.default_rng(0).lognormal(6.2, 1.0, 20_000)), 1, 2048).astype(np.int64)
     histogram = LengthHistogram.from_lengths(lengths, 2048)
     plain = pack_quickly(histogram, Limits.of(histogram, 3, None))
     found = programmes._on_knots(plain)

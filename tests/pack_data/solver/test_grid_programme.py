@@ -1,40 +1,15 @@
-"""Packs in the shape of a fractional packing: nothing lost, no limit broken, near the bound."""
+"""Prices on a grid of lengths: no pack is worth more than 1, and together they are worth nearly the bound."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pack_data import optimal
 from pack_data.packing.certificate import best_pack_value
 from pack_data.packing.histogram import LengthHistogram
-from pack_data.packing.packing import Packing
 from pack_data.solver.column_generation import with_dearest_long
-from pack_data.solver.grid_programme import Shape
-from tests.pack_data_strategies import histograms
-
-
-def checked(histogram, depth, packs):
-    packing = Packing.of("made", histogram, depth, packs)
-    packing.check(histogram)  # each sequence once, no pack too full or too deep
-    return packing
-
-
-def room(histogram, depth):
-    most = histogram.max_sequence_length // histogram.shortest
-    return most if depth is None else min(depth, most)
-
-
-@given(histograms(max_count=40), st.sampled_from([1, 2, 3, 8, None]))
-def test_shaped_packs_hold_every_sequence_once(histogram, depth):
-    if histogram.sequences:
-        checked(histogram, depth, Shape(histogram.counts, room(histogram, depth)).packs(0))
-
-
-def test_counts_of_10_to_the_15_are_whole():
-    counts = np.zeros(65, np.int64)
-    counts[[5, 11, 20, 33, 47]] = [10**15 + 1, 10**14 + 3, 10**14 + 7, 10**13 + 9, 10**13 + 11]
-    histogram = LengthHistogram(counts)
-    assert checked(histogram, 3, Shape(counts, 3).packs(0)).sequences == counts.sum()
+from pack_data.solver.grid_programme import grid_prices
 
 
 @given(
@@ -58,10 +33,11 @@ def test_long_sequences_are_as_dear_as_can_be(priced, slots, depth):
 
 
 @pytest.mark.parametrize("depth", [3, 6])
-def test_the_shape_comes_near_the_bound(depth):
+def test_prices_on_the_grid_come_near_the_bound(depth):
     lengths = np.clip(np.rint(np.random.default_rng(0).lognormal(6, 0.8, 8000)), 1, 4096).astype(int)
     histogram = LengthHistogram.from_lengths(lengths, 4096)
-    shape = Shape(histogram.counts, depth)
-    prices = with_dearest_long(histogram.lengths, shape.prices(histogram.lengths), 4096, depth)
-    bound = prices @ histogram.counts[histogram.lengths]
-    assert checked(histogram, depth, shape.packs(0)).packs <= 1.01 * bound
+    lengths = histogram.lengths
+    prices = with_dearest_long(lengths, grid_prices(histogram.counts, depth, lengths), 4096, depth)
+    worth = prices @ histogram.counts[lengths]
+    packs = optimal.pack(histogram, max_sequences_per_pack=depth).packs
+    assert packs / 1.01 <= worth <= packs
