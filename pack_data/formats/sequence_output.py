@@ -178,14 +178,28 @@ def _refusing(record: Record, name: str) -> Iterator[None]:
 def _check_types(path: str, types: _Types, to_format: str) -> None:
     """Raise ValueError for the first column whose type the format does not have."""
     for name, kind in types.items():
-        sink = _arrow().BufferOutputStream()
-        try:
-            _writer(sink, _arrow().schema([(name, kind)]), to_format).close()
-        except _MISFITS:
+        if not _can_hold(to_format, _arrow().schema([(name, kind)])):
             raise ValueError(
-                f"{path}: Parquet cannot hold column {name} of type {one_line(kind, 100)}; write .arrow or .jsonl, or "
-                "leave the column out of the source"
-            ) from None
+                f"{path}: {to_format} cannot hold column {name} of type {one_line(kind, 100)}; write another format, "
+                "such as .jsonl, or leave the column out of the source"
+            )
+
+
+def _can_hold(to_format: str, schema: Any) -> bool:
+    """Return True if a file with these columns can be written and read; Arrow and Parquet limit the nesting."""
+    sink = _arrow().BufferOutputStream()
+    try:
+        with _writer(sink, schema, to_format) as writer:
+            empty = [_arrow().nulls(0, kind) for kind in schema.types]
+            writer.write_batch(_arrow().record_batch(empty, schema=schema))
+        file = _arrow().BufferReader(sink.getvalue())
+        if to_format == "arrow":
+            _arrow().ipc.open_stream(file)
+        else:
+            _parquet().read_schema(file)
+    except (OSError, *_MISFITS):
+        return False
+    return True
 
 
 def _writer(sink: Any, schema: Any, to_format: str):
@@ -214,7 +228,7 @@ def _write_columns(
             ]
             if not count:
                 schema = arrow.schema(list(types.items()))
-                with suppress(*_MISFITS):
+                if _can_hold(to_format, schema):
                     writer = stack.enter_context(_writer(str(path), schema, to_format))
             count += len(block)
             if schema != arrow.schema(list(types.items())):

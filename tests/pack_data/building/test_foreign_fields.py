@@ -186,6 +186,8 @@ CASES = [
     (KEYLESS, ("arrow", "jsonl"), None),
     (INTERVAL, ("arrow",), None),
     (RUNS, ("arrow", "jsonl"), None),
+    (json.loads(f"[{'[' * 70}{']' * 70}]"), ("jsonl",), None),
+    (json.loads(f"[{'[' * 70}{']' * 70}]"), ("arrow",), ("b.arrow", "x", "list<")),
     ([{}], ("parquet",), ("b.parquet", "x", "struct<>")),
     (KEYLESS, ("parquet",), ("b.parquet", "x", "struct<>")),
     (INTERVAL, ("parquet",), ("b.parquet", "x", "interval")),
