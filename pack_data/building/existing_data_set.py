@@ -11,7 +11,8 @@ from pack_data.building.options import stated
 from pack_data.cli.command import counted
 from pack_data.store.data_set import MANIFEST, PackStore, read_manifest
 from pack_data.store.packs import default_predictions
-from pack_data.text.vocabulary import TOKENIZER
+from pack_data.text.special_tokens import STATING_FILES
+from pack_data.text.vocabulary import TOKENIZER, VOCABULARY, vocabulary_files
 
 _WAY_OUT = "add --overwrite to replace it, or choose another --out"
 
@@ -49,9 +50,10 @@ def is_built(side: BuildSide, plan: Mapping[str, Any], given_files: Sequence[Pat
 
 def _refuse_files_of_a_data_set(out: Path, given_files: Sequence[Path]) -> None:
     """Raise ValueError if a directory without a data set holds files that a build would replace."""
-    for name in ("recipe.json", "vocab.txt", TOKENIZER):
+    given = [path for file in given_files for path in vocabulary_files(file)]
+    for name in ("recipe.json", VOCABULARY, TOKENIZER, *STATING_FILES):
         path = out / name
-        if path.exists() and not any(os.path.samefile(path, file) for file in given_files):
+        if path.exists() and not any(os.path.samefile(path, file) for file in given):
             raise ValueError(f"{out}: holds a file {name} but no data set; {_WAY_OUT}")
 
 

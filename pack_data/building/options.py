@@ -86,8 +86,7 @@ class BuildOptions:
     )
     tokenizer: Union[str, Path, None] = _file(
         None,
-        "tokenizer.json of the tokenizers library, instead of a vocabulary; its own [CLS], [SEP], [MASK] or <s>, "
-        "</s>, <mask>",
+        "tokenizer.json of the tokenizers library, instead of a vocabulary, with the special tokens of its post_processor",
         rare=True,
     )
     vocabulary_size: int = _count(8192, "when training one (default {default})", rare=True)

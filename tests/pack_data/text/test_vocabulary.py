@@ -332,6 +332,13 @@ def test_files_beside_a_tokenizer_name_its_tokens_and_go_with_it_into_the_data_s
         assert (batch["input_ids"] == tokens.index("<|hidden|>")).any()
         assert load_tokenizer(out / TOKENIZER).special == (0, 2, tokens.index("<|hidden|>"))
         verify(out)
+    # Files of the user in place of those are not overwritten, unless they are the ones given.
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / STATED).write_text("{}")
+    with refused(STATED, tmp_path / "mine", unchanged=tmp_path / "mine"):
+        build_with(corpus, tmp_path / "mine", tmp_path / "given" / TOKENIZER)
+    with build_with(corpus, tmp_path / "given", tmp_path / "given" / TOKENIZER):
+        assert json.loads((tmp_path / "given" / STATED).read_text()) == stated
 
 
 def test_a_row_that_holds_no_pair_with_its_special_tokens_is_refused(corpus, tmp_path):
