@@ -86,7 +86,7 @@ class BuildOptions:
     )
     tokenizer: Union[str, Path, None] = _file(
         None,
-        "tokenizer.json of the tokenizers library, instead of a vocabulary, with the special tokens of its post_processor",
+        "tokenizer.json of the tokenizers library, instead of a vocabulary; its post_processor adds the special tokens",
         rare=True,
     )
     vocabulary_size: int = _count(8192, "when training one (default {default})", rare=True)
