@@ -121,7 +121,7 @@ def micro_batches(
         level.exchange([[batch] for batch in range(len(batches))], only_slowest=False)
         sides = _step_by_step(level.work_of, ranks)
     else:
-        sides = _dealt(level.work_of, ranks)
+        sides = dealt(level.work_of, ranks, steps)
         level.exchange(sides, only_slowest=True)
         sides = [sorted(side, key=lambda batch: -level.work_of[batch]) for side in sides]
 
@@ -182,16 +182,27 @@ def _halved(bins: _Bins, number: int, work: np.ndarray) -> _Bins:
     return bins + [[] for _ in range(number - len(bins))]
 
 
-def _dealt(work_of: np.ndarray, ranks: int) -> _Bins:
-    """Deal micro-batches to ranks, as many to each: the most work first, to the rank that has least."""
-    sides: _Bins = [[] for _ in range(ranks)]
+def dealt(amounts: np.ndarray, ranks: int, most: int) -> _Bins:
+    """Deal items to ranks, at most `most` to each: the largest amount first, to the rank that has least.
+
+    Source: the longest-processing-time rule of Graham, "Bounds on multiprocessing timing anomalies" (1969).
+
+    Args:
+        amounts: integers [items].
+        ranks: number of ranks, from 1.
+        most: items that a rank takes; ranks * most is at least the number of items.
+
+    Returns:
+        The numbers of the items of each rank.
+    """
+    shares: _Bins = [[] for _ in range(ranks)]
     heap = [(0, rank) for rank in range(ranks)]
-    for batch in np.argsort(-work_of, kind="stable").tolist():
+    for item in np.argsort(-amounts, kind="stable").tolist():
         load, rank = heapq.heappop(heap)
-        sides[rank].append(batch)
-        if len(sides[rank]) < len(work_of) // ranks:
-            heapq.heappush(heap, (load + int(work_of[batch]), rank))
-    return sides
+        shares[rank].append(item)
+        if len(shares[rank]) < most:
+            heapq.heappush(heap, (load + int(amounts[item]), rank))
+    return shares
 
 
 def _step_by_step(work_of: np.ndarray, ranks: int) -> _Bins:

@@ -18,6 +18,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, T
 
 import numpy as np
 
+from pack_data.batching.micro_batches import dealt
 from pack_data.building.assignment import assign
 from pack_data.lengths.overlong import fit
 from pack_data.packing.histogram import LengthHistogram
@@ -208,13 +209,8 @@ def _longest_first(lengths: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 def _shared_out(lengths: np.ndarray, bins: _Bins, ranks: int) -> _Bins:
     """Return the examples of these bins in one bin a rank: the longest first, to the rank that has least."""
     numbers = np.sort(np.concatenate(bins))
-    shares: _Bins = [[] for _ in range(ranks)]
-    load = [0] * ranks
-    for number in _longest_first(lengths, numbers).tolist():
-        rank = load.index(min(load))
-        shares[rank].append(number)
-        load[rank] += int(lengths[number])
-    return shares
+    shares = dealt(lengths[numbers], ranks, len(numbers))
+    return [numbers[share].tolist() for share in shares]
 
 
 # ---- the ways: lengths int64 [examples], options, generator -> EpochPlan ---------------------------------------------
@@ -378,8 +374,9 @@ def _optimal_packing(
 
     batches: List[_Bins] = []
     for step in steps:
-        for share in _ranks_of_equal_work(step, work, options.ranks):
-            batches.append([rows[row] for row in share])
+        most_rows = -(-len(step) // options.ranks)
+        for share in dealt(work[step], options.ranks, most_rows):
+            batches.append([rows[step[place]] for place in share])
     return _whole(lengths, batches + last_step, options.ranks)
 
 
@@ -402,19 +399,6 @@ def _steps_of_equal_work(
     fewest = min(range(number), key=lambda step: len(steps[step]))
     steps[fewest], steps[-1] = steps[-1], steps[fewest]
     return steps
-
-
-def _ranks_of_equal_work(step: List[int], work: np.ndarray, ranks: int) -> _Bins:
-    """Return the rows of each rank: the most work first, to the rank that has least and still takes a row."""
-    shares: _Bins = [[] for _ in range(ranks)]
-    load = [0] * ranks
-    most_rows = -(-len(step) // ranks)
-    for row in step:
-        open_ranks = [rank for rank in range(ranks) if len(shares[rank]) < most_rows]
-        rank = min(open_ranks, key=load.__getitem__)
-        shares[rank].append(row)
-        load[rank] += int(work[row])
-    return shares
 
 
 def _give_enough_examples(steps: _Bins, examples: List[int], work: np.ndarray, ranks: int) -> None:
