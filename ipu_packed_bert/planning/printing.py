@@ -105,11 +105,15 @@ def _update_lines(run: RunPlan) -> List[str]:
     divided = ""
     if update.unpacked not in (None, update.accumulation):
         divided = f" ({update.unpacked:,} / {factor.value:.3f}, rounded up)"
+    betas = ""
+    if run.config.optimizer.packing_adjustment == "betas":
+        beta1, beta2 = run.config.betas(factor.value)
+        betas = f"; betas {beta1:.3g} and {beta2:.3g} (section 3.3 of packedBERT)"
     return [
         f"  update    {update.packs:,} {row}s, about {update.packs * factor.value:,.0f} sequences"
         f" = micro-batch {run.config.batch.micro_batch} x accumulation {update.accumulation:,}{divided}"
         f" x replicas {run.config.placement.replicas}",
-        f"  packing   {factor.value:.3f} sequences in a {row}, from {factor.source}",
+        f"  packing   {factor.value:.3f} sequences in a {row}, from {factor.source}{betas}",
     ]
 
 

@@ -1,17 +1,22 @@
 """Turn cycle counts into the paper's tables: `python profiling/overhead_report.py`.
 
-Without options it prints the gain of packing for a whole run of BERT-large at 512 in ten lines, from the analytic IPU
-cycle model (no IPU needed) and the published Wikipedia histogram. Every column names its source: hardware (run logs
+The report starts with three lines: the overhead of a packed row and the speed-ups of the graph and of the whole run,
+computed by the analytic IPU cycle model (no IPU needed), and the paper's values, quoted. Without options they are those
+of BERT-large at 512 slots with the published Wikipedia histogram. Every column names its source: hardware (run logs
 with PopTorch's cycle counter), profile (PopVision), predicted and fitted (analytic model), paper, published (measured
 by others), computed (arithmetic), config.
 
   --config A           the gain of packing for the runs of this configuration (--set changes it)
-  --table 1            Table 1 of the packedBERT paper for --config, and the gain below it
+  --table 1            Table 1 of the packedBERT paper for --config
   --table 2            Table 2: base and large, 128 and 384
   --table breakdown    the overhead by cause, the cycles of each IPU, the time of an update by part
   --table points       published measurements and the model's errors
+  --figure 1           Figure 1: lengths and theoretical speed-ups of bundled histograms
+  --figure 2           Figure 2: the mask of a pack, computed by the model
+  --figure 5           Figure 5 and section 4.4: packing and un-padding on 1 to 2,048 accelerators
   --all                all of these
-  --html FILE          one page with the tables that you name, or with all tables if you name none
+  --html FILE          one page with the tables and figures that you name, or with all if you name none
+  --plot FILE          the pictures of the tables and figures that you name
   --measured SOURCE    measured and modelled cycles of an update and, from a profile, of each IPU
 
 A SOURCE is the directory of a run, a bundle of ipu-check, or a profile.pop (with the Poplar SDK).
@@ -32,25 +37,28 @@ from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.matmul import cache_folder
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.workload import Machine
-from ipu_packed_bert.data.factors import parse_factor
+from ipu_packed_bert.data.factors import parse_factor, planned_factor
 from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.planning.printing import memory_words
-from ipu_packed_bert.report import measured, paper, pictures
+from ipu_packed_bert.report import figures, measured, paper, pictures
 from ipu_packed_bert.report.breakdown import breakdown
-from ipu_packed_bert.report.headline import headline
-from ipu_packed_bert.report.packings import factor_of, packing
+from ipu_packed_bert.report.headline import Headline, headline
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import FOLDER, config_file
 from pack_data import sort
-from pack_data.cli.command import ArgumentParser, check_page, progress_bar, typed
+from pack_data.cli.command import ArgumentParser, check_page, check_picture, progress_bar, typed
 from pack_data.display.page import Page
+from pack_data.display.picture import write
 from pack_data.display.table import Table, wrapped
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
+from pack_data.packers import get_packer
 
 DEFAULT = "packed_phase2_pod16"
 _TABLES = ("1", "2", "breakdown", "points")
+_FIGURES = ("1", "2", "5")
 _OF_THE_CONFIGURATION = {"1", "breakdown"}
+_WITHOUT_MODEL = {f"figure{number}" for number in _FIGURES}  # tables
 _SORT_BATCH = 256  # sequences of a batch of SORT, as in the paper's Table 1
 
 
@@ -64,7 +72,14 @@ def _parser() -> ArgumentParser:
         default=[],
         help="a table, described by --help-all; repeat for more",
     )
-    what.add_argument("--all", action="store_true", help="all tables")
+    what.add_argument(
+        "--figure",
+        choices=_FIGURES,
+        action="append",
+        default=[],
+        help="a figure of the paper, described by --help-all; repeat for more",
+    )
+    what.add_argument("--all", action="store_true", help="all tables and figures")
     model = parser.add_argument_group("what to model")
     model.add_argument("--config", metavar="FILE|NAME", help=f"configuration; default {DEFAULT}")
     model.add_argument(
@@ -98,6 +113,9 @@ def _parser() -> ArgumentParser:
         metavar="FILE",
         help="write one page with all tables and pictures in place of text",
     )
+    out.add_argument(
+        "--plot", type=Path, metavar="FILE", help="also draw the pictures as .png, .pdf or .svg"
+    )
     parser.rare("--synthetic", "--max-sequence-length", "--packing-factor", "--measured")
     return parser
 
@@ -122,8 +140,7 @@ class _Report:
         self.config = _load(args.config or DEFAULT, args.overrides)
         self.machine = Machine(TARGETS[self.config.placement.machine], self.folder)
         self.too_large: Optional[str] = None  # the reason why the configuration does not fit
-        # The gain of packing: first in a page, last on a terminal.
-        self.answer: Optional[Table] = None
+        self.answer: Optional[Headline] = None
         self.tables: List[Table] = []
         self.about: List[str] = []  # the configurations of the tables, for the title of a page
 
@@ -138,13 +155,15 @@ class _Report:
                 )
             self.tables.append(table)
 
-        bare = not (args.table or args.measured or args.all)
-        all_tables = args.all or (bare and args.html is not None)
-        names = [name for name in _TABLES if all_tables or name in args.table]
+        bare = not (args.table or args.figure or args.measured or args.all)
+        everything = args.all or (bare and (args.html or args.plot))
+        names = [name for name in _TABLES if everything or name in args.table]
         if bare or _OF_THE_CONFIGURATION & set(names):
             self.too_large = self._too_large()
             self.about.insert(0, self.config.name)
         self.tables += map(self._table, names)
+        numbers = [number for number in _FIGURES if everything or number in args.figure]
+        self.tables += map(self._figure, numbers)
         if bare or "1" in names:
             self.answer = headline(
                 self._comparison, self.config, self._depth, self._packing_factor, self.too_large
@@ -169,9 +188,20 @@ class _Report:
                 f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}, that of the histogram "
                 f"{histogram.name} is {histogram.max_sequence_length}; pass a matching --config"
             )
-        packings = {key: packing(histogram, *key, folder=self.folder) for key in paper.ROWS}
+        packings = {}
+        for packer, depth in paper.ROWS:
+            packings[packer, depth] = get_packer(packer)(histogram, max_sequences_per_pack=depth)
         batching = sort.batch(histogram, batch_size=_SORT_BATCH)
         return paper.table1(self._comparison, packings, batching, histogram.name)
+
+    def _figure(self, number: str) -> Table:
+        """Compute a figure of the paper by its number."""
+        if number == "1":
+            return figures.figure1()
+        if number == "2":
+            return figures.figure2()
+        histogram = histogram_from(self.args)
+        return figures.figure5(histogram, self.config.model.hidden_size, self._packing_factor)
 
     def _measured(self, path: Path) -> Table:
         """Compare a measured source with the model."""
@@ -209,15 +239,23 @@ class _Report:
         return paper.ModelledOverhead(self.machine, self.config, self.calibration)
 
     def _factor(self, config: Config, depth: Optional[int]) -> float:
-        """Return the mean sequences per pack."""
-        return factor_of(
-            config,
+        """Return the mean sequences per pack: of --packing-factor, of the histogram, or of the paper."""
+        if depth == 1:
+            return 1.0
+        slots = config.data.max_sequence_length
+        factor = planned_factor(
+            slots,
             config.data.packer,
             depth,
-            option=self.args.packing_factor,
+            given=self.args.packing_factor,
             histogram=histogram_from(self.args),
-            folder=self.folder,
-        ).value
+        )
+        if factor is None:
+            raise ValueError(
+                f"{config.path}: data.max_sequence_length is {slots}, for which there is no published histogram; pass "
+                "--packing-factor or --histogram"
+            )
+        return factor.value
 
     def _too_large(self) -> Optional[str]:
         """Return a line if the configuration's counted memory exceeds an IPU's, else None."""
@@ -233,7 +271,7 @@ class _Report:
 
     @property
     def _all_tables(self) -> List[Table]:
-        return self.tables if self.answer is None else [self.answer, *self.tables]
+        return self.tables if self.answer is None else [*self.answer.tables, *self.tables]
 
     def _words(self) -> List[str]:
         """Return notes that apply to all tables."""
@@ -260,16 +298,18 @@ class _Report:
         return pictures.page_of(name, lead, self._all_tables, self._words())
 
     def text(self) -> str:
-        """Return the tables with the notes that apply to all of them, and the answer."""
+        """Return the answer, and the tables with the notes that apply to all of them."""
         printed_notes: Set[str] = set()
-        parts = [table.text(printed_notes) for table in self.tables]
-        if parts:
+        parts = []
+        if self.answer is not None:
+            parts.append("\n".join(self.answer.lines))
+            parts += [table.text() for table in self.answer.tables[1:]]
+        parts += [table.text(printed_notes) for table in self.tables]
+        if any(table.name not in _WITHOUT_MODEL for table in self.tables):
             lines: List[str] = []
             for words in self._words():
                 lines += wrapped(words)
             parts.append("\n".join(lines))
-        if self.answer is not None:
-            parts.append(self.answer.text())
         return "\n\n".join(parts)
 
     def tree(self) -> Any:
@@ -287,6 +327,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = _parser().parse_args(argv)
     if args.html is not None:
         check_page("--html", args.html, reads=[args.histogram])
+    if args.plot is not None:
+        check_picture("--plot", args.plot, reads=[args.histogram])
     report = _Report(args)
     # It takes seconds unless an earlier call stored the graphs in the cache.
     with progress_bar(None, "cycles of the graph", at_once=True):
@@ -301,6 +343,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 "the paper's Table 1: --table 1; all tables: --all; a page with pictures: --html FILE",
                 file=sys.stderr,
             )
+    if args.plot is not None:
+        drawn = [picture for table in report.tables for picture in pictures.pictures(table)]
+        if not drawn:
+            raise ValueError(
+                "--plot: no table with a picture; add --figure, --table 1 or --table 2"
+            )
+        write(drawn, args.plot)
+        print(f"wrote {args.plot}: {len(drawn)} pictures", file=sys.stderr)
     if args.html is not None:
         page = report.page()
         page.write(args.html)

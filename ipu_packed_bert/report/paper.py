@@ -11,7 +11,6 @@ from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_OVERHEAD, TABLE2
 from ipu_packed_bert.cycles.tracing import POPART, UNPACKED
 from ipu_packed_bert.cycles.workload import Machine, shape_of
 from ipu_packed_bert.report.fields import INTERVALS, Field, in_percent, table_of
-from ipu_packed_bert.report.packings import PackingKey, PackingSummary
 from ipu_packed_bert.settings.config import Config
 from pack_data.display.table import (
     COMPUTED,
@@ -27,8 +26,10 @@ from pack_data.display.table import (
     percent,
     with_interval,
 )
+from pack_data.packing.packing import Packing
 from pack_data.sort import Batching
 
+PackingKey = Tuple[str, Optional[int]]  # packer, packing depth (None: unlimited)
 # The rows of Table 1, as packer and packing depth.
 ROWS: Tuple[PackingKey, ...] = (
     ("none", 1),
@@ -179,7 +180,7 @@ def _parts(labels: Tuple[str, ...], mask: str) -> Tuple[Part, ...]:
 
 def table1(
     comparison: ModelledOverhead,
-    packings: Mapping[PackingKey, PackingSummary],
+    packings: Mapping[PackingKey, Packing],
     sort: Batching,
     histogram_name: str,
 ) -> Table:
@@ -195,15 +196,15 @@ def table1(
         comparison.machine, comparison.config, comparison.calibration, packed=POPART
     )
     items: List[_PaperComparison] = []
-    for key, summary in packings.items():
+    for key, packing in packings.items():
         packer, limit = key
-        depth = summary.largest_depth if limit is None else limit
+        depth = packing.largest_depth if limit is None else limit
         labels = {
             "depth": f"max ({depth})" if limit is None else str(depth),
             "algorithm": packer.upper(),
-            "efficiency": percent(summary.efficiency),
+            "efficiency": percent(packing.efficiency),
         }
-        item = _PaperComparison(labels, summary.packing_factor, _paper_row(key))
+        item = _PaperComparison(labels, packing.packing_factor, _paper_row(key))
         if packer == "none":
             zero = Interval(0.0, 0.0, 0.0)
             items.append(item._replace(papers_overhead=zero, overhead=zero))

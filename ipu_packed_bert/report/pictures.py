@@ -2,94 +2,51 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
+from ipu_packed_bert.report.figures import lengths_of_figure1
 from pack_data.display.page import Figure, Page, Part, Section
-from pack_data.display.picture import Axis, Bars, Picture, Series
+from pack_data.display.picture import Axis, HeatMap, Line, Lines, Picture
 from pack_data.display.table import Table
-
-_Rows = Sequence[Mapping[str, Any]]
-
-# Columns of a row that name its bar, by table.
-_NAMES = {"table1": ("algorithm", "depth"), "table2": ("model", "length")}
+from pack_data.lengths.counting import picture as lengths
 
 
 def pictures(table: Table) -> List[Picture]:
-    """Return the pictures of a table, none for most tables."""
-    kind = table.name.split()[0]
-    if not table.rows:
-        return []
-    if kind in _NAMES:
-        return [
-            _speed_ups(table, "realised", "this engine's graph, modelled"),
-            _speed_ups(table, "papers_realised", "the paper's graph, modelled and measured"),
-        ]
-    if kind == "measured_beside":
-        return [_measured(table)]
-    return []
+    """Return the pictures of a table; only figures of the paper have one."""
+    draw = _DRAWN.get(table.name)
+    return [] if draw is None else draw(table)
 
 
-def _speed_ups(table: Table, key: str, graph: str) -> Bars:
-    """Draw the modelled speed-ups of one graph, with the paper's measurements of the paper's graph."""
-    rows = [row for row in table.rows if isinstance(row.get(key), float)]
-    names = []
-    for row in rows:
-        words = [str(row[name]) for name in _NAMES[table.name]]
-        names.append(" ".join(words))
-    series = [_modelled(rows, key, f"{key}_lower", f"{key}_upper")]
-    if key == "papers_realised":
-        series.append(Series("paper, measured", _numbers(rows, "paper_realised")))
-
-    limit = None
-    if table.name == "table1":
-        most = max(row["packing_factor"] for row in table.rows)
-        limit = (f"{most:.3f}: no padding at all", most)
-    number = table.title.split(":")[0]
-    return Bars(
-        f"{number}, {graph}",
-        tuple(names),
-        Axis("realised speed-up"),
-        tuple(series),
-        across=True,
-        limit=limit,
-    )
+def _figure1(table: Table) -> List[Picture]:
+    """Draw the lengths of each data set."""
+    drawn = []
+    for histogram in lengths_of_figure1():
+        drawn.append(lengths(histogram)._replace(title=f"Lengths, {histogram.name}"))
+    return drawn
 
 
-def _measured(table: Table) -> Bars:
-    """Draw the measured and the modelled cycles of an update and of each IPU."""
-    rows = table.rows
-    title = "Measured and predicted"
-    if " " in table.name:  # one of several sources
-        number = table.name.split()[1]
-        title = f"{title}, source {number}"
-    million = 1e6
-    return Bars(
-        title,
-        tuple(row["what"] for row in rows),
-        Axis("million cycles of an update"),
-        (
-            _modelled(rows, "model", "lower", "upper", million),
-            Series("measured", _numbers(rows, "measured", million)),
-        ),
-        across=True,
-    )
+def _figure2(table: Table) -> List[Picture]:
+    """Draw the zero-one mask."""
+    names = tuple(row["sequence"] for row in table.rows)
+    keys = [column.key for column in table.columns[1:]]
+    values = tuple(tuple(float(row[key]) for key in keys) for row in table.rows)
+    sides = ("sequence of the slot that is seen", "sequence of the slot")
+    return [HeatMap(table.title, names, names, values, ".0f", *sides)]
 
 
-def _modelled(rows: _Rows, key: str, lower: str, upper: str, unit: float = 1.0) -> Series:
-    """Return the series of a modelled column with its interval."""
-    values, least, most = (_numbers(rows, column, unit) for column in (key, lower, upper))
-    return Series("model, with its interval", values, least, most)
+def _figure5(table: Table) -> List[Picture]:
+    """Draw the speed-ups by the number of accelerators."""
+    accelerators = tuple(float(row["accelerators"]) for row in table.rows)
+    lines = []
+    for column in table.columns[1:]:
+        speed_ups = tuple(row[column.key] for row in table.rows)
+        lines.append(Line(column.title, accelerators, speed_ups))
+    return [
+        Lines(table.title, Axis("accelerators", log=2), Axis("speed-up over padding"), tuple(lines))
+    ]
 
 
-def _numbers(rows: _Rows, key: str, unit: float = 1.0) -> Tuple[Optional[float], ...]:
-    """Return a column in multiples of ``unit``, with None in place of texts and missing values."""
-    numbers: List[Optional[float]] = []
-    for row in rows:
-        value: Any = row.get(key)
-        is_number = value is not None and not isinstance(value, str)
-        numbers.append(float(value) / unit if is_number else None)
-    return tuple(numbers)
+_DRAWN = {"figure1": _figure1, "figure2": _figure2, "figure5": _figure5}
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -104,60 +61,46 @@ def page_of(name: str, lead: str, tables: Sequence[Table], words: Sequence[str])
         tables: the tables, in order.
         words: paragraphs about the model.
     """
-    sections: List[Section] = []
-    first: List[Picture] = []
     figures: Tuple[Figure, ...] = ()
-    for number, table in enumerate(tables, start=1):
-        if table.name == "headline":
-            lead, figures = _headline(table)
-        drawn = pictures(table)
-        if not first:
-            first = drawn[:1]
-            drawn = drawn[1:]
+    named = {table.name: table for table in tables}
+    if "answer" in named:
+        lead, figures = _headline(named["answer"], named.get("headline"))
 
-        parts: List[Part] = []
-        for picture in drawn:
-            parts.append(picture._replace(title=_without(name, picture.title)))
+    sections: List[Section] = []
+    for number, table in enumerate(tables, start=1):
+        parts: List[Part] = list(pictures(table))
         for part in table.printed():
-            title = _without(name, table.title)
-            if table.parts:
+            title = part.title
+            if table.parts:  # several tables may have parts of the same title
                 short_title = table.title.split(":")[0]
-                title = f"{short_title}. {part.title}"
+                title = f"{short_title}. {title}"
             parts.append(part._replace(name=f"{part.name}-{number}", title=title))
-        heading = drawn[0].title if len(drawn) == 1 and not table.parts else table.title
-        sections.append(Section(_without(name, heading), tuple(parts)))
+        sections.append(Section(table.title, tuple(parts)))
     if words:
         sections.append(Section("About the model", tuple(words)))
-    title = f"Cycles, overhead and speed-up: {name}"
-    return Page(title, lead, tuple(sections), figures, tuple(first))
+    return Page(f"Cycles, overhead and speed-up: {name}", lead, tuple(sections), figures)
 
 
-def _headline(table: Table) -> Tuple[str, Tuple[Figure, ...]]:
-    """Return the first paragraph of a page and its figures from the headline."""
-    speed_ups = [row for row in table.rows if row["ratio"] is not None]
-    kernel = speed_ups[0]
-    run = speed_ups[-1]
-    interval = f"{run['lower']:.3f} to {run['upper']:.3f}, range of the fits; the cycle model"
-    speed_up = Figure(f"{run['ratio']:.3f} times", "as fast as unpacked", interval)
-    if kernel is run:  # the configuration does not fit into memory
-        return table.notes[0], (speed_up,)
-
-    days = table.rows[-1]
-    unpacked_rate = f"{run['unpacked']} unpacked; all replicas"
-    unpacked_days = f"{days['unpacked']:.2f} unpacked; {days['what']}"
-    answer = (
-        f"Packing makes a whole run {run['ratio']:.2f} times as fast; its kernel alone would be "
-        f"{kernel['ratio']:.2f} times as fast."
+def _headline(answer: Table, run: Optional[Table]) -> Tuple[str, Tuple[Figure, ...]]:
+    """Return the first paragraph of a page and its figures from the answer of the report."""
+    overhead, graph, whole = answer.rows
+    if run is None:  # the configuration does not fit into memory
+        return answer.notes[0], (_speed_up(graph),)
+    rates, _, days = run.rows[1:]
+    words = (
+        f"Packing makes a whole run {whole['ours']:.2f} times as fast; a packed row takes {overhead['ours']:.2f} % "
+        "longer."
     )
     figures = (
-        speed_up,
-        Figure(run["packed"], "sequences/s", unpacked_rate),
-        Figure(f"{days['packed']:.2f}", "days", unpacked_days),
+        _speed_up(whole),
+        Figure(rates["packed"], "sequences/s", f"{rates['unpacked']} unpacked; all replicas"),
+        Figure(f"{days['packed']:.2f}", "days", f"{days['unpacked']:.2f} unpacked; {days['what']}"),
     )
-    return answer, figures
+    return words, figures
 
 
-def _without(name: str, title: str) -> str:
-    """Return a title without the subject of the page."""
-    short = re.sub(f"^{re.escape(name)}: |[:,] {re.escape(name)}$", "", title)
-    return title if short == title else short[0].upper() + short[1:]
+def _speed_up(row: Mapping[str, Any]) -> Figure:
+    interval = (
+        f"{row['ours_lower']:.3f} to {row['ours_upper']:.3f}, range of the fits; the cycle model"
+    )
+    return Figure(f"{row['ours']:.3f} times", "as fast as unpacked", interval)

@@ -1,9 +1,12 @@
-"""Throughputs of whole runs and the ratio of kernel cycles."""
+"""The three lines of the answer, and throughput and days of the run."""
+
+import re
 
 import pytest
 
 from ipu_packed_bert.cycles import calibration
-from ipu_packed_bert.report import headline, paper
+from ipu_packed_bert.report import command, headline, paper
+from pack_data.cli.command import run_main
 
 SMALL = ("batch.gradient_accumulation=96", "model.num_layers=4", "placement.layers_per_ipu=[1, 1, 1, 1]")
 
@@ -15,40 +18,45 @@ def made(machine, load):
     return comparison, config, headline.headline(comparison, config, 3, 1.995)
 
 
-def rows(table):
-    return {row["what"].strip(): row for row in table.rows}
-
-
 def test_ratios_and_throughputs_by_hand(made):
-    comparison, config, table = made
-    found, parameters = rows(table), comparison.calibration.parameters
+    comparison, config, answer = made
+    parameters = comparison.calibration.parameters
     packed, unpacked = comparison.packed(3), comparison.unpacked
     over = comparison.overhead(3)
-    kernel = found["kernel: sequences a million cycles"]
-    assert kernel["ratio"] == pytest.approx(1.995 / (1 + over.value), rel=1e-5)
-    assert kernel["packed"] / kernel["unpacked"] == pytest.approx(kernel["ratio"])
-    assert kernel["lower"] == pytest.approx(1.995 / (1 + over.upper))
+    overhead, graph, run = answer.tables[0].rows
+    assert [overhead[key] for key in ("ours_lower", "ours", "ours_upper")] == pytest.approx([100 * end for end in over])
+    assert graph["ours"] == pytest.approx(1.995 / (1 + over.value))
+    assert graph["ours_lower"] == pytest.approx(1.995 / (1 + over.upper))
     # 96 micro-batches become 49 of packs; 8 more fill and drain, an update and the host come on top.
-    assert f"A packed row takes {100 * over.value:.2f} % longer" in table.notes[0]
-    assert "has 49 micro-batches in place of 96" in table.notes[0]
+    accumulation, rates, _, days = answer.tables[1].rows
+    assert (accumulation["packed"], accumulation["unpacked"]) == ("49", "96")
     seconds = [pipe.step(number, parameters).seconds for pipe, number in ((packed, 49), (unpacked, 96))]
-    run = found["sequences/s of all replicas"]
-    assert run["ratio"] == pytest.approx(49 * 1.995 / seconds[0] / (96 / seconds[1]))
-    assert run["packed"] == f"{49 * 2 * 4 * 1.995 / seconds[0]:,.0f}"
-    assert run["lower"] < run["ratio"] < run["upper"]
-    days = found[f"days of the run, {config.run.steps:,} updates"]
+    assert run["ours"] == pytest.approx(49 * 1.995 / seconds[0] / (96 / seconds[1]))
+    assert run["ours_lower"] < run["ours"] < run["ours_upper"]
+    assert run["ours"] < graph["ours"]  # short accumulation eats some of it
+    assert rates["packed"] == f"{49 * 2 * 4 * 1.995 / seconds[0]:,.0f}"
     assert days["packed"] == pytest.approx(config.run.steps * seconds[0] / 86400)
     assert days["unpacked"] == pytest.approx(config.run.steps * seconds[1] / 86400)
-    assert run["ratio"] < kernel["ratio"]  # short accumulation eats some of it
 
 
-def test_the_answer_has_ten_lines_with_interval_and_source(made):
-    lines = made[2].text().splitlines()
-    assert len(lines) <= 10 and any("Source: predicted" in line for line in lines) and "range of fits" in lines[2]
+def test_the_report_starts_with_three_lines_of_ours_and_the_papers_numbers(made, cycle_cache, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
+    assert run_main(command.main, []) == 0
+    default = capsys.readouterr().out.splitlines()[:3]
+    for lines in (made[2].lines, default):
+        for line, paper_value in zip(lines, ("4.287 %", "1.913", "above 2")):
+            value, lower, upper = map(float, re.findall(r"\d+\.\d{3}", line)[:3])
+            assert lower <= value <= upper and line.endswith(f"paper {paper_value} (quoted)") and "computed" in line
+    assert [line.partition("  ")[0] for line in default] == [
+        "overhead of a packed row",
+        "speed-up of the graph",
+        "speed-up of the run",
+    ]
 
 
 def test_what_does_not_fit_gets_no_rate(made):
     comparison, config, _ = made
-    table = headline.headline(comparison, config, 3, 1.995, "IPU 1 is too full")
-    assert "IPU 1 is too full" in table.notes and not any("sequences/s" in row["what"] for row in table.rows)
-    assert not any("days" in row["what"] for row in table.rows)
+    answer = headline.headline(comparison, config, 3, 1.995, "IPU 1 is too full")
+    (table,) = answer.tables
+    assert "IPU 1 is too full" in table.notes and table.rows[2]["ours"] is None
+    assert "does not fit" in answer.lines[2]

@@ -8,7 +8,7 @@ import yaml
 
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.data.factors import PAPER_FACTORS
-from ipu_packed_bert.report import command, ipu_bundle, measured, pictures
+from ipu_packed_bert.report import command, ipu_bundle, measured
 from ipu_packed_bert.report.popvision import Work
 from pack_data.cli.command import run_main
 from tests.fakes import pva
@@ -111,17 +111,6 @@ def test_what_the_model_says_itself_differs_by_nothing(tmp_path, config, work, c
     assert beside(twice)["update"]["difference"] == pytest.approx(100.0)
 
 
-def test_its_picture_holds_the_update_and_each_ipu(tmp_path, config, work, cycles, pipeline):
-    found = measured.read(as_bundle(tmp_path / "x.json", config, work, cycles))
-    table = measured.beside(found, config, NUMBER, pipeline, calibration.load())
-    (drawn,) = pictures.pictures(table)
-    modelled, counted = drawn.series
-    assert drawn.categories == tuple(row["what"] for row in table.rows) and len(table.rows) == 5
-    columns = [(modelled.values, "model"), (modelled.lower, "lower"), (modelled.upper, "upper")]
-    for values, key in [*columns, (counted.values, "measured")]:
-        assert values == pytest.approx([row[key] / 1e6 for row in table.rows])
-
-
 def test_a_run(tmp_path, config, cycles, beside):
     rows = beside(as_run(tmp_path / "run", config, int(cycles)))
     assert list(rows) == ["update"] and rows["update"]["difference"] == pytest.approx(0.0, abs=0.01)
@@ -221,7 +210,7 @@ def test_micro_batches_that_no_source_names_are_those_of_the_packed_update(
 def test_the_command_names_what_was_measured(tmp_path, config, work, cycles, report):
     page = tmp_path / "page.html"
     mine = ("--measured", as_bundle(tmp_path / "mine_3.json", config, work, cycles))
-    assert report(*mine, *mine, "--html", page)[0] == 0 and "Measured and predicted, source 2" in page.read_text()
+    assert report(*mine, *mine, "--html", page)[0] == 0 and "of an update, source 2" in page.read_text()
     status, (table,), _ = report(*mine, "--html", page)
     # Of what the file says, and not of the default configuration.
     assert "speed-up: mine_3</title>" in page.read_text() and command.DEFAULT not in page.read_text()

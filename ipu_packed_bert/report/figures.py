@@ -1,0 +1,201 @@
+"""Figures 1, 2 and 5 of the packedBERT paper as tables: lengths, the mask, and un-padding on many accelerators.
+
+Figures 3 and 4 are learning curves, which the experiments of `evidence` measure.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+import pack_data
+from pack_data.display.table import COMPUTED, CONFIGURED, PAPER, Column, Table
+from pack_data.packing.histogram import LengthHistogram
+
+_LENGTHS = Path(pack_data.__file__).parent / "published"
+
+
+# ---- Figure 1 --------------------------------------------------------------------------------------------------------
+
+
+class _DataSet(NamedTuple):
+    """A panel of Figure 1."""
+
+    file: str  # of _LENGTHS
+    slots: int  # maximum length
+    paper: Optional[float] = None  # the theoretical speed-up in the paper's text
+
+
+# Those of LibriSpeech and QM9 are as long as their longest sequence.
+_DATA_SETS = (
+    _DataSet("wikipedia_mixed_128", 128, 1.2),
+    _DataSet("wikipedia_mixed_384", 384, 1.7),
+    _DataSet("wikipedia_512", 512, 2.0),
+    _DataSet("squad_1_1_384", 384, 2.2),
+    _DataSet("glue_cola_train_128", 128),
+    _DataSet("glue_sst2_train_128", 128),
+    _DataSet("glue_mrpc_train_128", 128),
+    _DataSet("glue_stsb_train_128", 128),
+    _DataSet("glue_qnli_dev_128", 128),
+    _DataSet("glue_rte_train_128", 128),
+    _DataSet("glue_wnli_train_128", 128),
+    _DataSet("librispeech_text_chars", 576),
+    _DataSet("librispeech_audio_40ms", 874, 1.6),
+    _DataSet("qm9_atoms", 29, 1.6),
+)
+
+
+def lengths_of_figure1() -> List[LengthHistogram]:
+    """Read the bundled histograms of Figure 1."""
+    return [
+        LengthHistogram.from_csv(_LENGTHS / f"{data.file}.csv", data.slots, data.file)
+        for data in _DATA_SETS
+    ]
+
+
+def figure1() -> Table:
+    """Return the data sets of Figure 1 with their theoretical speed-ups."""
+    rows = []
+    for data, histogram in zip(_DATA_SETS, lengths_of_figure1()):
+        rows.append(
+            {
+                "data": data.file,
+                "slots": data.slots,
+                "sequences": histogram.sequences,
+                "mean": histogram.mean_length,
+                "speed_up": histogram.theoretical_speedup,
+                "paper": data.paper,
+            }
+        )
+    columns = (
+        Column("data", "data set", CONFIGURED),
+        Column("slots", "slots", CONFIGURED, "d"),
+        Column("sequences", "sequences", COMPUTED, ",d"),
+        Column("mean", "mean length", COMPUTED, ".1f"),
+        Column("speed_up", "speed-up without padding", COMPUTED, ".2f"),
+        Column("paper", "paper", PAPER, ".1f"),
+    )
+    notes = (
+        "Wikipedia at 512, SQuAD and QM9 are published histograms; Wikipedia at 128 and 384 is a sample of 14,229 "
+        "articles.",
+        "LibriSpeech is dev-clean and test-clean, which contain more short utterances than the training set of the "
+        "paper; its maximum is the longest utterance.",
+    )
+    return Table("figure1", "Figure 1: lengths of sequences", columns, rows, notes)
+
+
+# ---- Figure 2 --------------------------------------------------------------------------------------------------------
+
+_FIGURE2 = (1, 1, 1, 2, 2, 2, 2, 3, 3, 0)  # the sequence of each slot of a pack; 0: padding
+
+
+def figure2() -> Table:
+    """Return the mask of a pack of three sequences and one slot of padding, computed by the module of the model."""
+    import torch
+
+    from ipu_packed_bert.model.packed import AttentionMask
+
+    slots = torch.tensor([_FIGURE2], dtype=torch.int32)
+    seen = AttentionMask("eager")(slots, torch.float32)[0, 0] == 0.0
+    rows = []
+    for sequence, row in zip(_FIGURE2, seen.int().tolist()):
+        rows.append(
+            {"sequence": str(sequence), **{str(key): value for key, value in enumerate(row)}}
+        )
+    columns = [Column("sequence", "sequence of the slot", CONFIGURED)]
+    for key, sequence in enumerate(_FIGURE2):
+        columns.append(Column(str(key), str(sequence), COMPUTED, "d"))
+    notes = (
+        "1: the slot of the row attends to the slot of the column. Padding (0) attends to padding.",
+    )
+    return Table("figure2", "Figure 2: zero-one mask of a pack", tuple(columns), rows, notes)
+
+
+# ---- Figure 5 and section 4.4 ----------------------------------------------------------------------------------------
+
+_ACCELERATORS = tuple(2**exponent for exponent in range(12))  # 1 to 2,048
+_SEQUENCES = (1, 4, 16, 64)  # of an accelerator in an update
+
+
+def _work(lengths: np.ndarray, hidden_size: int) -> np.ndarray:
+    """Return the multiply-adds of sequences in an encoder layer: 12 H^2 L + 2 H L^2."""
+    lengths = np.asarray(lengths, dtype=np.float64)
+    return 12.0 * hidden_size**2 * lengths + 2.0 * hidden_size * lengths**2
+
+
+def un_padding(
+    histogram: LengthHistogram,
+    hidden_size: int,
+    *,
+    accelerators: Sequence[int] = _ACCELERATORS,
+    sequences: Sequence[int] = _SEQUENCES,
+    updates: int = 64,
+    seed: int = 0,
+) -> Dict[Tuple[int, int], float]:
+    """Simulate the speed-up of un-padding over padding; an update takes as long as the accelerator with the most work.
+
+    Args:
+        histogram: the lengths, from which each accelerator draws at random.
+        hidden_size: H.
+        accelerators: numbers of accelerators. Smaller numbers average over more groups of the same draws.
+        sequences: numbers of sequences of an accelerator in an update.
+        updates: simulated updates.
+        seed: of the random numbers.
+
+    Returns:
+        The speed-up by (sequences, accelerators).
+    """
+    counts = histogram.counts
+    lengths = np.flatnonzero(counts)
+    cumulative = np.cumsum(counts[lengths]) / counts.sum()
+    work = _work(lengths, hidden_size)
+    padded = float(_work(np.array(histogram.max_sequence_length), hidden_size))
+    most = max(accelerators)
+
+    speed_ups = {}
+    for number in sequences:
+        generator = np.random.default_rng([seed, number])
+        slowest = dict.fromkeys(accelerators, 0.0)
+        for _ in range(updates):
+            draws = np.searchsorted(cumulative, generator.random((most, number)), side="right")
+            work_of_each = work[np.minimum(draws, len(lengths) - 1)].sum(axis=1)
+            for count in accelerators:
+                groups = work_of_each[: most // count * count].reshape(-1, count)
+                slowest[count] += groups.max(axis=1).mean() / updates
+        for count in accelerators:
+            speed_ups[number, count] = number * padded / float(slowest[count])
+    return speed_ups
+
+
+def figure5(histogram: LengthHistogram, hidden_size: int, packing_factor: float) -> Table:
+    """Return Figure 5: theoretical speed-ups of packing and un-padding by the number of accelerators.
+
+    Args:
+        histogram: the lengths of the sequences.
+        hidden_size: width of the network.
+        packing_factor: mean sequences per pack, the speed-up of packing on any number of accelerators.
+    """
+    speed_ups = un_padding(histogram, hidden_size)
+    rows = []
+    for count in _ACCELERATORS:
+        row = {"accelerators": count, "packing": packing_factor}
+        row.update({f"un_padding_{number}": speed_ups[number, count] for number in _SEQUENCES})
+        rows.append(row)
+    columns = [
+        Column("accelerators", "accelerators", CONFIGURED, "d"),
+        Column("packing", "packing", COMPUTED, ".3f"),
+    ]
+    for number in _SEQUENCES:
+        columns.append(
+            Column(f"un_padding_{number}", f"un-padding, {number} each", COMPUTED, ".3f")
+        )
+    notes = (
+        "Theoretical: without overhead and communication. Each accelerator draws its sequences at random, and an "
+        "update of un-padding takes as long as the accelerator with the most work; packs take equally long everywhere.",
+        "Un-padding does not compute attention to padding, so on one accelerator it exceeds the "
+        f"{histogram.theoretical_speedup:.3f} that packing can reach.",
+    )
+    title = f"Figure 5: theoretical speed-up over padding, {histogram.name}"
+    return Table("figure5", title, tuple(columns), rows, notes)
