@@ -1,13 +1,8 @@
-"""Three heuristics for streams that look at lengths only.
-
-`OpenRows` is online best fit: `PackStream` runs it beside its own choice and follows it where it does better.
-`windows` and `open_rows` count the packs of what other libraries do, for `packed-bert stream` to compare with.
-"""
+"""Packs of what other libraries do with a stream, counted for `packed-bert stream` to compare with."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from typing import Dict, Iterable, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 import numpy as np
 
@@ -15,96 +10,6 @@ from pack_data.packing.histogram import LengthHistogram
 from pack_data.solver.free_slots import longest_first
 
 WINDOW = 1000  # sequences in a window of TRL and of ms-swift
-
-
-class OpenRows:
-    """Rows of S slots and at most `depth` sequences that are filled by online best fit and are not closed yet.
-
-    A sequence goes into the row with the least room that takes it.
-    """
-
-    def __init__(self, S: int, depth: Optional[int], rows: Iterable[Sequence[int]] = ()) -> None:
-        """Begin with these rows, each a list of lengths."""
-        self._S = S
-        self._depth = S if depth is None else min(depth, S)
-        self.full: List[List[int]] = []  # rows that take no further sequence
-        self.closed = 0  # rows taken out so far
-        self.sequences = 0  # in all rows that are not closed, as are the next two
-        self.tokens = 0
-        self.long = 0  # sequences of more than half a row
-        self._open: Dict[int, List[List[int]]] = {}  # room of a row -> the rows with this room
-        self._rooms: List[int] = []  # keys of `_open`, ascending
-        for row in rows:
-            self._count(row, 1)
-            self._place(list(row), S - sum(row))
-
-    def add(self, length: int) -> None:
-        """Put a sequence into the row with the least room that takes it, or into a new row."""
-        self._count([length], 1)
-        index = bisect_left(self._rooms, length)
-        if index == len(self._rooms):
-            self._place([length], self._S - length)
-            return
-        room = self._rooms[index]
-        row = self._take_out(room, -1)
-        row.append(length)
-        self._place(row, room - length)
-
-    def pass_by(self, length: int, sequences: int, tokens: int) -> None:
-        """Add a sequence and close rows until fewer than `sequences` sequences and at most `tokens` tokens are held."""
-        while self.tokens + length > tokens:
-            self.close()
-        self.add(length)
-        while self.sequences >= sequences:
-            self.close()
-
-    def close(self, length: Optional[int] = None) -> List[int]:
-        """Take out a full row, else the row with the least room; with `length`, the first of them that holds it."""
-        row = self._next(length)
-        self._count(row, -1)
-        self.closed += 1
-        return row
-
-    def rows(self) -> List[List[int]]:
-        """Return copies of all rows, in an order from which `OpenRows(S, depth, rows)` goes on in the same way."""
-        rows = list(self.full)
-        for room in self._rooms:
-            rows += self._open[room]
-        return [list(row) for row in rows]
-
-    def _count(self, row: Sequence[int], sign: int) -> None:
-        self.sequences += sign * len(row)
-        self.tokens += sign * sum(row)
-        self.long += sign * (2 * max(row) > self._S)  # two such sequences do not share a row
-
-    def _place(self, row: List[int], room: int) -> None:
-        if not room or len(row) >= self._depth:
-            self.full.append(row)
-        elif room in self._open:
-            self._open[room].append(row)
-        else:
-            self._open[room] = [row]
-            insort(self._rooms, room)
-
-    def _take_out(self, room: int, index: int) -> List[int]:
-        rows = self._open[room]
-        row = rows.pop(index)
-        if not rows:
-            del self._open[room]
-            del self._rooms[bisect_left(self._rooms, room)]
-        return row
-
-    def _next(self, length: Optional[int]) -> List[int]:
-        for index, row in enumerate(self.full):
-            if length is None or length in row:
-                return self.full.pop(index)
-        room, index = next(
-            (room, index)
-            for room in self._rooms
-            for index, row in enumerate(self._open[room])
-            if length is None or length in row
-        )
-        return self._take_out(room, index)
 
 
 def windows(lengths: Sequence[int], S: int, depth: Optional[int], size: int = WINDOW) -> int:

@@ -1,30 +1,22 @@
-"""The sequences that wait, and the packs of highest value among them.
+"""The sequences that wait, and rows that are built from them: `Buffer` and `Rows`.
 
-Packs are chosen by their price (prices.py). At the true prices many packs have value 1; the choice among them decides
-what later sequences find in the buffer. So a length of which more sequences wait than usual counts a little more, and
-one of which fewer wait a little less: `_STOCK` at most for each sequence above or below.
+A row begins with one sequence and gets as many as rows hold on average: each the longest of at most an even share of
+the room that is left, and at last a pair that fills the room exactly. A row that would get two takes a second sequence
+that nearly fills it, if there is one, because three shorter ones fill any room and are scarce.
 
-A pack begins with the sequence that is best together with its possible companions, takes further ones in the same way,
-and ends with the best pair among those that wait, found exactly. A pack of lower value is taken back, its longest
-length rests for a while, and another is tried.
+Of the pairs that fill the room, one order takes the pair that has waited longest and another the most similar pair: see
+`Rows`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from collections import Counter, deque
+from itertools import islice
+from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
-from pack_data.stream.prices import Prices
-
-_STOCK = 0.03  # largest effect of one waiting sequence more on the score of its length
-_SHORTFALL = 1e-3  # by which the value of a good pack may be below 1
-_FULL_SHORTFALL = 1e-9  # the same for a pack that takes no further sequence
-_TRIES = 4  # packs tried before the best of them is closed
-# Sequences, as a share of the buffer, that arrive before a length that led to no good pack is tried again.
-_REST_SHARE = 0.25
-_HIDDEN = 2.0**20  # subtracted from the score of a length that must not be chosen
+_MIN_REMOVED = 64  # entries of removed sequences that are kept in any case
 
 
 class Waiting(NamedTuple):
@@ -36,239 +28,191 @@ class Waiting(NamedTuple):
 
 
 class Buffer:
-    """Sequences waiting for a pack of S slots and at most `depth` sequences."""
+    """Sequences that wait for a row, by length; those of one length leave in order of arrival."""
 
-    def __init__(self, S: int, depth: Optional[int]) -> None:
-        self.S = S
-        self.depth = S if depth is None else min(depth, S)
-        self.counts = np.zeros(S + 1, np.int64)  # up to the last `settle`
+    def __init__(self) -> None:
         self.sequences = 0
         self.tokens = 0
-        # Number of the sequence with whose arrival each length may begin a pack again.
-        self.rests_until = np.zeros(S + 1, np.int64)
-        self._queues: Dict[int, Deque[Waiting]] = {}
-        self._arrived: List[int] = []
-        # (number, length), oldest first, also of sequences that were removed.
-        self._order: Deque[Tuple[int, int]] = deque()
+        self.queues: Dict[int, Deque[Waiting]] = {}  # by length, none of them empty
+        # (number, length), oldest first, also of sequences that were removed; those before `_start` all were.
+        self._order: List[Tuple[int, int]] = []
+        self._start = 0
 
     def add(self, length: int, waiting: Waiting) -> None:
         """Add a sequence."""
-        self._queues.setdefault(length, deque()).append(waiting)
+        queue = self.queues.get(length)
+        if queue is None:
+            queue = self.queues[length] = deque()
+        queue.append(waiting)
+        if len(self._order) > 2 * self.sequences + _MIN_REMOVED:
+            self._order = [entry for entry in self._order if self._waits(*entry)]
+            self._start = 0
         self._order.append((waiting.number, length))
-        self._arrived.append(length)
         self.sequences += 1
         self.tokens += length
 
-    def oldest(self) -> Tuple[int, Waiting]:
-        """Return length and sequence of the oldest."""
-        while True:
-            number, length = self._order[0]
-            queue = self._queues[length]
-            if queue and queue[0].number == number:
-                return length, queue[0]
-            self._order.popleft()
-
     def remove(self, lengths: List[int]) -> List[Waiting]:
         """Remove the oldest sequence of each of these lengths, and return them."""
+        removed = []
+        for length in lengths:
+            queue = self.queues[length]
+            removed.append(queue.popleft())
+            if not queue:
+                del self.queues[length]
         self.sequences -= len(lengths)
         self.tokens -= sum(lengths)
-        return [self._queues[length].popleft() for length in lengths]
+        return removed
 
-    def settle(self) -> List[int]:
-        """Bring `counts` up to date, and return the lengths that have arrived since the last time."""
-        arrived = self._arrived
-        self._arrived = []
-        if arrived:
-            np.add.at(self.counts, arrived, 1)
-        return arrived
+    def oldest(self) -> Tuple[int, Waiting]:
+        """Return length and sequence of the oldest."""
+        while not self._waits(*self._order[self._start]):
+            self._start += 1
+        length = self._order[self._start][1]
+        return length, self.queues[length][0]
+
+    def _waits(self, number: int, length: int) -> bool:
+        queue = self.queues.get(length)
+        return queue is not None and queue[0].number <= number
+
+    def lengths_in_order(self) -> Iterator[int]:
+        """Yield the lengths of all that wait, oldest first; sequences may be removed meanwhile."""
+        for place in range(self._start, len(self._order)):
+            number, length = self._order[place]
+            if self._waits(number, length):
+                yield length
 
     def in_order(self) -> Iterator[Tuple[int, Waiting]]:
         """Yield length and sequence of all that wait, oldest first."""
         everything = []
-        for length, queue in self._queues.items():
+        for length, queue in self.queues.items():
             everything += [(waiting.number, length, waiting) for waiting in queue]
         for _, length, waiting in sorted(everything, key=lambda entry: entry[0]):
             yield length, waiting
 
 
-class Round:
-    """Packs from the sequences that wait now; those that arrive afterwards belong to the next round.
+class Rows:
+    """Builds rows of S slots and at most `depth` sequences from a buffer, which must not get sequences meanwhile.
 
-    In this class lengths are named by their index among the lengths that wait.
+    If rows begin with the longest sequence, the pair that has waited longest is taken, so that no length piles up. If
+    they begin with the oldest, this is certain already, and the most similar pair spares long and short sequences.
     """
 
-    def __init__(self, buffer: Buffer, prices: Prices, usual: int, now: int) -> None:
-        """Begin a round with a settled buffer.
+    def __init__(
+        self, buffer: Buffer, S: int, depth: int, most: int, spare: int, by_age: bool
+    ) -> None:
+        """Begin with the oldest `most` sequences that wait.
 
-        usual: sequences that the buffer holds when it is full. now: sequences that have arrived.
+        spare: slots that a row of two may leave empty. by_age: take the pair that has waited longest.
         """
-        self._buffer = buffer
-        self._prices = prices
-        self._now = now
-        self._rest_period = max(1, int(_REST_SHARE * usual))
-        self._S = buffer.S
-        self._depth = buffer.depth
-        self._lengths = np.flatnonzero(buffer.counts)
-        waiting = buffer.counts[self._lengths]
-        self._length = self._lengths.tolist()
-        self._left = waiting.tolist()
-        self._worth = prices.worth[self._lengths].tolist()
-        self._price = prices.price[self._lengths].tolist()
+        self._queues = buffer.queues
+        self._S = S
+        self._depth = depth
+        self._spare = spare
+        self._by_age = by_age
+        self.left: Dict[int, int] = Counter(islice(buffer.lengths_in_order(), most))
+        # Sequences of each length that are too new.
+        self._newer = {
+            length: len(buffer.queues[length]) - number for length, number in self.left.items()
+        }
+        self._present = bytearray(S + 1)  # 1 at each length of which sequences are left
+        for length in self.left:
+            self._present[length] = 1
+        present = np.frombuffer(self._present, np.uint8)
+        # Bit l of the first, and bit S - l of the second: length l is left. Lengths that were used up since are struck
+        # out when they are met.
+        self._bits = _bits_of(present)
+        self._reversed_bits = _bits_of(present[::-1])
 
-        # Neighbouring lengths form a group, which shares one stock.
-        group = prices.group[self._lengths]
-        usual_stock = prices.share * usual
-        gain = _STOCK / (usual_stock + 1.0)
-        stock = np.bincount(group, weights=waiting, minlength=len(usual_stock))
-        self._group = group.tolist()
-        self._gain = gain.tolist()
-        self._span = np.searchsorted(group, np.arange(len(gain) + 1)).tolist()
+    def longest(self, most: int) -> int:
+        """Return the longest length that is left and at most `most`; below 1 if there is none."""
+        return self._present.rfind(1, 0, most + 1)
 
-        self._none = len(self._length)  # stands for no length
-        score_of_stock = (stock - usual_stock) * gain
-        self._score = np.zeros(self._none + 1)
-        self._score[:-1] = prices.price[self._lengths] + score_of_stock[group] - _HIDDEN
-        # Highest value of the other sequences of a pack, by its first length.
-        room_after_first = self._S - self._lengths
-        self._companions = prices.table(self._depth - 1)[room_after_first]
-        self._hidden = [True] * self._none
-        # The longest available length that fits, by free slots.
-        self._fits = np.full(self._S + 1, self._none, np.intp)
-        awake = np.flatnonzero(buffer.rests_until[self._lengths] <= now)
-        self._show_all(awake if len(awake) else np.arange(self._none))
-
-    def _show_all(self, indices: np.ndarray) -> None:
-        """Make these lengths available; none was before."""
-        lengths = self._lengths[indices]
-        self._score[indices] += _HIDDEN
-        self._fits[:] = self._none
-        self._fits[lengths[0] :] = np.repeat(indices, np.diff(np.append(lengths, self._S + 1)))
-        for index in indices.tolist():
-            self._hidden[index] = False
-
-    def end(self) -> None:
-        """Hand the numbers that are left back to the buffer."""
-        self._buffer.counts[self._lengths] = self._left
-
-    def pack(self, first: Optional[int] = None) -> List[int]:
-        """Take the next pack, and return its lengths; `first`: a length that it must hold."""
-        if first is None:
-            pack = self._best_pack()
-        else:
-            index = self._length.index(first)
-            if self._hidden[index]:
-                self._show(index)
-            pack, _ = self._build(index)
-        return [self._length[index] for index in pack]
-
-    def _best_pack(self) -> List[int]:
-        """Take the first good pack, or the best of `_TRIES` packs."""
-        best: List[int] = []
-        highest = -1.0
-        for _ in range(_TRIES):
-            first = int((self._score[:-1] + self._companions).argmax())
-            if self._hidden[first]:
-                if best:
-                    break
-                # All lengths that are left rest.
-                self._show_all(np.flatnonzero(self._left))
-                continue
-            pack, value = self._build(first)
-            if value >= 1.0 - _SHORTFALL:
-                return pack
-            for index in reversed(pack):
-                self._put_back(index)
-            if value > highest:
-                best = pack
-                highest = value
-            longest = max(pack)
-            self._hide(longest)
-            self._buffer.rests_until[self._length[longest]] = self._now + self._rest_period
-        for index in best:
-            self._take(index)
-        return best
-
-    def _build(self, first: int) -> Tuple[List[int], float]:
-        """Take a pack whose first length is `first`, and return it with its worth."""
-        pack: List[int] = []
-        value = 0.0
-        free = self._S
-        seats = self._depth
+    def build(self, first: int, wanted: int) -> List[int]:
+        """Take a row that begins with this length and gets `wanted` sequences, if they fit."""
+        row: List[int] = []
+        room = self._S
         chosen: Tuple[int, ...] = (first,)
         while chosen:
-            for index in chosen:
-                self._take(index)
-                pack.append(index)
-                value += self._worth[index]
-                free -= self._length[index]
-                seats -= 1
-            if len(chosen) == 2 and value >= 1.0 - _FULL_SHORTFALL:
-                break
-            chosen = self._next(free, seats) if free > 0 and seats > 0 else ()
-        return pack, value
+            for length in chosen:
+                row.append(length)
+                room -= length
+                self.left[length] -= 1
+                if not self.left[length]:
+                    self._present[length] = 0
+            seats = self._depth - len(row)
+            chosen = (
+                self._next(room, seats, min(wanted - len(row), seats)) if room and seats else ()
+            )
+        return row
 
-    def _next(self, free: int, seats: int) -> Tuple[int, ...]:
-        """Return the next one or two lengths for these free slots and seats; () if none fits."""
-        longest = int(self._fits[free])
-        if longest == self._none:
+    def _next(self, room: int, seats: int, wanted: int) -> Tuple[int, ...]:
+        """Return the next one or two lengths of a row for this room, () if none fits."""
+        while wanted > 2:
+            length = self.longest(room // wanted)
+            if length > 0:
+                return (length,)
+            wanted -= 1
+
+        longest = self.longest(room)
+        if longest <= 0:
             return ()
-        if seats == 1:
+        if seats == 1 or (wanted < 2 and room - longest <= self._spare):
             return (longest,)
-        # Price from which a pair is good although more seats are free.
-        enough = 0.0
-        if seats > 2:
-            enough = self._prices.table(seats)[free] - _SHORTFALL
-        if 2 * self._price[longest] >= enough:
-            pair = self._pair(free, longest)
-            if sum(self._price[index] for index in pair) >= enough:
-                return pair
-        companions = self._prices.table(seats - 1)[free - self._lengths[: longest + 1]]
-        return (int((self._score[: longest + 1] + companions).argmax()),)
+        shorter = self._pair(room)
+        if shorter:
+            return room - shorter, shorter
+        half = self.longest(room // 2) if wanted == 2 else 0
+        return (half if half > 0 else longest,)
 
-    def _pair(self, free: int, longest: int) -> Tuple[int, ...]:
-        """Return the best two lengths for these slots, or one if no second one fits."""
-        half = int(self._fits[free >> 1])
-        # The longer of the two takes at least half of their slots.
-        low = 0 if half == self._none else half
-        partners = self._fits[free - self._lengths[low : longest + 1]]
-        scores = self._score[low : longest + 1] + self._score[partners]
-        place = int(scores.argmax())
-        longer = low + place
-        shorter = int(partners[place])
-        if shorter == longer and self._left[longer] < 2:
-            shorter = int(self._fits[self._length[longer] - 1])
-        return (longer,) if shorter == self._none else (longer, shorter)
+    def _pair(self, room: int) -> int:
+        """Return the shorter length of a pair that fills the room, 0 if there is none.
 
-    def _take(self, index: int) -> None:
-        self._change_stock(index, -1)
-        if not self._left[index]:
-            self._hide(index)
+        By age, three pairs are compared: the most and the least similar, and one between them.
+        """
+        pairs = self._bits & (self._reversed_bits >> (self._S - room))
+        half = room // 2
+        pairs &= (2 << half) - 1
+        most_similar = self._last_pair(pairs, room)
+        if not most_similar or not self._by_age:
+            return most_similar
 
-    def _put_back(self, index: int) -> None:
-        self._change_stock(index, 1)
-        if self._left[index] == 1:
-            self._show(index)
+        candidates = [most_similar]
+        below = pairs & ((1 << most_similar) - 1)
+        between = self._last_pair(below & ((1 << (most_similar // 2)) - 1), room)
+        if between:
+            candidates.append(between)
+        while below:
+            least_similar = (below & -below).bit_length() - 1
+            if self._is_left(least_similar, room):
+                candidates.append(least_similar)
+                break
+            below ^= 1 << least_similar
+        return min(candidates, key=lambda shorter: self._age(shorter) + self._age(room - shorter))
 
-    def _change_stock(self, index: int, change: int) -> None:
-        self._left[index] += change
-        group = self._group[index]
-        self._score[self._span[group] : self._span[group + 1]] += change * self._gain[group]
+    def _last_pair(self, pairs: int, room: int) -> int:
+        """Return the highest of these shorter lengths of which a pair is left, 0 if there is none."""
+        while pairs:
+            shorter = pairs.bit_length() - 1
+            if self._is_left(shorter, room):
+                return shorter
+            pairs ^= 1 << shorter
+        return 0
 
-    def _hide(self, index: int) -> None:
-        if not self._hidden[index]:
-            self._hidden[index] = True
-            self._score[index] -= _HIDDEN
-            start = self._length[index]
-            self._fits[start : self._above(index)] = self._fits[start - 1]
+    def _is_left(self, shorter: int, room: int) -> bool:
+        """Return True if this pair is left; strike out a length that is used up."""
+        longer = room - shorter
+        for length in (shorter, longer):
+            if not self.left[length]:
+                self._bits &= ~(1 << length)
+                self._reversed_bits &= ~(1 << (self._S - length))
+                return False
+        return shorter < longer or self.left[shorter] > 1
 
-    def _show(self, index: int) -> None:
-        self._hidden[index] = False
-        self._score[index] += _HIDDEN
-        self._fits[self._length[index] : self._above(index)] = index
+    def _age(self, length: int) -> int:
+        """Return the number of the oldest sequence of this length that is left."""
+        queue = self._queues[length]
+        return queue[len(queue) - self._newer[length] - self.left[length]].number
 
-    def _above(self, index: int) -> int:
-        """Return the next longer length that is available; S + 1 if there is none."""
-        try:
-            return self._length[self._hidden.index(False, index + 1)]
-        except ValueError:
-            return self._S + 1
+
+def _bits_of(present: np.ndarray) -> int:
+    return int.from_bytes(np.packbits(present, bitorder="little").tobytes(), "little")

@@ -106,7 +106,7 @@ def _lower_bound(case: _Case, depth: Optional[int]) -> int:
 def _measure(
     case: _Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]
 ) -> _Measured:
-    """Pack the stream by price, including what waits at its end."""
+    """Pack the stream by `PackStream`, including what waits at its end."""
     lengths = case.lengths.tolist()
     stream = PackStream(
         case.max_sequence_length,
@@ -126,7 +126,7 @@ def _measure(
     return _Measured(
         case.name,
         depth,
-        "by price",
+        "stream",
         buffer,
         waits.packs,
         bound,
@@ -194,7 +194,7 @@ def _pictures(measured: Sequence[_Measured]) -> List[Lines]:
     """Draw the gap against the buffer, a picture for each stream and a line for each depth."""
     points: Dict[str, Dict[Optional[int], List[Tuple[float, float]]]] = {}
     for result in measured:
-        if result.way == "by price":
+        if result.way == "stream":
             point = float(result.buffer), 100 * result.gap
             points.setdefault(result.stream, {}).setdefault(result.depth, []).append(point)
     pictures = []

@@ -1,12 +1,10 @@
 """Packs from a stream: every example once, within the limits, the same after a restart, near the bound."""
 
-import copy
 import itertools
 import json
 import pickle
 import threading
 import time
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,9 +13,9 @@ from hypothesis import strategies as st
 
 from pack_data import LengthHistogram, optimal
 from pack_data.stream import PackStream
-from pack_data.stream.baselines import OpenRows, open_rows, windows
+from pack_data.stream.baselines import open_rows, windows
 from pack_data.stream.command import _in_random_order, main
-from pack_data.stream.prices import on_grid, prices, scarce_seats, solve
+from pack_data.stream.prices import Lengths, solve
 from tests.refusals import refusal_of, refused
 
 
@@ -101,13 +99,6 @@ def test_the_gap_to_the_certified_bound_is_small_and_far_below_that_of_others(le
     assert len(packs) <= windows(lengths, S, depth, buffer) and len(packs) < open_rows(lengths, S, depth, buffer)
 
 
-def test_lengths_below_the_shortest_seen_cost_less_than_it():
-    counts = on_grid(np.bincount([100] * 30 + [300] * 10, minlength=513))
-    made = prices(counts, solve(counts, 512, None), 512, None, 64)
-    for by_length in (made.worth, made.price):
-        assert by_length[0] == 0 and (np.diff(by_length[:101]) > 0).all()
-
-
 def some_lengths(kind, n, S):
     random = np.random.default_rng(1)
     if kind == "long tail":
@@ -141,31 +132,26 @@ def in_order(order, lengths):
 
 
 def best_fit(lengths, S, depth, buffer):
-    """Packs of online best fit that holds as many sequences."""
-    rows = OpenRows(S, depth)
+    """Packs of online best fit that holds as many sequences and closes the fullest row if it must."""
+    rows, closed, waiting = [], 0, 0
     for length in lengths:
-        rows.pass_by(length, buffer, 2**62)
-    return rows.closed + len(rows.rows())
+        open_rows = [row for row in rows if sum(row) + length <= S and len(row) < (depth or S)]
+        row = max(open_rows, key=sum, default=None)
+        if row is None:
+            row = []
+            rows.append(row)
+        row.append(length)
+        waiting += 1
+        while waiting >= buffer:
+            full = max(rows, key=lambda row: (sum(row) == S or len(row) == depth, sum(row)))
+            rows.remove(full)
+            waiting -= len(full)
+            closed += 1
+    return closed + len(rows)
 
 
 ORDERS = ["random", "rising", "falling", "short, long", "bursts", "drift"]
 LENGTHS = ["long tail", "uniform", "Wikipedia", "triplets", "four lengths"]
-
-
-def test_packs_behind_are_counted_by_tokens_and_by_seats():
-    """Here 12 sequences of 25 tokens, one of 80 and one of 60 wait, 440 tokens; best fit closed a row and holds two."""
-    needed = {}
-    for depth in (None, 2, 100):
-        stream = PackStream(100, max_sequences_per_pack=depth, buffer_sequences=99)
-        for number, length in enumerate([25] * 12 + [80, 60]):
-            stream.put(number, length)
-        stream._note_arrived()
-        stream._best_fit = OpenRows(100, depth, [[25, 25], [25, 25]])
-        stream._best_fit.closed = 1
-        needed[depth] = stream._packs_behind()
-    # By tokens 440 here and 100 there: 3.4. By two seats 14 and 4: 5. Two are longer than half a row: max(4.4, 2) - 1.
-    assert needed[None] == pytest.approx(3.4 - 1) and needed[2] == pytest.approx(3.4 - 1)
-    assert needed[100] == pytest.approx(max(0.14 - 0.04, 2 - 0.04) - 1)  # seats are no limit, long sequences are
 
 
 @pytest.mark.parametrize("depth", [3, 6])
@@ -190,18 +176,6 @@ def test_no_order_needs_more_packs_than_online_best_fit(order, kind):
     assert len(packs) <= best_fit(lengths, S, None, buffer) + 3 + 0.001 * sum(lengths) / S
 
 
-def test_best_fit_by_hand():
-    rows = OpenRows(10, 3)
-    for length in (6, 5, 4, 3):  # 6 + 4 | 5 + 3
-        rows.add(length)
-    assert rows.rows() == [[6, 4], [5, 3]] and rows.full == [[6, 4]] and rows.long == 1
-    rows.pass_by(2, 5, 15)  # the full row is closed first: too many tokens
-    assert rows.closed == 1 and rows.rows() == [[5, 3, 2]]
-    assert (rows.sequences, rows.tokens, rows.long) == (3, 10, 0)
-    rows = OpenRows(10, None, [[3], [2], [5]])
-    assert rows.close(2) == [2] and rows.close() == [5] and rows.close() == [3] and rows.closed == 3
-
-
 def stopped_anywhere(new, lengths, every):
     """The packs of a stream, and its states wherever it was stopped; from each it goes on to the same packs."""
     whole, states = list(new().packs(enumerate(lengths))), []
@@ -217,98 +191,95 @@ def stopped_anywhere(new, lengths, every):
     return whole, states
 
 
-@pytest.mark.parametrize("order", ["falling", "bursts"])
-def test_a_state_taken_while_the_stream_packs_by_best_fit_gives_the_same_packs(order):
-    lengths = in_order(order, some_lengths("uniform", 900, 100)).tolist()
-    states = stopped_anywhere(lambda: PackStream(100, buffer_sequences=16, longest_wait=20), lengths, 23)[1]
-    assert sum(state["rows"] is not None for state in states) > 3
+def narrow(n, S, seed=0):
+    return np.clip(np.rint(np.random.default_rng(seed).normal(S / 3.4, S / 12, n)), 1, S).astype(int).tolist()
 
 
-@pytest.mark.parametrize("S, depth, ranks", [(512, 3, 1), (512, None, 2), (300, 4, 3)])
-def test_a_state_taken_anywhere_gives_the_same_packs(S, depth, ranks):
-    options = dict(max_sequences_per_pack=depth, buffer_sequences=16, rank=ranks - 1, ranks=ranks)
-    whole, _ = stopped_anywhere(lambda: PackStream(S, **options), np.minimum(drawn(300 * ranks), S).tolist(), 9)
-    assert len(whole) > 30
+@pytest.mark.parametrize(
+    "lengths, S, depth, ranks, priced",
+    [
+        (np.minimum(drawn(300), 512).tolist(), 512, 3, 1, True),
+        (drawn(600), 512, None, 2, False),
+        (np.minimum(drawn(900), 300).tolist(), 300, 4, 3, False),
+        (narrow(900, 300), 300, None, 1, True),
+        (narrow(500, 300) + long_tailed(500, 300), 300, 6, 1, True),
+        (in_order("falling", some_lengths("uniform", 900, 100)).tolist(), 100, None, 1, False),
+        (in_order("bursts", some_lengths("uniform", 900, 100)).tolist(), 100, None, 1, False),
+    ],
+)
+def test_a_state_taken_anywhere_gives_the_same_packs(lengths, S, depth, ranks, priced):
+    options = dict(max_sequences_per_pack=depth, buffer_sequences=16, rank=ranks - 1, ranks=ranks, longest_wait=20)
+    whole, states = stopped_anywhere(lambda: PackStream(S, **options), lengths, 9)
+    assert len(whole) > 30 and priced == any(state["lengths"]["prices"] for state in states)
 
 
 def test_a_state_that_is_kept_does_not_change_with_the_stream():
-    lengths = in_order("falling", some_lengths("uniform", 400, 100)).tolist()
-    stream = PackStream(100, buffer_sequences=16, longest_wait=20)
+    stream = PackStream(100, buffer_sequences=16)
     kept = []
-    for number, length in enumerate(lengths):
+    for number, length in enumerate(narrow(400, 100)):
         stream.put(number, length)
         state = stream.state_dict()
         kept.append((state, json.dumps(state)))
-    assert any(state["rows"] for state, _ in kept)
-    for state, text in kept:
-        assert json.dumps(state) == text
+    assert all(json.dumps(state) == text for state, text in kept) and kept[-1][0]["lengths"]["prices"]
 
 
-def piling_up(n, S=300):
-    """Tokens are scarce, and so are the 16 seats of a pack as soon as many short sequences wait."""
-    return np.clip(np.rint(np.random.default_rng(0).lognormal(np.log(S / 21), 1.2, n)), 1, S).astype(int).tolist()
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_order_that_is_not_random_is_noticed(order):
+    lengths = Lengths(1000, None, 256)
+    for length in in_order(order, np.array(long_tailed(5000, 1000))).tolist():
+        lengths.add(length)
+        if not lengths.in_random_order:
+            break
+    assert lengths.in_random_order == (order == "random")
 
 
-def test_a_state_gives_the_same_packs_while_seats_grow_dear_and_cheap(monkeypatch):
-    from pack_data.stream import pack_stream
-
-    seen, plain = [], pack_stream.scarce_seats
-    monkeypatch.setattr(pack_stream, "scarce_seats", lambda *given: seen.append(plain(*given)) or seen[-1])
-    lengths = piling_up(900)
-    new = partial(PackStream, 300, max_sequences_per_pack=16, buffer_sequences=64)
-    check_packs(list(new().packs(enumerate(lengths))), lengths, 300, 16)
-    assert len(set(seen)) > 2 and seen != sorted(seen)
-    stopped_anywhere(new, lengths, 25)
+def test_prices_of_two_lengths_are_exact_and_rise_from_nothing():
+    counts = np.bincount([1367, 683] * 50, minlength=4097)  # rows of 2 + 1, 1 + 3 and 0 + 5
+    assert np.allclose(solve(counts, 4096, None), ([683, 1367], [0.2, 0.4]))
+    lengths = Lengths(4096, None, 64)
+    lengths.add_counts(counts)
+    lengths.solve()
+    assert lengths.worth[0] == 0 and lengths.worth[1367] == pytest.approx(0.4)
+    assert (np.diff(lengths.worth[:684]) > 0).all()
 
 
-def test_prices_by_the_seat_only_where_seats_are_scarce():
-    S, depth = 300, 16
-    counts = on_grid(np.bincount(piling_up(3000), minlength=S + 1))
-    worth = solve(counts, S, depth)
-    levels = [prices(counts, worth, S, depth, 64, scarce) for scarce in range(5)]
-    for before, after in zip(levels, levels[1:]):
-        assert after.price[1] > before.price[1]  # a short sequence takes a seat as a long one does
-        assert after.price[-1] < before.price[-1] + 1e-9
-    for level in levels:
-        assert level.table(depth)[S] <= 1 + 1e-3  # no pack of 16 seats and 300 slots is worth more than a pack
-    assert scarce_seats(8, S, S, depth) == 0  # half of the seats of one pack
-    steps = [scarce_seats(sequences, 100 * S, S, depth) for sequences in range(1200, 1800, 20)]
-    assert steps == sorted(steps) and set(steps) == set(range(5))
-    assert scarce_seats(1000, S, S, None) == 0 == scarce_seats(1000, S, S, 1000)
+def alternating(lengths):
+    rising = np.sort(lengths)
+    result = np.empty_like(rising)
+    result[0::2] = rising[: len(rising[0::2])]
+    result[1::2] = rising[::-1][: len(rising[1::2])]
+    return result
 
 
-def test_a_state_taken_while_a_programme_is_solved_gives_the_same_packs(monkeypatch):
-    from pack_data.stream import pack_stream
-
-    monkeypatch.setattr(pack_stream, "_PERIOD_SEQUENCES", 128)
-    monkeypatch.setattr(pack_stream, "_PERIOD_BUFFERS", 1)
-    monkeypatch.setattr(pack_stream, "_SEQUENCES_WHILE_SOLVING", 96)
-    new = partial(PackStream, 512, max_sequences_per_pack=3, buffer_sequences=32)
-    states = stopped_anywhere(new, drawn(500), 60)[1]
-    assert any(state["solving"] is not None for state in states)
-    stream = new()
-    while stream._solving is None:
-        stream.put(0, 300)
-    assert copy.deepcopy(stream).state_dict() == stream.state_dict()
+def normal(mean, spread, S, n=6000):
+    return np.clip(np.rint(np.random.default_rng(3).normal(mean, spread, n)), 1, S).astype(int)
 
 
-def test_the_programme_is_solved_again_at_fixed_numbers_and_taken_up_later(monkeypatch):
-    from pack_data.stream import pack_stream
+def log_normal(median, sigma, S, n=6000):
+    return np.clip(np.rint(np.random.default_rng(3).lognormal(np.log(median), sigma, n)), 1, S).astype(int)
 
-    monkeypatch.setattr(pack_stream, "_PERIOD_SEQUENCES", 256)
-    monkeypatch.setattr(pack_stream, "_PERIOD_BUFFERS", 1)
-    monkeypatch.setattr(pack_stream, "_SEQUENCES_WHILE_SOLVING", 64)
-    stream = PackStream(512, max_sequences_per_pack=3, buffer_sequences=64)
-    seen = []
-    for number, length in enumerate(drawn(1400)):
-        if stream.put(number, length):
-            list(stream.ready())
-        state = stream.state_dict()
-        due = state["solving"] and state["solving"][1]
-        if not seen or seen[-1] != due:
-            seen.append(due)
-    dues = [due for due in seen if due]
-    assert len(dues) >= 4 and dues == sorted(set(dues)) and None in seen[1:]
+
+FAMILIES = {  # lengths, slots, depth, packs above max(tokens / S, sequences / depth) in %
+    "uniform": (np.random.default_rng(3).integers(1, 4097, 6000), 4096, None, 1.5),
+    "uniform, rising": (np.sort(np.random.default_rng(3).integers(1, 4097, 6000)), 4096, None, 20),
+    "chats, rising, 8": (np.sort(log_normal(425, 1.2, 8192)), 8192, 8, 25.5),
+    "chats, alternating": (alternating(log_normal(425, 1.2, 8192)), 8192, None, 0.5),
+    "code, 8": (log_normal(800, 1.5, 8192), 8192, 8, 0.5),
+    "third": (log_normal(4096 / 3.5, 0.25, 4096), 4096, None, 0.2),
+    "summaries": (log_normal(840, 0.4, 2048), 2048, 4, 0.75),
+    "near a half": (normal(1050, 120, 2048), 2048, None, 15.2),
+    "audio": (normal(350, 30, 1500), 1500, None, 4.7),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_stay_near_their_bound(name):
+    lengths, S, depth, most = FAMILIES[name]
+    lengths = lengths.tolist()
+    packs = list(PackStream(S, max_sequences_per_pack=depth, buffer_sequences=512).packs(enumerate(lengths)))
+    check_packs(packs, lengths, S, depth)
+    bound = max(sum(lengths) / S, len(lengths) / (depth or S))
+    assert 100 * (len(packs) / bound - 1) <= most
 
 
 def test_a_known_histogram_is_used_from_the_first_pack_on():
@@ -431,7 +402,10 @@ def test_a_state_of_another_stream_is_refused():
         PackStream(10, buffer_sequences=5).load_state_dict(state)
     with refused("source", "3f0a", "None"):
         PackStream(10, buffer_sequences=4, source="3f0a").load_state_dict(state)
-    for broken in ({}, {**state, "taken": -1}, {**state, "waiting": [[0, 0, 11, "a"]]}, {**state, "learnt": [1.0]}):
+    for old in ("pack_data stream 1", "pack_data stream 2"):
+        with refused("state of the stream", old, "begin without the state"):
+            PackStream(10, buffer_sequences=4).load_state_dict({**state, "format": old})
+    for broken in ({}, {**state, "taken": -1}, {**state, "waiting": [[0, 0, 11, "a"]]}, {**state, "lengths": [1.0]}):
         with refused("state of the stream"):
             PackStream(10, buffer_sequences=4).load_state_dict(broken)
 
@@ -442,19 +416,15 @@ def test_a_state_of_another_stream_is_refused():
         ("waiting", [3]),
         ("waiting", [["a", 0, 3, "x"]]),
         ("waiting", [[0, 0, "a", "x"]]),
-        ("resting", [[11, 3]]),
-        ("resting", [["a", 3]]),
         ("ready", [3]),
         ("ready", [[[], [], []]]),
-        ("prices", 5),
-        ("prices", [[0.0] * 11, [0.0] * 11]),
-        ("solving", [[0.0] * 11, 9]),
-        ("solving", [[1.0] * 11, "a"]),
-        ("turned", [1]),
-        ("beside", [0, [[6, 5]]]),
-        ("beside", ["a", []]),
-        ("rows", [[8]]),
-        ("rows", [[11]]),
+        ("owed", 2),
+        ("lengths", {"arrived": [11]}),
+        ("lengths", {"arrived": [3] * 64}),
+        ("lengths", {"seen": [[11], [1]]}),
+        ("lengths", {"seen": [[3], [1, 2]]}),
+        ("lengths", {"calm": 9}),
+        ("lengths", {"prices": [[3, 2], [0.5, 0.5]]}),
     ],
 )
 def test_a_damaged_state_is_refused_and_changes_nothing(name, value):
@@ -462,7 +432,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(name, value):
     stream.put("a", 7)
     before = stream.state_dict()
     with refused("state of the stream", name):
-        stream.load_state_dict({**before, name: value})
+        stream.load_state_dict({**before, name: {**before[name], **value} if isinstance(value, dict) else value})
     assert stream.state_dict() == before
 
 
@@ -472,10 +442,10 @@ def test_the_command_prints_gap_waiting_and_speed(capsys, tmp_path):
     options = ["--synthetic", "sample:wikipedia_512,n=500", "--max-sequences-per-pack", "3", "--buffer", "32,64"]
     assert main([*options, "--plot", str(picture)]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("by price") == 2 and "longest wait" in printed and picture.stat().st_size > 1000
+    assert printed.count(" stream ") == 3 and "longest wait" in printed and picture.stat().st_size > 1000
     assert main([*options, "--json"]) == 0
     made = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each["way"] for each in made] == ["by price", "by price", "windows", "open rows", "open rows"]
+    assert [each["way"] for each in made] == ["stream", "stream", "windows", "open rows", "open rows"]
     assert all(each["packs"] >= each["bound"] and each["sequences"] == 500 for each in made)
 
 
