@@ -42,13 +42,18 @@ def pack(
     """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
-    limits = Limits.of(histogram, max_sequences_per_pack, budget)
-    best = pack_quickly(histogram, limits)
+    best = pack_quickly(histogram, Limits.of(histogram, max_sequences_per_pack, budget))
     if best.pays(best.programme_seconds):
         # Imported here because loading SciPy takes longer than most packings.
         from pack_data.solver.programmes import improved
 
         best = improved(best)
+    if budget is None:
+        # A larger limit must not lead to more packs, so what is found quickly at smaller limits counts as well.
+        for depth in best.smaller_depths():
+            if best.gap > 0:
+                smaller = pack_quickly(histogram, Limits.of(histogram, depth, None))
+                best = best.with_fewer(smaller.packs)
     return Packing.of(
         "optimal",
         histogram,

@@ -15,8 +15,10 @@ import numpy as np
 from pack_data.solver.free_slots import Packs
 
 SECONDS_PER_PACK = 5e-5  # measured mean time of a success, on one core
-# Packs up to which the search runs: a sequence takes about 100 bytes.
-_MOST_PACKS = 1 << 17
+# Sequences up to which the search runs: each takes 100 to 200 bytes, and half a million some seconds.
+_MOST_SEQUENCES = 1 << 19
+# Seats of a pack up to which it runs: exchanges of two packs grow with their square.
+_MOST_SEATS = 1 << 7
 # Share by which noise reduces the room of a pack in the start. Without it sequences around a third of a pack form
 # triples that no exchange improves; with a tenth, three of 36 cases fail that succeed with this.
 _NOISE = 0.05
@@ -39,10 +41,13 @@ def exchange(counts: np.ndarray, depth: int, packs: int) -> Packs:
         packs: number of packs.
     """
     S = len(counts) - 1
-    if packs > _MOST_PACKS or packs * depth < int(counts.sum()):
+    sequences = int(counts.sum())
+    if sequences > _MOST_SEQUENCES or packs * depth < sequences:
         return []
     random = np.random.default_rng(0)
     rows = _balanced(counts, depth, packs, random)
+    if rows.shape[1] > _MOST_SEATS:
+        return []
     room = S - rows.sum(axis=1)
     too_full = [(int(room[row]), row) for row in np.flatnonzero(room < 0).tolist()]
     heapq.heapify(too_full)
@@ -81,8 +86,8 @@ def _balanced(
             heapq.heapreplace(order, (-room[row] / seats * factor, row))
         else:
             heapq.heappop(order)
-    width = min(depth, 1 + max(map(len, rows)))
-    padded = [row + [0] * (width - len(row)) for row in rows]
+    width = min(depth, 1 + max(map(len, rows)), _MOST_SEATS + 1)
+    padded = [row[:width] + [0] * (width - len(row)) for row in rows]
     return np.array(padded, np.int64)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from fractions import Fraction
-from typing import NamedTuple, Optional
+from typing import List, NamedTuple, Optional
 
 import numpy as np
 
@@ -222,6 +222,27 @@ class ProvedPacks(NamedTuple):
         if self.deepest > MAX_SINGLE_DEPTH:
             seconds *= math.hypot(1, S / _PRODUCT_SLOTS)
         return seconds
+
+    def smaller_depths(self) -> List[int]:
+        """Return smaller limits that may lead to fewer packs, in descending order.
+
+        These are one more than the mean number of sequences per pack, and the doubles of the mean; but none that these
+        packs obey, and none at which sequences need as many packs.
+        """
+        if self.gap <= 0:
+            return []
+        deepest = max(len(strategy) for strategy, _ in self.packs)
+        sequences = self.histogram.sequences
+        mean = math.ceil(sequences / self.lower_bound)
+        depths = {mean + 1}
+        while 2 * mean < deepest:
+            mean *= 2
+            depths.add(mean)
+        needed = count_packs(self.packs) - 1
+        return sorted(
+            (depth for depth in depths if depth < deepest and depth * needed >= sequences),
+            reverse=True,
+        )
 
     def with_fewer(self, packs: Packs) -> ProvedPacks:
         """Return the same proof with these packs, if any, if they are fewer."""

@@ -50,6 +50,20 @@ def test_packs_stay_within_two_of_the_bound(histogram, depth):
     assert packing.lp_bound <= packing.lower_bound + 1e-6 < packing.lp_bound + 1.001
 
 
+@given(histograms(max_count=40))
+def test_a_larger_limit_never_gives_more_packs(histogram):
+    packs = [optimal.pack(histogram, max_sequences_per_pack=depth).packs for depth in (2, 3, 4, 6, 8, 16, None)]
+    assert packs == sorted(packs, reverse=True)
+
+
+def test_packs_of_a_smaller_limit_count_at_a_larger_one():
+    # Packed for eight sequences alone, one pack more is needed than for six.
+    lengths = np.random.default_rng(4).lognormal(np.log(4200), 0.8, 4000)
+    histogram = LengthHistogram.from_lengths(np.clip(np.rint(lengths), 1, 16384).astype(int), 16384)
+    six, eight, unlimited = (optimal.pack(histogram, max_sequences_per_pack=depth) for depth in (6, 8, None))
+    assert six.packs >= eight.packs >= unlimited.packs == unlimited.lower_bound
+
+
 @pytest.mark.parametrize(
     "lengths, S", [([], 5), ([3] * 7, 10), ([10] * 5, 10), ([1, 2, 3, 4, 5, 6, 7], 9), ([1] * 100, 10), ([1] * 3, 1)]
 )
