@@ -12,6 +12,7 @@ until the slowest rank gains no more.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, List, Optional, Tuple
@@ -29,6 +30,8 @@ _Bins = List[List[int]]
 
 # Total work is kept below this, so that sums fit int64.
 _MOST_WORK = 1 << 62
+# Bits of the total work in units of a power of two, if a rate is a float, which has 53.
+_FLOAT_BITS = 52
 # Sequences of a side that an exchange chooses from: 16,384 pairs take a fifth of a millisecond.
 _MOST_CHOICES = 128
 # Lighter sides that are tried for an exchange; further ones closed no gap in 300 random cases.
@@ -53,8 +56,8 @@ class MicroBatches:
 
     of: List[List[np.ndarray]]
     least_steps: int
-    slowest: int
-    least_slowest: int
+    slowest: float
+    least_slowest: float
     packing: Packing
 
     @property
@@ -80,8 +83,8 @@ def micro_batches(
     ranks: int,
     max_tokens: int,
     max_sequences: Optional[int] = None,
-    token_work: int = 1,
-    square_work: int = 0,
+    token_work: float = 1,
+    square_work: float = 0,
     synchronised: bool = False,
 ) -> MicroBatches:
     """Share out the sequences of one update: equally many micro-batches on every rank, and level work.
@@ -94,8 +97,8 @@ def micro_batches(
         ranks: processes that share the update.
         max_tokens: tokens of a micro-batch.
         max_sequences: sequences of a micro-batch; None for unlimited.
-        token_work: work per token, a whole number. The units do not matter: a transformer of hidden size h takes about
-            `token_work=6 * h, square_work=1`.
+        token_work: work per token. The unit does not matter: a transformer of hidden size h takes about
+            `token_work=6 * h, square_work=1`. With whole numbers the arithmetic is exact.
         square_work: work per squared length of a sequence.
         synchronised: True if ranks wait for each other at every micro-batch, as with FSDP, and not only at the end of
             the update. The slowest micro-batch of each step then counts.
@@ -111,7 +114,7 @@ def micro_batches(
     if max_sequences is not None:
         max_sequences = whole_number("max_sequences", max_sequences, least=1)
     tokens = checked_lengths(lengths, max_tokens)
-    work = _work_of_each(tokens, token_work, square_work)
+    work, unit = _work_of_each(tokens, token_work, square_work)
 
     packed = pack(tokens, max_sequence_length=max_tokens, max_sequences_per_pack=max_sequences)
     steps = -(-packed.packing.packs // ranks)
@@ -130,8 +133,8 @@ def micro_batches(
     return MicroBatches(
         of=[[np.array(sorted(batches[batch]), np.int64) for batch in side] for side in sides],
         least_steps=-(-(packed.packing.lower_bound or 0) // ranks),
-        slowest=int(slowest),
-        least_slowest=_least_slowest(tokens, work, ranks, max_tokens, synchronised),
+        slowest=int(slowest) * unit,
+        least_slowest=_least_slowest(tokens, work, ranks, max_tokens, synchronised) * unit,
         packing=packed.packing,
     )
 
@@ -152,18 +155,30 @@ def checked_lengths(lengths: Any, max_tokens: int) -> np.ndarray:
     return fit(array, max_tokens).lengths.astype(np.int64)
 
 
-def _work_of_each(tokens: np.ndarray, token_work: int, square_work: int) -> np.ndarray:
-    """Return the work of each sequence, int64 [n]."""
-    token_work = whole_number("token_work", token_work, least=0)
-    square_work = whole_number("square_work", square_work, least=0)
-    total_tokens = int(tokens.sum())
-    longest = int(tokens.max(initial=0))
-    if total_tokens * (token_work + square_work * longest) >= _MOST_WORK:
+def _work_of_each(
+    tokens: np.ndarray, token_work: float, square_work: float
+) -> Tuple[np.ndarray, float]:
+    """Return the work of each sequence in whole units, int64 [n], and the unit: 1 unless a rate is a float."""
+    rates = {"token_work": token_work, "square_work": square_work}
+    for name, rate in rates.items():
+        if not isinstance(rate, float):
+            rates[name] = whole_number(name, rate, least=0)
+        elif not 0 <= rate < math.inf:
+            raise ValueError(f"{name} = {rate}; must be a number of at least 0")
+    token_rate, square_rate = rates.values()
+    is_exact = all(isinstance(rate, int) for rate in rates.values())
+    most_per_token = token_rate + square_rate * int(tokens.max(initial=0))
+    most_work = int(tokens.sum()) * most_per_token
+    if most_work >= (_MOST_WORK if is_exact else math.inf):
         raise ValueError(
             f"token_work = {token_work}, square_work = {square_work}: the work of all sequences exceeds 64-bit "
             "arithmetic; divide both by a common factor"
         )
-    return token_work * tokens + square_work * tokens**2
+    if is_exact:
+        return token_rate * tokens + square_rate * tokens**2, 1
+    unit = 2.0 ** (math.frexp(most_work)[1] - _FLOAT_BITS)
+    work = token_rate * tokens + square_rate * tokens.astype(np.float64) ** 2
+    return np.rint(work / unit).astype(np.int64), unit
 
 
 def _halved(bins: _Bins, number: int, work: np.ndarray) -> _Bins:

@@ -96,13 +96,24 @@ def test_no_usual_rule_has_fewer_steps_and_the_slowest_rank_is_near_its_bound(ki
         ([1], {"ranks": 0}, ["ranks = 0"]),
         ([1], {"max_tokens": 0}, ["max_tokens = 0"]),
         ([1], {"max_sequences": 0}, ["max_sequences = 0"]),
-        ([1], {"token_work": 0.5}, ["token_work = 0.5"]),
+        ([1], {"token_work": -0.5}, ["token_work = -0.5"]),
+        ([1], {"square_work": float("nan")}, ["square_work = nan"]),
+        ([1], {"square_work": "1"}, ["square_work"]),
         ([8], {"square_work": 2**57}, ["square_work", "64-bit"]),
     ],
 )
 def test_input_that_cannot_be_planned_is_refused(lengths, options, named):
     with refused(*named):
         micro_batches(lengths, **{"ranks": 2, "max_tokens": 8, **options})
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.booleans())
+def test_work_in_other_units_gives_the_same_plan(lengths, synchronised):
+    options = {"ranks": 3, "max_tokens": 50, "synchronised": synchronised}
+    whole = micro_batches(lengths, token_work=512, square_work=2, **options)
+    scaled = micro_batches(lengths, token_work=1.0, square_work=1 / 256, **options)
+    assert scaled.steps == whole.steps and scaled.slowest == pytest.approx(whole.slowest / 512)
+    assert whole.least_slowest - 1 < 512 * scaled.least_slowest <= whole.least_slowest  # the mean is rounded up
 
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 101)
