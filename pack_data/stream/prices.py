@@ -26,6 +26,9 @@ _SHORT_ROW = 1024
 # Lengths, and sequences in a row, up to which the programme is solved exactly: a grid misjudges data of two lengths by
 # a fifth.
 _FEW_LENGTHS = 64
+# With a limit on depth, the programme gets this share more of the shortest sequences and less of the longest: seats
+# then have a price before short sequences pile up. Wikipedia at depth 3 needs 0.35 % more packs without it.
+_MORE_SHORT = 0.1
 _GROWTH = 8  # prices are computed again when this many times the sequences have been seen
 # Distance of two samples, and correlation of neighbours, above which the order is not random; both in units of their
 # spread at random, so that one in 10,000 windows is above them by chance.
@@ -38,7 +41,7 @@ _ALIKE = 0.47
 
 
 def solve(counts: np.ndarray, S: int, depth: Optional[int]) -> _Knots:
-    """Return lengths, ascending, and their non-decreasing prices, for sequences by length, int [S + 1]."""
+    """Return lengths, ascending, and their non-decreasing prices, for sequences by length, [S + 1]."""
     grid = _GRID_OF_SHORT_ROWS if S <= _SHORT_ROW else _GRID
     unit = -(-S // grid)
     lengths = np.flatnonzero(counts)
@@ -105,7 +108,10 @@ class Lengths:
     def solve(self) -> None:
         """Compute the prices of what was seen."""
         self._at_prices = self._seen
-        self._price(solve(self._counts, self._S, self._depth))
+        counts = self._counts
+        if self._depth is not None:
+            counts = counts * (1 + _MORE_SHORT * np.linspace(1, -1, self._S + 1))
+        self._price(solve(counts, self._S, self._depth))
 
     def _price(self, knots: Optional[_Knots]) -> None:
         self._knots = knots
