@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.padding_free.attention import NAME, REGISTERED, refuse_axes, setting_of
 from ipu_packed_bert.padding_free.models import (
@@ -23,8 +23,6 @@ from ipu_packed_bert.padding_free.rows import Probed
 from pack_data.reading.fields import one_line
 
 _logger = logging.getLogger(__name__)
-
-_REASON = 150  # characters of a library's message in ours, which has 300 at most
 
 
 def use_padding_free(
@@ -71,10 +69,12 @@ def find_choice(
     base = base_of(model)
     loaded = attention_of(model)
     before = choose(model, None)
-    refusals: List[str] = []
-    leak: Optional[Leak] = None
+    use_cache = getattr(base.config, "use_cache", None)
+    refusals: List[Tuple[str, Exception]] = []  # by an attention
     is_chosen = False
     try:
+        if use_cache:
+            base.config.use_cache = False
         for choice in _candidates(loaded, attention):
             try:
                 switch(model, choice.attention)
@@ -83,27 +83,38 @@ def find_choice(
                 if choice.boundaries == "cu_seq_lens" and not keeps_apart_with_mask(model):
                     _refuse_masks(model)
             except (AssertionError, ValueError) as error:  # the model's code may have assertions
-                text = str(error)
-                if not isinstance(error, Leak):
-                    reason = one_line(error, _REASON) or "the model does not accept them"
-                    text = f"{type(base).__name__} with {choice}: {reason}; {WAY_OUT}"
-                refusals.append(text)
-                leak = leak or (error if isinstance(error, Leak) else None)
+                refusals.append((choice.attention, error))
                 continue
             if _dense_mask_bytes(model, 1):
                 is_accepted = attention is not None or choice == before
                 _check_dense(model, choice, row or longest or 4096, is_accepted)
             is_chosen = True
-            _switch_cache_off(base)
             return choice, probed
     finally:
-        if not is_chosen:
+        if use_cache:
+            base.config.use_cache = use_cache
+        if is_chosen:
+            _switch_cache_off(base)
+        else:
             choose(model, before)
             if attention_of(model) != loaded:
                 base.set_attn_implementation(loaded)
+    raise _refusal(f"{type(base).__name__}, loaded with {loaded}", refusals)
 
-    text = [*refusals, f"attention is {attention!r}, but the model is loaded with {loaded!r}"][0]
-    raise Leak(text, leak.first) if leak else ValueError(text)
+
+def _refusal(name: str, refusals: Sequence[Tuple[str, Exception]]) -> ValueError:
+    """Return the first leak if no other reason comes before it, else an error with all other reasons."""
+    leaks = [error for _, error in refusals if isinstance(error, Leak)]
+    if leaks and refusals[0][1] is leaks[0]:
+        return leaks[0]
+    reasons: Dict[str, str] = {}
+    for attention, error in refusals:
+        if not isinstance(error, Leak):
+            reason = str(error) or "its code does not accept the boundaries"
+            reasons.setdefault(reason, f"with {attention}: {reason}")
+    text = one_line(f"{name}: {'; '.join(reasons.values())}", 300 - len(WAY_OUT) - 2)
+    text = f"{text}; {WAY_OUT}"
+    return Leak(text, leaks[0].first) if leaks else ValueError(text)
 
 
 def _switch_cache_off(base: Any) -> None:

@@ -46,7 +46,10 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
         return tensors
     boundaries = tensors.pop("cumulative_lengths")
     longest = int(tensors.pop("max_length"))
-    for name in ("cu_seqlens", "cu_seqlens_padded"):  # for context parallelism, which models do not take
+    for name in (
+        "cu_seqlens",
+        "cu_seqlens_padded",
+    ):  # for context parallelism, which models do not take
         tensors.pop(name, None)
     choice = choice_of(model, tried=True)
     more: Inputs = {}

@@ -143,6 +143,8 @@ def test_autocast_is_judged(is_leaking, tmp_path):
 )
 def test_right_steps_are_judged_as_configured(settings, tmp_path, capsys):
     trainer = a_small_trainer(tmp_path, **settings)
+    if "label_smoothing_factor" in settings and int(transformers.__version__.split(".")[0]) < 5:
+        pytest.skip("refused: its mean is one of micro-batches")
     trainer.model.config.attention_dropout = 0.2
     trained(trainer)
     printed = capsys.readouterr().out
