@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, Dict, Iterator, Mapping, Tuple
 
-from pack_data.batching.identity import digest_of_example, digest_of_examples
+from pack_data.batching.identity import digest_of_example, digest_of_examples, digest_of_values
 from pack_data.batching.shard_files import ShardFiles
 from pack_data.formats.data_files import data_files
 from pack_data.reading import hugging_face
@@ -38,7 +38,8 @@ class Share:
     (`buffer_size=1` shuffles the shards only, from datasets 5 on).
 
     A state identifies the source: a sequence by its length and some of its examples, another source that is read again
-    by the last example seen. Files, and sources with a state, are identified by their own state.
+    by the last example seen. Files, and sources with a state, are identified by their own state, which a Hugging Face
+    `IterableDataset` lacks: by its builder, configuration, version, columns, split and number of shards.
 
     A stream's `flush_after` reads ahead of what it packs: take the examples by `numbered` then, and set `seen`.
 
@@ -148,14 +149,27 @@ class Share:
     def _identity_of_sequence(self) -> str:
         return digest_of_examples(self._source, _IDENTIFYING_EXAMPLES)
 
+    @cached_property
+    def _identity_of_library(self) -> str:
+        """Return a digest of what a Hugging Face `IterableDataset` states about itself, "" for another source."""
+        info = getattr(self._source, "info", None)
+        if info is None:
+            return ""
+        names = ("builder_name", "config_name", "version", "features")
+        stated = [str(getattr(info, name, None)) for name in names]
+        shards = getattr(self._source, "num_shards", 0)
+        return digest_of_values(*stated, str(getattr(self._source, "split", None)), shards)
+
     def _identity_of_source(self) -> str:
         """Return the identity of the source up to the last example; "" if it is in the source's own state."""
+        if self.has_state:
+            return self._identity_of_library
         if self._loaded:
             return self._identity
         if self._is_sequence:
             return self._identity_of_sequence
         number, example = self._last
-        if self.has_state or number + 1 != self.seen:
+        if number + 1 != self.seen:
             return ""
         return digest_of_example(example)
 
@@ -198,6 +212,8 @@ class Share:
         self._identity = fields.text("identity") if "identity" in fields else ""
         if self._identity and self._is_sequence:
             self._check_identity(self._identity_of_sequence)
+        elif self._identity and self.has_state:
+            self._check_identity(self._identity_of_library)
         self._ended = fields.boolean("ended")
         self.seen = seen
         self._state = fields.any("source")

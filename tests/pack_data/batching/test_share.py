@@ -253,3 +253,19 @@ def test_a_line_longer_than_the_limit_is_named(tmp_path):
     path.write_bytes(b'{"input_ids": [1]}\n{"input_ids": [' + b"1, " * (22 << 20) + b"1]}\n")
     with refused(path, "line 2", "67,108,864 bytes"):
         list(ShardFiles([path]))
+
+
+def test_a_state_of_another_iterable_data_set_is_refused():
+    datasets = pytest.importorskip("datasets")
+
+    def streamed(column, shards):
+        return datasets.Dataset.from_dict({column: list(range(12))}).to_iterable_dataset(num_shards=shards)
+
+    share = Share(streamed("a", 2))
+    next(iter(share))
+    state = json.loads(json.dumps(share.state_dict()))
+    Share(streamed("a", 2)).load_state_dict(state)
+    Share(streamed("a", 3)).load_state_dict({**state, "identity": ""})  # a state of an earlier release
+    for other in (streamed("b", 2), streamed("a", 3)):
+        with refused("state of the source", state["identity"]):
+            Share(other).load_state_dict(state)
