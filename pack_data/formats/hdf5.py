@@ -14,6 +14,7 @@ import math
 import mmap
 import os
 import struct
+from itertools import chain
 from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
@@ -215,21 +216,9 @@ def kind(path: str) -> str:
 
 
 def _rows(
-    path: str, columns: Dict[str, Any], bad: BadRecords
-) -> Iterator[Tuple[int, Dict[str, np.ndarray]]]:
-    """Yield the number and the values of each readable row; a slice that cannot be read is read again row by row."""
-    total = columns["input_ids"].shape[0]
-    # The rows of a slice may have as many bytes as the longest record.
-    bytes_per_row = sum(map(_row_bytes, columns.values()))
-    rows = max(1, min(_ROWS, bad.longest // max(1, bytes_per_row)))
-    for start in range(0, total, rows):
-        yield from _slice(path, columns, bad, range(start, min(start + rows, total)))
-
-
-def _slice(
     path: str, columns: Dict[str, Any], bad: BadRecords, rows: range
 ) -> Iterator[Tuple[int, Dict[str, np.ndarray]]]:
-    """Yield the numbers and values of some rows."""
+    """Yield the number and the values of each readable row; a slice that cannot be read is read again row by row."""
     try:
         block = {name: data[rows.start : rows.stop] for name, data in columns.items()}
     except Exception as error:
@@ -237,10 +226,19 @@ def _slice(
             bad.add(Origin(path, rows.start), f"HDF5 cannot read it ({one_line(error)})")
             return
         for row in rows:
-            yield from _slice(path, columns, bad, range(row, row + 1))
+            yield from _rows(path, columns, bad, range(row, row + 1))
         return
     for index, row in enumerate(rows):
         yield row, {name: values[index] for name, values in block.items()}
+
+
+def _slices(columns: Dict[str, Any], longest: int) -> Iterator[range]:
+    """Yield ranges of rows; those of a slice may have as many bytes as the longest record."""
+    total = columns["input_ids"].shape[0]
+    bytes_per_row = sum(map(_row_bytes, columns.values()))
+    rows = max(1, min(_ROWS, longest // max(1, bytes_per_row)))
+    for start in range(0, total, rows):
+        yield range(start, min(start + rows, total))
 
 
 def _example(row: Dict[str, np.ndarray]) -> Example:
@@ -256,7 +254,9 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
     with _open(path) as file:
         columns = _columns(path, file, bad.longest)
         foreign = [name for name in columns if name not in _FIELDS]
-        for number, row in _rows(path, columns, bad):
+        slices = _slices(columns, bad.longest)
+        rows = (_rows(path, columns, bad, numbers) for numbers in slices)
+        for number, row in chain.from_iterable(rows):
             origin = Origin(path, number)
             try:
                 value = _example(row)

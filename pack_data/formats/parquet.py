@@ -254,21 +254,15 @@ class _Lists:
     """One column of a batch: row -> array; RecordError if the row is null."""
 
     def __init__(self, name: str, column):
-        arrow = _arrow()
-        if arrow.types.is_fixed_size_list(column.type):
-            column = column.cast(arrow.list_(column.type.value_type))
-        elif not (arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)):
-            # The lists of a view lie in any order; Arrow 26 casts them to wrong offsets.
-            lengths = column.value_lengths().fill_null(0).to_numpy()
-            offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
-            is_null = column.is_null() if column.null_count else None
-            column = arrow.ListArray.from_arrays(offsets, column.flatten(), mask=is_null)
+        # The lists of a view lie in any order, so the values are flattened.
+        values = column.flatten()
+        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         self._name = name
-        self._offsets = column.offsets.to_numpy()
-        self._values = column.values.to_numpy(zero_copy_only=False)
+        self._offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
+        self._values = values.to_numpy(zero_copy_only=False)
         self._is_bad = column.is_null().to_numpy(zero_copy_only=False)
-        if column.values.null_count:
-            is_null = column.values.is_null().to_numpy(zero_copy_only=False)
+        if values.null_count:
+            is_null = values.is_null().to_numpy(zero_copy_only=False)
             nulls_before = np.append(0, np.cumsum(is_null))[self._offsets]
             self._is_bad = self._is_bad | (np.diff(nulls_before) > 0)
 
@@ -279,10 +273,7 @@ class _Lists:
 
     def together(self) -> Optional[Tuple[np.ndarray, np.ndarray]]:
         """Return the lengths of all rows and their concatenated values; None if one has a null."""
-        if self._is_bad.any():
-            return None
-        offsets = self._offsets.astype(np.int64)
-        return np.diff(offsets), self._values[offsets[0] : offsets[-1]]
+        return None if self._is_bad.any() else (np.diff(self._offsets), self._values)
 
 
 def blocks(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[RecordBlock]:
