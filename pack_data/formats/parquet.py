@@ -254,17 +254,21 @@ class _Lists:
     """One column of a batch: row -> array; RecordError if the row is null."""
 
     def __init__(self, name: str, column):
-        # The lists of a view lie in any order, so the values are flattened.
-        values = column.flatten()
-        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        arrow = _arrow()
+        if not (arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)):
+            # Lists of a fixed size have no offsets, and those of a view lie in any order.
+            lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+            offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
+            column = arrow.ListArray.from_arrays(offsets, column.flatten(), mask=column.is_null())
         self._name = name
-        self._offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
-        self._values = values.to_numpy(zero_copy_only=False)
-        self._is_bad = column.is_null().to_numpy(zero_copy_only=False)
-        if values.null_count:
-            is_null = values.is_null().to_numpy(zero_copy_only=False)
+        self._offsets = column.offsets.to_numpy()
+        self._values = column.values.to_numpy(zero_copy_only=False)
+        self._is_bad = np.zeros(len(column), bool)
+        if column.null_count or column.values.null_count:
+            is_null = column.values.is_null().to_numpy(zero_copy_only=False)
             nulls_before = np.append(0, np.cumsum(is_null))[self._offsets]
-            self._is_bad = self._is_bad | (np.diff(nulls_before) > 0)
+            is_null_list = column.is_null().to_numpy(zero_copy_only=False)
+            self._is_bad = is_null_list | (np.diff(nulls_before) > 0)
 
     def __getitem__(self, row: int) -> np.ndarray:
         if self._is_bad[row]:
@@ -273,7 +277,10 @@ class _Lists:
 
     def together(self) -> Optional[Tuple[np.ndarray, np.ndarray]]:
         """Return the lengths of all rows and their concatenated values; None if one has a null."""
-        return None if self._is_bad.any() else (np.diff(self._offsets), self._values)
+        if self._is_bad.any():
+            return None
+        offsets = self._offsets.astype(np.int64)
+        return np.diff(offsets), self._values[offsets[0] : offsets[-1]]
 
 
 def blocks(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[RecordBlock]:
