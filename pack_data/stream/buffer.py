@@ -109,11 +109,13 @@ class Rows:
         self._depth = depth
         self._spare = spare
         self._by_age = by_age
-        self.left: Dict[int, int] = Counter(islice(buffer.lengths_in_order(), most))
-        # Sequences of each length that are too new.
-        self._newer = {
-            length: len(buffer.queues[length]) - number for length, number in self.left.items()
-        }
+        self.left = {length: len(queue) for length, queue in buffer.queues.items()}
+        self._newer: Dict[int, int] = {}  # sequences of a length that are too new
+        if most < buffer.sequences:
+            everything = self.left
+            self.left = Counter(islice(buffer.lengths_in_order(), most))
+            for length, number in self.left.items():
+                self._newer[length] = everything[length] - number
         self._present = bytearray(S + 1)  # 1 at each length of which sequences are left
         for length in self.left:
             self._present[length] = 1
@@ -211,7 +213,8 @@ class Rows:
     def _age(self, length: int) -> int:
         """Return the number of the oldest sequence of this length that is left."""
         queue = self._queues[length]
-        return queue[len(queue) - self._newer[length] - self.left[length]].number
+        newer = self._newer.get(length, 0)
+        return queue[len(queue) - newer - self.left[length]].number
 
 
 def _bits_of(present: np.ndarray) -> int:

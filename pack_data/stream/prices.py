@@ -5,6 +5,10 @@ sequences) is the sum of (1 - value) over the packs (linear programming duality)
 
 Prices hold for sequences that are yet to come only if the order is random. So each window of arrivals is compared with
 all that came before (Kolmogorov-Smirnov), and neighbours within it with each other.
+
+Prices are used only where they gain: without them, 20,000 sequences and a buffer of 1,024 need 1.2 % more packs for
+SQuAD at depth 4, 1.1 % for patches of images at 1,024 slots and depth 4, and 0.45 % for lengths near half a row. Where
+lengths vary more and rows are far from the depth, they cost up to 0.9 % (uniform lengths).
 """
 
 from __future__ import annotations
