@@ -112,7 +112,7 @@ class Lengths:
     def solve(self) -> None:
         """Compute the prices of what was seen."""
         self._at_prices = self._seen
-        counts = self._counts
+        counts: np.ndarray = self._counts
         if self._depth is not None:
             counts = counts * (1 + _MORE_SHORT * np.linspace(1, -1, self._S + 1))
         self._price(solve(counts, self._S, self._depth))
