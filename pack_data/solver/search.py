@@ -281,8 +281,11 @@ class ProvedPacks(NamedTuple):
             return self
         counts = self.histogram.counts
         most = bound + self.gap if self._likely else bound + 1
-        packs = fewest(lambda number: exchange(counts, self.limits.depth, number), bound, most)
-        return self.with_fewer(packs)
+
+        def balanced(number: int) -> Packs:
+            return exchange(counts, self.limits.depth, number) if self.pays(seconds) else []
+
+        return self.with_fewer(fewest(balanced, bound, most))
 
     def proved_by(self, prices: np.ndarray, most_steps: float = math.inf) -> ProvedPacks:
         """Return the same packs with the bound of these prices, in whole numbers, if it is higher.
