@@ -37,7 +37,7 @@ _SECONDS_PER_SEQUENCE_SHORT_ROWS = 60e-6
 # Sequences up to which a call is small: such calls are often made during training and must return in milliseconds.
 _SMALL_CALL_SEQUENCES = 1000
 # Seconds allowed per sequence of a small call.
-_SECONDS_PER_SEQUENCE_SMALL_CALL = 1e-5
+_SECONDS_PER_SEQUENCE_SMALL_CALL = 2e-5
 # Seconds of mending before the search of a call of at most `MOST_SEQUENCES`: it saved 9 of 8,133 packs in 315 cases.
 _SECONDS_OF_MENDING_FEW = 0.02
 # Most seconds of one call of `mended`.
