@@ -149,15 +149,15 @@ class Rows:
 
     def _next(self, room: int, seats: int, wanted: int) -> Tuple[int, ...]:
         """Return the next one or two lengths of a row for this room, () if none fits."""
-        while wanted > 2:
-            length = self.longest(room // wanted)
-            if length > 0:
-                return (length,)
-            wanted -= 1
-
         longest = self.longest(room)
         if longest <= 0:
             return ()
+        if wanted > 2:
+            fitting = min(wanted, room // self._present.find(1))
+            if fitting > 2:
+                return (self.longest(room // fitting),)
+            wanted = 2
+
         if seats == 1 or (wanted < 2 and room - longest <= self._spare):
             return (longest,)
         shorter = self._pair(room)
