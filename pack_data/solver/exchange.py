@@ -8,7 +8,7 @@ one in return, or none, until it fits. Among thousands of packs there is nearly 
 from __future__ import annotations
 
 import heapq
-from typing import List
+from typing import List, Tuple
 
 import numpy as np
 
@@ -49,8 +49,10 @@ def exchange(counts: np.ndarray, depth: int, packs: int) -> Packs:
     if rows.shape[1] > _MOST_SEATS:
         return []
     room = S - rows.sum(axis=1)
-    too_full = [(int(room[row]), row) for row in np.flatnonzero(room < 0).tolist()]
-    heapq.heapify(too_full)
+    # (slots left, below 0; index of the pack), the fullest first
+    too_full: List[Tuple[int, int]] = []
+    for row in np.flatnonzero(room < 0).tolist():
+        heapq.heappush(too_full, (int(room[row]), row))
     failures_left = _MOST_FAILURES
     partial_left = max(_MIN_PARTIAL, _MOST_PARTIAL * packs)
     while too_full:
@@ -86,9 +88,13 @@ def _balanced(
             heapq.heapreplace(order, (-room[row] / seats * factor, row))
         else:
             heapq.heappop(order)
-    width = min(depth, 1 + max(map(len, rows)), _MOST_SEATS + 1)
-    padded = [row[:width] + [0] * (width - len(row)) for row in rows]
-    return np.array(padded, np.int64)
+    deepest = max(map(len, rows))
+    width = min(depth, deepest + 1, _MOST_SEATS + 1)
+    padded = np.zeros((packs, width), np.int64)
+    for index, row in enumerate(rows):
+        seats = row[:width]
+        padded[index, : len(seats)] = seats
+    return padded
 
 
 def _relieve(rows: np.ndarray, room: np.ndarray, row: int, random: np.random.Generator) -> bool:
@@ -99,16 +105,21 @@ def _relieve(rows: np.ndarray, room: np.ndarray, row: int, random: np.random.Gen
         others = random.integers(0, packs, max(1, exchanges // width**2))
         others = others[room[others] > 0]
         # By other pack, sequence of this one and sequence of the other one.
-        moved = rows[row][None, :, None] - rows[others][:, None, :]
-        gain = np.where(moved <= room[others][:, None, None], np.minimum(moved, missing), 0)
+        given = rows[row][None, :, None]
+        taken = rows[others][:, None, :]
+        moved = given - taken
+        fits = moved <= room[others][:, None, None]
+        gain = np.where(fits, np.minimum(moved, missing), 0)
         if not gain.size or gain.max() <= 0:
             continue
         best = gain.max()
-        if best < missing and exchanges < _EXCHANGES[1]:
+        is_partial = best < missing
+        if is_partial and exchanges < _EXCHANGES[1]:
             continue
         # Of equal gains the smallest change keeps most room in one piece.
-        index = np.where(gain == best, moved, np.iinfo(np.int64).max).argmin()
-        place, mine, its = np.unravel_index(int(index), moved.shape)
+        changes = np.where(gain == best, moved, np.iinfo(np.int64).max)
+        index = int(changes.argmin())
+        place, mine, its = np.unravel_index(index, moved.shape)
         other = others[place]
         change = moved[place, mine, its]
         rows[row, mine] -= change

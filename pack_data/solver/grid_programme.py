@@ -38,9 +38,11 @@ class _Grid:
 
         share_of_high = position - low
         size = self.slots + 2
-        weights = np.bincount(low, number * (1 - share_of_high), size)
+        share_of_low = 1 - share_of_high
+        weights = np.bincount(low, number * share_of_low, size)
         weights += np.bincount(high, number * share_of_high, size)
-        return np.asarray(weights[: self.slots + 1])
+        within = weights[: self.slots + 1]
+        return np.asarray(within)
 
 
 def _knots(weights: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -50,12 +52,17 @@ def _knots(weights: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     if not len(present):
         return np.array([0, last])
     even = np.linspace(0, len(present) - 1, _KNOTS).astype(int)
-    chosen = [np.array([0, last]), present[:4], present[-4:], present[even]]
+    ends = np.array([0, last])
+    shortest = present[:4]
+    longest = present[-4:]
+    chosen = [ends, shortest, longest, present[even]]
     for amount in (weights, weights * lengths):
         sums = np.cumsum(amount)
-        parts = np.linspace(0, sums[-1], _KNOTS + 2)[1:-1]
-        chosen.append(np.searchsorted(sums, parts))
-    return np.unique(np.minimum(np.concatenate(chosen), last))
+        parts = np.linspace(0, sums[-1], _KNOTS + 2)
+        inner = parts[1:-1]
+        chosen.append(np.searchsorted(sums, inner))
+    knots = np.concatenate(chosen)
+    return np.unique(np.minimum(knots, last))
 
 
 def grid_prices(counts: np.ndarray, depth: int, lengths: np.ndarray) -> np.ndarray:
@@ -67,11 +74,18 @@ def grid_prices(counts: np.ndarray, depth: int, lengths: np.ndarray) -> np.ndarr
         lengths: lengths to price, int [lengths].
     """
     S = len(counts) - 1
-    grid = _Grid(S, _POINTS_SHALLOW if depth <= _SHALLOW else _POINTS)
+    number = _POINTS
+    if depth <= _SHALLOW:
+        number = _POINTS_SHALLOW
+    grid = _Grid(S, number)
     weights = grid.weights(counts)
     points = np.flatnonzero(weights)
-    deepest = min(depth, grid.slots // int(points[0]))
-    programme = Programme(points, weights[points], grid.slots, deepest)
-    knots = _knots(weights[points], points)
+    weights = weights[points]
+
+    shortest = int(points[0])
+    deepest = min(depth, grid.slots // shortest)
+    programme = Programme(points, weights, grid.slots, deepest)
+    knots = _knots(weights, points)
     solution = programme.solve_on(knots, lambda value, bound, prices: None)
-    return np.interp(lengths, points * grid.step, solution.prices)
+    priced = points * grid.step
+    return np.interp(lengths, priced, solution.prices)
