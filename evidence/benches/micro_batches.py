@@ -34,7 +34,7 @@ class Result(NamedTuple):
     """Outcome of a rule."""
 
     steps: int
-    slowest: int  # tokens of the slowest rank
+    slowest: float  # tokens of the slowest rank
     empty: int  # micro-batches
 
 
@@ -53,8 +53,12 @@ def karmarkar_karp(lengths: Sequence[int], parts: int) -> _Parts:
         for (one, members), (other, others) in zip(first, reversed(second)):
             joined.append((one + other, members + others))
         joined.sort(key=lambda part: -part[0])
-        heapq.heappush(heap, (joined[-1][0] - joined[0][0], next(order), joined))
-    return [members for _, members in heap[0][2]] if heap else [[] for _ in range(parts)]
+        spread = joined[-1][0] - joined[0][0]
+        heapq.heappush(heap, (spread, next(order), joined))
+    if not heap:
+        return [[] for _ in range(parts)]
+    _, _, partition = heap[0]
+    return [members for _, members in partition]
 
 
 def longest_processing_time(lengths: Sequence[int], parts: int) -> _Parts:

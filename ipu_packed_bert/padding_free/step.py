@@ -39,7 +39,7 @@ _ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
 _Loss = Callable[[Any, Inputs], torch.Tensor]
 
 
-class _Step(NamedTuple):
+class _TrainingStep(NamedTuple):
     """The loss and the gradients of one step."""
 
     loss: float
@@ -123,7 +123,7 @@ def _both_batches(model: Any, inputs: Inputs) -> Tuple[Inputs, Inputs]:
     return to_device(row, device), to_device(padded, device)
 
 
-def _step(model: Any, inputs: Inputs, loss_of: _Loss) -> _Step:
+def _step(model: Any, inputs: Inputs, loss_of: _Loss) -> _TrainingStep:
     """Compute the loss and the gradients; the gradients of the model do not change."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     before = [weight.grad for weight in weights]
@@ -136,10 +136,10 @@ def _step(model: Any, inputs: Inputs, loss_of: _Loss) -> _Step:
     finally:
         for weight, gradient in zip(weights, before):
             weight.grad = gradient
-    return _Step(float(loss.detach()), gradients)
+    return _TrainingStep(float(loss.detach()), gradients)
 
 
-def _difference(trainer: Any, actual: _Step, expected: _Step) -> float:
+def _difference(trainer: Any, actual: _TrainingStep, expected: _TrainingStep) -> float:
     """Return the larger relative difference of the losses and of all gradients together, the largest of all ranks."""
     if math.isnan(actual.loss) and math.isnan(expected.loss):
         return 0.0  # no token is predicted

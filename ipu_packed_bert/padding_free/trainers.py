@@ -619,7 +619,7 @@ class _JoiningCollator:
                 "for each of them alone; use one whose result for an example does not depend on the others"
             )
 
-    def _joined(self, *batches: Sequence[Any]) -> Dict[str, np.ndarray]:
+    def _joined(self, *batches: Sequence[Any]) -> Dict[str, Any]:
         """Join the examples of batches that are collated one by one."""
         rows = []
         for batch in batches:

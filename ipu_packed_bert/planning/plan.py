@@ -170,9 +170,7 @@ def _update(config: Config, factor: PackingFactor, unpacked: Optional[int] = Non
     return _Update(factor, accumulation, config.packs_per_update(factor.value), unpacked)
 
 
-def _updates_per_epoch(packs: Optional[int], update: Optional[_Update]) -> Optional[int]:
-    if packs is None or update is None:
-        return None
+def _updates_per_epoch(packs: int, update: _Update) -> int:
     return -(-packs // update.packs)
 
 
@@ -222,9 +220,9 @@ def _words_of_packs(
     state = "packs not built yet" if packs is None else f"{counted(packs, 'pack')} to train on"
     depth_known = packs is not None or limit is not None
 
-    updates = _updates_per_epoch(packs, update)
     epochs = " (the length of an epoch is unknown until the data set is built)"
-    if updates is not None:
+    if packs is not None and update is not None:
+        updates = _updates_per_epoch(packs, update)
         epochs = f", {updates:,} an epoch: {config.run.steps / updates:,.1f} epochs"
     return _Words(
         row="pack",

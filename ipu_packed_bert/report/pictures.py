@@ -19,19 +19,24 @@ def pictures(table: Table) -> List[Picture]:
 
 def _figure1(table: Table) -> List[Picture]:
     """Draw the lengths of each data set."""
-    drawn = []
+    drawn: List[Picture] = []
     for histogram in lengths_of_figure1():
-        drawn.append(lengths(histogram)._replace(title=f"Lengths, {histogram.name}"))
+        picture = lengths(histogram)
+        drawn.append(picture._replace(title=f"Lengths, {histogram.name}"))
     return drawn
 
 
 def _figure2(table: Table) -> List[Picture]:
     """Draw the zero-one mask."""
-    names = tuple(row["sequence"] for row in table.rows)
+    names = [row["sequence"] for row in table.rows]
     keys = [column.key for column in table.columns[1:]]
-    values = tuple(tuple(float(row[key]) for key in keys) for row in table.rows)
+    values = []
+    for row in table.rows:
+        cells = [float(row[key]) for key in keys]
+        values.append(tuple(cells))
     sides = ("sequence of the slot that is seen", "sequence of the slot")
-    return [HeatMap(table.title, names, names, values, ".0f", *sides)]
+    slots = tuple(names)
+    return [HeatMap(table.title, slots, slots, tuple(values), ".0f", *sides)]
 
 
 def _figure5(table: Table) -> List[Picture]:
@@ -40,10 +45,11 @@ def _figure5(table: Table) -> List[Picture]:
     lines = []
     for column in table.columns[1:]:
         speed_ups = tuple(row[column.key] for row in table.rows)
-        lines.append(Line(column.title, accelerators, speed_ups))
-    return [
-        Lines(table.title, Axis("accelerators", log=2), Axis("speed-up over padding"), tuple(lines))
-    ]
+        line = Line(column.title, accelerators, speed_ups)
+        lines.append(line)
+    across = Axis("accelerators", log=2)
+    up = Axis("speed-up over padding")
+    return [Lines(table.title, across, up, tuple(lines))]
 
 
 _DRAWN = {"figure1": _figure1, "figure2": _figure2, "figure5": _figure5}

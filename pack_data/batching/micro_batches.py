@@ -129,11 +129,11 @@ def micro_batches(
         sides = [sorted(side, key=lambda batch: -level.work_of[batch]) for side in sides]
 
     work_of = level.work_of[np.array(sides, np.int64).reshape(ranks, steps)]
-    slowest = work_of.max(axis=0).sum() if synchronised else work_of.sum(axis=1).max()
+    members = [np.array(sorted(batch), np.int64) for batch in batches]
     return MicroBatches(
-        of=[[np.array(sorted(batches[batch]), np.int64) for batch in side] for side in sides],
+        of=[[members[batch] for batch in side] for side in sides],
         least_steps=-(-(packed.packing.lower_bound or 0) // ranks),
-        slowest=int(slowest) * unit,
+        slowest=_slowest(work_of, synchronised) * unit,
         least_slowest=_least_slowest(tokens, work, ranks, max_tokens, synchronised) * unit,
         packing=packed.packing,
     )
@@ -147,7 +147,8 @@ def checked_lengths(lengths: Any, max_tokens: int) -> np.ndarray:
     if array.size and array.dtype.kind in "iu":
         longer = np.flatnonzero(array > max_tokens)
         if len(longer):
-            shown = ", ".join(f"sequence {n} has {array[n]}" for n in longer[:_SHOWN].tolist())
+            words = [f"sequence {number} has {array[number]}" for number in longer[:_SHOWN]]
+            shown = ", ".join(words)
             raise ValueError(
                 f"lengths: {len(longer):,} of {len(array):,} are above max_tokens = {max_tokens} "
                 f"({shown}); cut or drop them, or raise max_tokens"
@@ -177,13 +178,18 @@ def _work_of_each(
     if is_exact:
         return token_rate * tokens + square_rate * tokens**2, 1
     unit = 2.0 ** (math.frexp(most_work)[1] - _FLOAT_BITS)
-    work = token_rate * tokens + square_rate * tokens.astype(np.float64) ** 2
+    squares = tokens.astype(np.float64) ** 2
+    work = token_rate * tokens + square_rate * squares
     return np.rint(work / unit).astype(np.int64), unit
 
 
 def _halved(bins: _Bins, number: int, work: np.ndarray) -> _Bins:
     """Halve the bins of most work until there are `number`; single sequences cannot be halved, so some may be empty."""
-    heap = [(-int(work[members].sum()), place) for place, members in enumerate(bins)]
+
+    def entry(place: int) -> Tuple[int, int]:
+        return -int(work[bins[place]].sum()), place
+
+    heap = list(map(entry, range(len(bins))))
     heapq.heapify(heap)
     while heap and len(bins) < number:
         _, place = heapq.heappop(heap)
@@ -192,8 +198,8 @@ def _halved(bins: _Bins, number: int, work: np.ndarray) -> _Bins:
             continue
         bins[place] = members[::2]
         bins.append(members[1::2])
-        for half in (place, len(bins) - 1):
-            heapq.heappush(heap, (-int(work[bins[half]].sum()), half))
+        heapq.heappush(heap, entry(place))
+        heapq.heappush(heap, entry(len(bins) - 1))
     return bins + [[] for _ in range(number - len(bins))]
 
 
@@ -226,10 +232,20 @@ def _step_by_step(work_of: np.ndarray, ranks: int) -> _Bins:
     load = np.zeros(ranks, np.int64)
     sides: _Bins = [[] for _ in range(ranks)]
     for step in order:
-        for batch, rank in zip(step.tolist(), np.argsort(load, kind="stable").tolist()):
+        least_first = np.argsort(load, kind="stable").tolist()
+        for batch, rank in zip(step.tolist(), least_first):
             sides[rank].append(batch)
             load[rank] += work_of[batch]
     return sides
+
+
+def _slowest(work_of: np.ndarray, synchronised: bool) -> int:
+    """Return the work of the slowest rank, or of the slowest of each step, added up; work_of: [ranks, steps]."""
+    if synchronised:
+        slowest_of_steps = work_of.max(axis=0)
+        return int(slowest_of_steps.sum())
+    work_of_ranks = work_of.sum(axis=1)
+    return int(work_of_ranks.max())
 
 
 def _least_slowest(
@@ -246,7 +262,9 @@ def _least_slowest(
     firsts = np.arange(0, len(work), ranks)  # j * ranks
     number = np.arange(len(firsts))
     several = sums[firsts + 1] - sums[firsts - number]
-    least = max(-(-int(sums[-1]) // ranks), int(several.max(initial=0)))
+    total = int(sums[-1])
+    mean = -(-total // ranks)
+    least = max(mean, int(several.max(initial=0)))
     if synchronised:
         alone = -np.sort(-work[2 * tokens > max_tokens])
         least = max(least, int(alone[::ranks].sum()))
@@ -278,7 +296,8 @@ class _Levelling:
     def exchange(self, sides: _Bins, only_slowest: bool) -> None:
         """Lower the side of most work by exchanges with lighter ones; then the next, unless only the slowest counts."""
         load = np.array([self.work_of[side].sum() for side in sides], np.int64)
-        mean = -(-int(load.sum()) // max(1, len(sides)))
+        total = int(load.sum())
+        mean = -(-total // max(1, len(sides)))
         is_stuck = np.zeros(len(sides), bool)
         for _ in range(_ROUNDS_PER_SIDE * len(sides)):
             heavy = int(np.where(is_stuck, -1, load).argmax())
@@ -286,7 +305,8 @@ class _Levelling:
                 return
             is_stuck[heavy] = True
             for light in np.argsort(load, kind="stable")[:_PARTNERS].tolist():
-                if self._exchanged(sides[heavy], sides[light], int(load[heavy] - load[light])):
+                difference = int(load[heavy] - load[light])
+                if self._exchanged(sides[heavy], sides[light], difference):
                     pair = [heavy, light]
                     load[pair] = [self.work_of[sides[side]].sum() for side in pair]
                     is_stuck[pair] = False

@@ -133,9 +133,14 @@ def _counted_up_to(histogram: LengthHistogram, depth: int) -> FunctionPrices:
     # More prices take longer to check.
     most_prices = _MOST_STEPS // (S * depth)
     candidates = lengths[(2 * lengths <= S) & (depth * lengths <= most_prices)]
-    candidates = candidates[:_MOST_CAPS]
-    worth = [float(prices(t) @ counts) / (depth * t) for t in candidates.tolist()]
-    best = int(candidates[int(np.argmax(worth))]) if worth else int(lengths[0])
+    candidates = candidates[:_MOST_CAPS].tolist()
+    best = int(lengths[0])
+    most_worth = 0.0
+    for t in candidates:
+        worth = float(prices(t) @ counts) / (depth * t)
+        if worth > most_worth:
+            best = t
+            most_worth = worth
     return FunctionPrices(prices(best), depth * best)
 
 

@@ -91,9 +91,9 @@ def _balanced(
     deepest = max(map(len, rows))
     width = min(depth, deepest + 1, _MOST_SEATS + 1)
     padded = np.zeros((packs, width), np.int64)
-    for index, row in enumerate(rows):
-        seats = row[:width]
-        padded[index, : len(seats)] = seats
+    for index, lengths_of_row in enumerate(rows):
+        seated = lengths_of_row[:width]
+        padded[index, : len(seated)] = seated
     return padded
 
 

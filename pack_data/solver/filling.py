@@ -173,7 +173,7 @@ class _Filling:
         return 0
 
 
-class _Run(NamedTuple):
+class _OpenRun(NamedTuple):
     """Equal packs that are open; the smallest has most slots for each seat."""
 
     order: float  # - room / seats
@@ -224,11 +224,11 @@ def _fill_seats(counts: np.ndarray, depth: int, packs: int) -> Packs:
     S = len(counts) - 1
     closed: Packs = []
     over = np.zeros_like(counts)
-    open_runs = [_Run(-S / depth, 0, S, depth, packs, ())]
+    open_runs = [_OpenRun(-S / depth, 0, S, depth, packs, ())]
     runs = 1
     for length in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[length])
-        skipped: List[_Run] = []
+        skipped: List[_OpenRun] = []
         while left and open_runs and len(skipped) < _RUNS_TRIED:
             run = heapq.heappop(open_runs)
             if run.room < length:
@@ -242,7 +242,7 @@ def _fill_seats(counts: np.ndarray, depth: int, packs: int) -> Packs:
             seats = run.seats - 1
             strategy = run.strategy + (length,)
             if room and seats:
-                filled = _Run(-room / seats, runs, room, seats, used, strategy)
+                filled = _OpenRun(-room / seats, runs, room, seats, used, strategy)
                 heapq.heappush(open_runs, filled)
                 runs += 1
             else:

@@ -8,12 +8,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+    Union,
+)
 
 import numpy as np
 
 from pack_data.reading.fields import Fields, one_line, read_object, shown
 
+_Numbers = TypeVar("_Numbers", int, np.ndarray)
+_Ids = Union[Sequence[int], np.ndarray]
 # Files beside a tokenizer.json that name its special tokens.
 STATING_FILES = ("special_tokens_map.json", "tokenizer_config.json")
 # The special tokens of BERT and those of RoBERTa.
@@ -39,11 +53,11 @@ class Template(NamedTuple):
         """All special tokens in order."""
         return self.before + self.between + self.after
 
-    def first_segments(self, first: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def first_segments(self, first: _Numbers, lengths: _Numbers) -> _Numbers:
         """Return the tokens in segment 0 of examples of these lengths, whose first texts have `first` tokens."""
         return lengths if self.in_first_segment is None else first + self.in_first_segment
 
-    def joined(self, texts: Sequence[Sequence[int]]) -> Tuple[np.ndarray, np.ndarray]:
+    def joined(self, texts: Sequence[_Ids]) -> Tuple[np.ndarray, np.ndarray]:
         """Return input ids and segment ids, int32 [n], of one text or two with their special tokens."""
         pieces = [self.before, texts[0], self.between, *texts[1:], self.after]
         ids = np.concatenate([np.array(piece, np.int32) for piece in pieces])

@@ -122,12 +122,12 @@ class Vocabulary(_Encoder):
 
     @cached_property
     def single(self) -> Template:  # type: ignore[override]
-        return Template((self.special.first,), (), (self.special.separator,))
+        return Template((self.ids["[CLS]"],), (), (self.ids["[SEP]"],))
 
     @cached_property
     def pair(self) -> Template:  # type: ignore[override]
-        first, separator, _ = self.special
-        return Template((first,), (separator,), (separator,), 2)
+        separator = (self.ids["[SEP]"],)
+        return Template((self.ids["[CLS]"],), separator, separator, 2)
 
     @property
     def unknown(self) -> int:
