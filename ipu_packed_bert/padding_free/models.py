@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
+import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ipu_packed_bert.padding_free.attention import NAME, layer_configs
 
-WAY_OUT = "use a padding way for it, such as RandomSampling+Padding"
+WAY_OUT = "use a padding way (RandomSampling+Padding)"
 
 
 class Choice(NamedTuple):
@@ -57,6 +59,26 @@ def unwrapped(model: Any) -> Any:
             return model
 
 
+def is_compiled(model: Any) -> bool:
+    """Return True if calls of the model run a compiled graph."""
+    while isinstance(model, (DistributedDataParallel, DataParallel)):
+        model = model.module
+    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+
+
+def logits_in(output: Any) -> Optional[torch.Tensor]:
+    """Return the logits [rows, tokens, vocabulary] in the output of a model; None if there are none."""
+    candidates = [getattr(output, name, None) for name in ("logits", "prediction_logits")]
+    if isinstance(output, dict):
+        candidates.append(output.get("logits"))
+    elif isinstance(output, (tuple, list)):
+        candidates += output
+    for value in (*candidates, output):
+        if torch.is_tensor(value) and value.dim() == 3 and value.is_floating_point():
+            return value
+    return None
+
+
 def base_of(model: Any) -> Any:
     """Return the Hugging Face model with the configuration, without all wrappers, FSDP and PEFT."""
     while True:
@@ -90,14 +112,38 @@ def refuse_unfit(model: Any) -> None:
 
 
 def text_config(model: Any) -> Any:
-    """Return the configuration of the language model, which may be a part of the model's."""
-    config = base_of(model).config
+    """Return the configuration of the language model, which may be a part of the model's, or empty."""
+    config = getattr(base_of(model), "config", None)
+    if isinstance(config, dict):
+        return SimpleNamespace(**config)
+    if not hasattr(config, "__dict__"):
+        return SimpleNamespace()
     return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+# Names of the most positions that a model supports, in Transformers and in models without it.
+_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "block_size",
+    "max_seq_len",
+    "context_length",
+)
+
+
+def most_positions(config: Any) -> Optional[int]:
+    """Return the most positions that a configuration allows; None if it states no limit."""
+    for name in _POSITIONS:
+        positions = getattr(config, name, None)
+        if _is_count(positions):  # XLNet: -1
+            return int(positions)
+    return None
 
 
 def attention_of(model: Any) -> str:
     """Return the attention implementation of a Hugging Face model: "eager", "sdpa", "flash_attention_2", ..."""
-    return getattr(base_of(model).config, "_attn_implementation", None) or "eager"
+    config = getattr(base_of(model), "config", None)
+    return getattr(config, "_attn_implementation", None) or "eager"
 
 
 def choice_of(model: Any, *, tried: bool = False) -> Choice:
@@ -203,13 +249,21 @@ _MATTERING = (
 )
 
 
-def lengths_of_config(config: Any, most: int) -> List[int]:
-    """List the numbers of the configuration that may be lengths in tokens, from 2 to `most`."""
+def lengths_of_model(model: Any, most: int) -> List[int]:
+    """List the numbers of a model that may be lengths in tokens, from 2 to `most`.
+
+    They are in its configuration and, if it is no model of Transformers, in its modules.
+    """
+    config = text_config(model)
     lengths = {reach.tokens for reach in far_settings(config)}
-    for name, value in vars(config).items():
-        if any(word in name for word in _MATTERING) and not name.startswith(_COUNTS):
-            values = value if isinstance(value, (list, tuple)) else [value]
-            lengths.update(filter(_is_count, values))
+    places = [config]
+    if not hasattr(base_of(model), "set_attn_implementation"):
+        places += base_of(model).modules()
+    for place in places:
+        for name, value in vars(place).items():
+            if any(word in name for word in _MATTERING) and not name.startswith(_COUNTS):
+                values = value if isinstance(value, (list, tuple)) else [value]
+                lengths.update(filter(_is_count, values))
     return sorted(length for length in lengths if 2 <= length <= most)
 
 

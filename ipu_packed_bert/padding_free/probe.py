@@ -18,32 +18,46 @@ import torch
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.collators import Inputs, first_position, inputs_for
 from ipu_packed_bert.padding_free.losses import logits_of
+from ipu_packed_bert.padding_free.metadata import (
+    MOST_TOKENS,
+    broken_inputs,
+    carriers_of,
+    collate_cuts,
+)
 from ipu_packed_bert.padding_free.models import (
     WAY_OUT,
+    Choice,
     Leak,
     attention_of,
     base_of,
     choice_of,
+    choose,
     far_settings,
+    is_compiled,
+    lengths_of_model,
+    logits_in,
+    most_positions,
     refuse_unfit,
     text_config,
     unwrapped,
 )
+from ipu_packed_bert.padding_free.placing import Example, place
+from ipu_packed_bert.padding_free.randomness import seeded
 from ipu_packed_bert.padding_free.rows import (
+    QUICK_ROWS,
     Collator,
-    Example,
     Fault,
     Loss,
     Probed,
     RowProbe,
     TrainingCalls,
     accurate,
-    places_of,
     row_lengths,
 )
 from ipu_packed_bert.padding_free.update import to_device
 from pack_data.batching.collators import padding_free_batch
 from pack_data.cli.memory import PeakMemory
+from pack_data.reading.fields import one_line
 
 _Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, tokens, vocabulary]
 
@@ -52,9 +66,23 @@ _Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, 
 #   float32, because eager code computes its softmax in float32;
 # - _ROUNDING_FACTOR times the measured rounding of the model.
 # Above _LARGEST_LIMIT a dtype is too coarse to distinguish a fault from rounding.
+#
+# A difference above the limit is examined in float64, or in float32 if the model is in half precision.  In float32 it
+# can be rounding only up to _BOUND_FACTOR * sqrt(n) * d * u: n is the length of the longest sum, d the number of
+# products in the model, u the unit roundoff.  (Errors of long sums grow with sqrt(n): Higham and Mary, SIAM J. Sci.
+# Comput. 41, 2019; those of a sequence of products add up.)  A larger one is a leak, unless an example alone changes as
+# much when its embeddings are perturbed by rounding, as at a tie between two experts.
 _RESOLUTION = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 _ROUNDING_FACTOR = 4.0
-_LARGEST_LIMIT = 0.15
+_LARGEST_LIMIT = {torch.float16: 0.15, torch.bfloat16: 0.15}
+_LARGEST_FULL_LIMIT = 1e-3  # in float32 and float64
+_BOUND_FACTOR = 16.0
+_LARGEST_BOUND = 0.02
+# An example in half precision differs from float32 by at most twice the error of the same example alone.
+_HALF_FACTOR = 2.0
+_HALF_DRAWS = 8  # of the tokens of a row; a leak is in all of them
+_MOST_GRAPHS = 256  # of a compiled model, for the shapes of all rows
+_MOST_MESSAGE = 300  # characters
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 _EXAMPLE_TOKENS = 11  # most tokens of the examples that measure the rounding
@@ -94,39 +122,52 @@ def check_no_leak(
     collator: Optional[Collator] = None,
     loss: Optional[Loss] = None,
     mean: str = "token",
+    quick: bool = False,
 ) -> Probed:
     """Check that each example of a row gets the same logits, loss and gradients as alone.
 
     The probe builds rows of the training's length.  Their examples have one token, `longest` tokens, and lengths just
     below and above every number of the configuration (windows, chunks, ...).  Logits, losses and gradients are compared
     in training and evaluation mode.  A model in half precision is probed in float32, in which rounding hides less, and
-    its logits also in half precision.  A difference that may be rounding is examined again in float64.
+    its logits also in half precision.  A difference that may be rounding is examined again in float64.  Then the inputs
+    that carry the boundaries are broken on purpose, which must change the result.
     Weights, gradients, random state and mode of the model are unchanged afterwards.
 
     Args:
-        model: The model to train; also in DistributedDataParallel, FSDP2, PEFT or compiled (the probe runs eagerly).
+        model: The model to train; also in DistributedDataParallel, FSDP2, PEFT or compiled.  A module that is not of
+            Transformers needs `forward`.
         longest: Tokens of the longest example in training, which determines the windows and chunks that matter.
             Default: the most tokens that the model supports.
         row: Tokens of a training row.  Default: `longest`.
         forward: Maps model and inputs to logits [1, tokens, vocabulary], if the training does not call the model as
             `take_step` does.
-        collator: Maps examples (mappings with input_ids and labels) to inputs.  Default: `PaddingFreeCollator`.
+        collator: Maps examples (mappings with input_ids and labels) to inputs, in any order.  One that changes tokens
+            at random is judged by its result with a fixed seed.  Default: `PaddingFreeCollator`.
         loss: Maps model and inputs to the trained mean loss.
         mean: "token" or "example": `loss` is the mean over tokens or over examples.
+        quick: Probe only the row of the longest example and the row of the shortest ones.
 
     Returns:
         The rows, dtypes and time of the probe; `str()` returns one line.
 
     Raises:
-        ValueError: The model does not keep examples apart.  The message names the first layer that differs, and the
-            settings that may be the cause.
+        ValueError: The model does not keep examples apart (`Leak`).  The message names the first layer that differs,
+            the inputs that it ignores, and the settings that may be the cause.  Or the model cannot be judged.
     """
     refuse_unfit(model)
     if mean not in ("token", "example"):
         raise ValueError(f'mean is {mean!r}; must be "token" or "example"')
     with _undisturbed(model):
+        choose(model, _choice_for(model))
         probe = _Probe(model, longest, TrainingCalls(collator, forward, loss, mean))
-        return probe.check(row)
+        return probe.check(row, quick)
+
+
+def _choice_for(model: Any) -> Choice:
+    """Return the choice of a model; a module that is not of Transformers gets all boundaries."""
+    if hasattr(base_of(model), "set_attn_implementation"):
+        return choice_of(model)
+    return Choice(attention_of(model), "cu_seq_lens")
 
 
 def keeps_apart_with_mask(model: Any) -> bool:
@@ -147,7 +188,7 @@ def keeps_apart_with_mask(model: Any) -> bool:
             masked_logits = logits_of(probe.model, {**inputs, "attention_mask": ones})
         except _MODEL_ERRORS:
             return True
-        limit = min(10 * _RESOLUTION[probe.dtype], _LARGEST_LIMIT)
+        limit = min(10 * _RESOLUTION[probe.dtype], 0.15)
         return _difference(masked_logits, logits_of(probe.model, inputs)) <= limit
 
 
@@ -202,14 +243,17 @@ def _split_row(inputs: Inputs) -> List[Example]:
 
 @contextlib.contextmanager
 def _undisturbed(model: Any) -> Iterator[None]:
-    """Restore modes, buffers, random states and the attention implementation of the model after the block."""
+    """Restore modes, buffers, random states, attention and choice of the model after the block."""
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     loaded = attention_of(model)
+    choice = choose(model, None)
+    choose(model, choice)
     gpus = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
     set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=sorted(gpus)))
+        stack.enter_context(seeded())
         if set_stance is not None:
             # Compiling for each probed shape would take minutes.
             stack.enter_context(set_stance("force_eager"))
@@ -223,38 +267,58 @@ def _undisturbed(model: Any) -> Iterator[None]:
                     buffer.copy_(before)
             if attention_of(model) != loaded:
                 base_of(model).set_attn_implementation(loaded)
+            choose(model, choice)
 
 
 @contextlib.contextmanager
-def _in_dtype(model: Any, dtype: torch.dtype) -> Iterator[None]:
-    """Replace weights and buffers by copies of another dtype, and switch autocast off, in the block."""
+def _compiling() -> Iterator[None]:
+    """Let compiled models run compiled in the block, for all shapes."""
+    with contextlib.ExitStack() as stack:
+        set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
+        if set_stance is not None:
+            stack.enter_context(set_stance("default"))
+        dynamo = getattr(torch, "_dynamo", None)
+        if hasattr(dynamo, "config") and hasattr(dynamo.config, "recompile_limit"):
+            # Above the limit, calls would run eagerly without a word.
+            stack.enter_context(dynamo.config.patch(recompile_limit=_MOST_GRAPHS))
+        yield
+
+
+@contextlib.contextmanager
+def _in_dtype(model: Any, dtype: torch.dtype, embedding: Any = None) -> Iterator[None]:
+    """Replace weights and buffers by copies of another dtype, and switch autocast off, in the block.
+
+    embedding: convert its outputs rather than its weights, which may be the largest of the model.
+    """
     stores = _stores_of_other_dtypes(model, dtype)
-    # Accelerate replaces `forward` by a call under autocast, and keeps the original.
-    wrapped = []
-    for part in {unwrapped(model), base_of(model)}:
-        if {"_original_forward", "forward"} <= part.__dict__.keys():
-            wrapped.append((part, part.forward))
+    # Tied weights are converted, for the output layer.
+    own = [entry for entry in stores if embedding is not None and entry[2] is embedding.weight]
+    if len(own) == 1 and type(embedding) is torch.nn.Embedding:
+        stores.remove(own[0])
+    else:
+        own = []
 
     copies: Dict[int, torch.Tensor] = {}  # tied weights stay tied
-    try:
+    with contextlib.ExitStack() as stack:
+        if own:
+            hook = embedding.register_forward_hook(lambda module, inputs, output: output.to(dtype))
+            stack.callback(hook.remove)
         for store, name, tensor in stores:
             if id(tensor) not in copies:
                 copy = tensor.detach().to(dtype)
                 if isinstance(tensor, torch.nn.Parameter):
                     copy = torch.nn.Parameter(copy, tensor.requires_grad)
                 copies[id(tensor)] = copy
+            stack.callback(store.__setitem__, name, tensor)
             store[name] = copies[id(tensor)]
-        for part, _ in wrapped:
-            part.forward = part._original_forward
-        with contextlib.ExitStack() as stack:
-            for kind in {"cpu", next(model.parameters()).device.type}:
-                stack.enter_context(torch.autocast(kind, dtype=torch.bfloat16, enabled=False))
-            yield
-    finally:
-        for store, name, tensor in stores:
-            store[name] = tensor
-        for part, forward in wrapped:
-            part.forward = forward
+        # Accelerate replaces `forward` by a call under autocast, and keeps the original.
+        for part in {unwrapped(model), base_of(model)}:
+            if {"_original_forward", "forward"} <= part.__dict__.keys():
+                stack.callback(setattr, part, "forward", part.forward)
+                part.forward = part._original_forward
+        for kind in {"cpu", next(model.parameters()).device.type}:
+            stack.enter_context(torch.autocast(kind, dtype=torch.bfloat16, enabled=False))
+        yield
 
 
 def _stores_of_other_dtypes(model: Any, dtype: torch.dtype) -> List[Tuple[Any, str, torch.Tensor]]:
@@ -282,19 +346,17 @@ class _Probe:
     """A test of one model in its current dtype."""
 
     def __init__(self, model: Any, longest: Optional[int], training: TrainingCalls) -> None:
+        self.compiled = model if is_compiled(model) else None
+        self.compiling = _compiling
         self.model = unwrapped(model)
         self.training = training
         self.base = base_of(model)
         self.choice = choice_of(model)
         self.name = type(self.base).__name__
         config = text_config(model)
-        self.vocabulary = config.vocab_size
         padding = getattr(config, "pad_token_id", None)
         self.padding = padding if isinstance(padding, int) else None
-
-        positions = getattr(config, "max_position_embeddings", None)
-        if positions == -1:  # XLNet: no limit
-            positions = None
+        positions = most_positions(config)
         far = far_settings(config)
         # Stretched positions have no limit.
         unlimited = any("rope" in reach.setting for reach in far)
@@ -305,6 +367,7 @@ class _Probe:
         if positions is not None and not unlimited:
             self.positions = positions - first_position(model)
         self.far = [reach for reach in far if longest is None or reach.tokens < longest]
+        self.limit = 0.0  # set by `measure`
 
         # Rounding is measured with examples that are shorter than all windows.
         nearest = min((reach.tokens for reach in far if reach.tokens > 1), default=None)
@@ -317,7 +380,11 @@ class _Probe:
         # The reference: the library's attention; for ours and for sdpa it is sdpa or eager code, if the model has them.
         replaced = self.choice.attention in (NAME, "sdpa")
         self.references = ["sdpa", "eager"] if replaced else [self.choice.attention]
-        types = {parameter.dtype for parameter in parameters} | self._computed_types()
+        self.vocabulary = getattr(config, "vocab_size", None) or 2
+        types = self._first_call()
+        for parameter in parameters:
+            if parameter is not self.embedding.weight:  # `_in_dtype` may convert only its outputs
+                types.add(parameter.dtype)
         self.dtype = max(
             types & set(_RESOLUTION),
             key=lambda dtype: torch.finfo(dtype).eps,
@@ -327,7 +394,8 @@ class _Probe:
     def for_current_dtype(self) -> _Probe:
         """Return a new probe of the same model, after the dtype of the weights has changed."""
         self.prepare()
-        return _Probe(self.model, self.longest, self.training)
+        model = self.model if self.compiled is None else self.compiled
+        return _Probe(model, self.longest, self.training)
 
     # ---- calls of the model
 
@@ -341,26 +409,38 @@ class _Probe:
         """Draw the token ids of the next example, int64 [length]."""
         return torch.from_numpy(self.tokens(length, self.draw))
 
-    def _computed_types(self) -> Set[torch.dtype]:
-        """Return the dtypes in which the layers compute, also under an autocast around the call or inside `forward`."""
+    def _first_call(self) -> Set[torch.dtype]:
+        """Call the model with one example; find its embeddings, and return the dtypes in which its layers compute.
+
+        They include those of an autocast around the call or inside `forward`.
+        """
         types: Set[torch.dtype] = set()
+        embeddings: List[torch.nn.Module] = []
+        ids = torch.ones(1, 2, dtype=torch.long, device=self.device)
 
         def note(module: torch.nn.Module, inputs: Any, output: Any) -> None:
             if torch.is_tensor(output):
                 types.add(output.dtype)
+            if isinstance(module, torch.nn.Embedding) and torch.equal(inputs[0], ids):
+                embeddings.append(module)
 
         leaves = [module for module in self.model.modules() if not list(module.children())]
         handles = [module.register_forward_hook(note) for module in leaves]
-        ids = torch.ones(1, 2, dtype=torch.long, device=self.device)
         try:
             with torch.no_grad():
-                words = self._try(
-                    lambda: self.model(ids).logits.shape[-1],
-                    "model(input_ids) fails even for one example",
-                )
+                logits = self._first_logits(ids)
         finally:
             for handle in handles:
                 handle.remove()
+
+        if hasattr(self.base, "get_input_embeddings"):
+            embeddings.insert(0, self.base.get_input_embeddings())
+        if not embeddings:
+            raise ValueError(f"{self.name}: no embedding gets input_ids; give it an nn.Embedding")
+        self.embedding = embeddings[0]
+        config = text_config(self.model)
+        self.vocabulary = getattr(config, "vocab_size", None) or self.embedding.num_embeddings
+        words = logits.shape[-1]
         if words < self.vocabulary:
             raise ValueError(
                 f"{self.name} returns {words} logits per token for {self.vocabulary:,} words; use a model with a logit "
@@ -368,12 +448,34 @@ class _Probe:
             )
         return types
 
+    def _first_logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the logits of one example, by a plain call of the model or else by the training's `forward`."""
+        forward = self.training.forward
+        self.has_plain_call = True
+        is_own = forward is not logits_of
+        what = "model(input_ids) fails even for one example"
+        try:
+            logits = self._try(lambda: logits_in(self.model(ids)), what)
+            if logits is not None and logits.shape[:2] == ids.shape:
+                return logits
+            if not is_own:
+                raise ValueError(
+                    f"{self.name} returns no logits [1, tokens, vocabulary]; pass forward="
+                )
+        except ValueError:
+            if not is_own:
+                raise
+        self.has_plain_call = False
+        return self.plain(ids[0])
+
     def _try(self, call: Callable[[], Any], what: str) -> Any:
         """Return `call()`; raise its errors as a ValueError of one line."""
         try:
             return call()
+        except Leak:
+            raise
         except _MODEL_ERRORS as error:
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            reason = one_line(error, 120) or type(error).__name__
             raise ValueError(f"{self.name}: {what}: {reason}") from None
 
     def _set_attention(self, attention: str) -> None:
@@ -385,33 +487,45 @@ class _Probe:
         self._set_attention(self.choice.attention)
 
     def plain(self, *examples: torch.Tensor, attention: Optional[str] = None) -> torch.Tensor:
-        """Compute the logits [examples, tokens, vocabulary] of examples of one length by a plain call."""
+        """Compute the logits [examples, tokens, vocabulary] of examples of one length, without other examples."""
+        if not self.has_plain_call:
+            return torch.cat([self._row_logits([ids])[0] for ids in examples])
 
         def call() -> torch.Tensor:
             self._set_attention(attention or self.references[0])
-            return accurate(self.model(torch.stack(examples).to(self.device)).logits)
+            logits = logits_in(self.model(torch.stack(examples).to(self.device)))
+            if logits is None:
+                raise ValueError("it returns no logits [examples, tokens, vocabulary]")
+            return accurate(logits)
 
         return self._try(call, "model(input_ids) fails even for one example")
 
     def collated(self, examples: Sequence[Example]) -> Inputs:
         """Return the inputs of a row, from the training's collator or from ours."""
         self.prepare()
-        if self.training.collator is not None:
+        if self.training.collator is None:
+            return inputs_for(self.model, padding_free_batch(examples))
+        with seeded():
             return self.training.collator(examples)
-        return inputs_for(self.model, padding_free_batch(examples))
 
     def _row_logits(self, examples: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         """Compute the logits of each example of one row, [1, its tokens, vocabulary]."""
-        labelled = [{"input_ids": ids.numpy(), "labels": ids.numpy()} for ids in examples]
+        labelled = [
+            {"input_ids": ids.cpu().numpy(), "labels": ids.cpu().numpy()} for ids in examples
+        ]
         inputs = self.collated(labelled)
-        places = places_of(labelled, inputs)
+        places = place(labelled, inputs).places
+        logits = self._forward(inputs)
+        flat = logits.reshape(1, -1, logits.shape[-1])
+        return [flat[:, places_of_one.to(flat.device)] for places_of_one in places]
+
+    def _forward(self, inputs: Inputs) -> torch.Tensor:
+        """Compute the logits of a row as the training does."""
         inputs = {name: value for name, value in inputs.items() if name != "labels"}
         what = f"does not accept {self.choice.boundaries} of a padding-free batch, {WAY_OUT}"
-        logits = self._try(
+        return self._try(
             lambda: self.training.forward(self.model, to_device(inputs, self.device)), what
         )
-        flat = accurate(logits).reshape(1, -1, logits.shape[-1])
-        return [flat[:, place[0] : place[0] + len(place)] for place in places]
 
     # ---- rounding
 
@@ -427,7 +541,16 @@ class _Probe:
         typical = self.dtype in _HALF_TYPES
         between_batches = max(_difference(batch, alone, typical) for batch in batches)
         rounding = max(between_batches, self.implementations)
-        self.limit = min(max(_RESOLUTION[self.dtype], _ROUNDING_FACTOR * rounding), _LARGEST_LIMIT)
+        largest = _LARGEST_LIMIT.get(self.dtype, _LARGEST_FULL_LIMIT)
+        self.limit = min(max(_RESOLUTION[self.dtype], _ROUNDING_FACTOR * rounding), largest)
+
+    def rounding_bound(self, row: int) -> float:
+        """Return the largest relative difference that can be rounding in float32, in a row of `row` tokens."""
+        products = [parameter for parameter in self.model.parameters() if parameter.dim() > 1]
+        longest_sum = max([row, *(parameter.shape[-1] for parameter in products)])
+        unit = torch.finfo(torch.float32).eps / 2
+        bound = _BOUND_FACTOR * math.sqrt(longest_sum) * len(products) * unit
+        return min(max(bound, 4 * self.limit), _LARGEST_BOUND)
 
     def _alone(self, *examples: torch.Tensor) -> List[torch.Tensor]:
         """Compute the logits of each example alone, and choose the reference attention.
@@ -463,8 +586,8 @@ class _Probe:
 
     # ---- rows of a training
 
-    def check(self, row: Optional[int]) -> Probed:
-        """Probe rows of `row` tokens.  Raise ValueError for the first fault that is not rounding."""
+    def check(self, row: Optional[int], quick: bool) -> Probed:
+        """Probe rows of `row` tokens.  Raise Leak for the first fault that is not rounding."""
         limits = [limit for limit in (self.longest, self.positions) if limit]
         row_tokens = row or self.longest or min([_DEFAULT_ROW_TOKENS, *limits])
         is_dense = self.choice.boundaries != "cu_seq_lens"
@@ -473,12 +596,12 @@ class _Probe:
 
         peak = PeakMemory() if tokens >= _DEFAULT_ROW_TOKENS else None
         self.measure()
-        probed = self._check_in_full_precision(tokens, longest)
+        probed = self._check_in_full_precision(tokens, longest, quick)
         if self.dtype in _HALF_TYPES:
-            half = self._check_own_logits(tokens, longest)
+            half = self._check_own_logits(tokens, longest, quick)
             types = (str(self.dtype), *(name for name in probed.types if name != str(self.dtype)))
             seconds = half.seconds + probed.seconds
-            probed = probed._replace(types=types, rows=half.rows + probed.rows, seconds=seconds)
+            probed = probed._replace(types=types, seconds=seconds)
         if tokens < row_tokens:
             left_out = (
                 f"not longer, because of the mask of all tokens by all tokens; {probed.left_out}"
@@ -486,110 +609,205 @@ class _Probe:
             probed = probed._replace(left_out=left_out)
         return probed._replace(peak=(peak.added() or 0) if peak else 0)
 
-    def _check_in_full_precision(self, tokens: int, longest: int) -> Probed:
+    def _check_in_full_precision(self, tokens: int, longest: int, quick: bool) -> Probed:
         """Compare rows with their examples alone, in float32 if the model is in half precision."""
         if self.dtype not in _HALF_TYPES:
-            return self._check_rows(tokens, longest)
-        with _in_dtype(self.model, torch.float32):
+            return self._check_rows(tokens, longest, quick)
+        with _in_dtype(self.model, torch.float32, self.embedding):
             # It stays in half precision if there is an autocast inside `forward`.
             probe = self.for_current_dtype()
             probe.measure()
-            return probe._check_rows(tokens, longest)
+            return probe._check_rows(tokens, longest, quick)
 
-    def _check_rows(self, tokens: int, longest: int) -> Probed:
-        """Compare rows with their examples alone, in the current dtype."""
+    def _check_rows(self, tokens: int, longest: int, quick: bool) -> Probed:
+        """Compare rows with their examples alone, in the current dtype; then break their boundaries."""
         what = f"fails in a row of {tokens:,} tokens, {WAY_OUT}"
-        faults, probed = self._try(lambda: RowProbe(self).run(tokens, longest), what)
-        return self._verdict(faults, probed)
+        if not hasattr(self.base, "set_attn_implementation") and self.training.forward is logits_of:
+            what = "needs forward=, which maps model and inputs to logits"
+        probed = self._try(lambda: RowProbe(self, tokens).run(longest, quick), what)
+        carriers = self._break_boundaries(longest)
+        return probed._replace(types=(str(self.dtype),), carriers=carriers)
 
     def check_batch(self, examples: List[Example]) -> Probed:
         """Compare the examples of an existing batch, with its tokens and labels, with each of them alone."""
+        tokens = sum(len(example["input_ids"]) for example in examples)
         what = f"fails in the batch, {WAY_OUT}"
-        faults, probed = self._try(lambda: RowProbe(self).audit(examples), what)
-        return self._verdict(faults, probed)
+        probed = self._try(lambda: RowProbe(self, tokens).audit(examples), what)
+        return probed._replace(types=(str(self.dtype),))
 
-    def _check_own_logits(self, tokens: int, longest: int) -> Probed:
-        """Compare the logits of one row in half precision, which may use other kernels.
+    # ---- half precision
+
+    def _check_own_logits(self, tokens: int, longest: int, quick: bool) -> Probed:
+        """Compare the logits of rows in half precision, which may use other kernels.
 
         A wrong mask or position changes most tokens, rounding only some of them, so the typical difference decides.
+        If it is above the limit, float32 decides.
         """
         start = time.perf_counter()
-        rows = row_lengths(tokens, longest, text_config(self.model), np.random.default_rng(0))
-        lengths = rows[0]
-        examples = [self.example(length) for length in lengths]
+        numbers = lengths_of_model(self.model, longest)
+        rows = row_lengths(tokens, longest, numbers, np.random.default_rng(0))
         self.model.eval()
-        with torch.no_grad():
-            pairs = zip(self._row_logits(examples), map(self.plain, examples))
-            errors = [_difference(*pair, typical=True) for pair in pairs]
-        worst = int(np.argmax(errors))
-        if not errors[worst] <= 2 * self.limit:
-            what = (
-                f"in a row of {sum(lengths):,} tokens and {len(lengths):,} examples, example {worst} of "
-                f"{lengths[worst]:,} tokens scores otherwise than alone in {self.dtype}"
-            )
-            raise self._leak(Fault(what, errors[worst], worst, tuple(lengths)))
-        return Probed(rows=((tokens, len(lengths)),), seconds=time.perf_counter() - start)
+        for lengths in rows[:QUICK_ROWS] if quick else rows:
+            examples = [self.example(length) for length in lengths]
+            errors = []
+            with torch.no_grad():
+                for actual, ids in zip(self._row_logits(examples), examples):
+                    errors.append(_difference(accurate(actual), self.plain(ids), typical=True))
+            suspects = [number for number, error in enumerate(errors) if not error <= self.limit]
+            worst = self._beyond_own_rounding(lengths, suspects) if suspects else None
+            if worst is not None:
+                what = (
+                    f"in a row of {sum(lengths):,} tokens and {len(lengths):,} examples, example {worst} of "
+                    f"{lengths[worst]:,} tokens scores otherwise than alone in {self.dtype}"
+                )
+                raise self._leak(Fault(what, errors[worst], worst, tuple(lengths)))
+        return Probed(seconds=time.perf_counter() - start)
 
-    def _verdict(self, faults: List[Fault], probed: Probed) -> Probed:
-        """Return the probed rows.  Raise ValueError for the first fault, unless it is rounding."""
-        probed = probed._replace(types=(str(self.dtype),))
-        if not faults:
-            return probed
-        fault: Optional[Fault] = faults[0]
-        if faults[0].error < math.inf and self.dtype != torch.float64:
-            fault = self._in_float64(faults[0])
-        if fault is None:
-            return probed._replace(
-                left_out=f"rounding in {self.dtype} was examined in torch.float64"
-            )
-        raise self._leak(fault)
+    def _beyond_own_rounding(self, lengths: List[int], suspects: List[int]) -> Optional[int]:
+        """Return the first example that differs from float32 more in the row than alone, whatever its tokens."""
+        for _ in range(_HALF_DRAWS):
+            examples = [self.example(length) for length in lengths]
+            with torch.no_grad():
+                rows = self._row_logits(examples)
+                own = {number: self.plain(examples[number]) for number in suspects}
+                with _in_dtype(self.model, torch.float32, self.embedding):
+                    exact = {number: self.plain(examples[number]) for number in suspects}
+            in_row = {}
+            alone = {}
+            for number in suspects:
+                in_row[number] = _difference(accurate(rows[number]), exact[number], typical=True)
+                alone[number] = _difference(own[number], exact[number], typical=True)
+            usual = float(np.quantile(list(alone.values()), 0.75))
+            suspects = [
+                number
+                for number in suspects
+                if not in_row[number] <= _HALF_FACTOR * max(alone[number], usual, self.limit / 2)
+            ]
+            if not suspects:
+                return None
+        return suspects[0]
+
+    # ---- verdicts
+
+    def refuse_leak(self, faults: List[Fault]) -> None:
+        """Raise Leak for the faults of one step, unless they are rounding: below its bound, and gone in float64."""
+        is_certain = any(fault.is_certain or fault.error == math.inf for fault in faults)
+        if is_certain or self.dtype == torch.float64:
+            raise self._leak(faults[0])
+        repeated = self._in_float64(faults[0])
+        if repeated is not None:
+            raise self._leak(repeated)
 
     def _in_float64(self, fault: Fault) -> Optional[Fault]:
         """Repeat a fault in float64, where rounding is smaller; return None if there is no fault."""
+        assert fault.step is not None
         with _in_dtype(self.model, torch.float64):
             try:
                 probe = self.for_current_dtype()
                 probe.measure()
-                repeated = RowProbe(probe).repeat(fault)
+                repeated = RowProbe(probe, sum(fault.step.lengths)).repeat(fault)
             except _MODEL_ERRORS:
                 return fault  # this device or this code does not support float64
         return repeated[0] if repeated else None
 
+    def _break_boundaries(self, longest: int) -> Tuple[str, ...]:
+        """Break the boundaries of a small row in each way; return the names of the inputs that carry them.
+
+        Raise Leak if the result stays the same, bit by bit.
+        """
+        correct, others, names = self._cuts(longest)
+        if not names or not self._mixes_tokens(longest):
+            return ()
+        self.model.eval()
+        with torch.no_grad():
+            expected = self._forward(correct)
+            for kind, inputs in broken_inputs(correct, others, names):
+                try:
+                    self._forward(
+                        correct
+                    )  # a model may remember the boundaries of the batch before
+                    actual = self._forward(inputs)
+                except ValueError:
+                    continue
+                if torch.equal(actual, expected):
+                    keys = ", ".join(names)
+                    text = f"{self.name}: no logit changes if {keys} are {kind}{self._mixing_layer()} ignores them"
+                    raise Leak(f"{text}; pass it the boundaries of the batch")
+        return tuple(names)
+
+    def _mixing_layer(self) -> str:
+        """Name the first layer in which a token depends on an earlier one."""
+        ids = self.example(MOST_TOKENS)
+        whole = _TracedCall(lambda: self.plain(ids), 1, len(ids) - 1, len(ids))
+        rest = _TracedCall(lambda: self.plain(ids[1:]), 0, len(ids) - 1, len(ids) - 1)
+        return self._first_layer(whole, rest) or ", so the model"
+
+    def _cuts(self, longest: int) -> Tuple[Inputs, Dict[str, Inputs], List[str]]:
+        """Collate one stream with several cuts; also return the names of the inputs that carry the boundaries."""
+        stream = self.tokens(2 * MOST_TOKENS, np.random.default_rng(0))
+
+        def collate(lengths: List[int]) -> Inputs:
+            ends = np.cumsum(lengths)
+            parts = np.split(stream[: ends[-1]], ends[:-1])
+            return self.collated([{"input_ids": ids, "labels": ids} for ids in parts])
+
+        correct, others = collate_cuts(collate, longest)
+        return correct, others, carriers_of(correct, others) if others else []
+
+    def _mixes_tokens(self, longest: int) -> bool:
+        """Return True if the first token of an example affects the others."""
+        if longest < 2:
+            return False
+        first = self.example(min(longest, _EXAMPLE_TOKENS))
+        second = first.clone()
+        second[0] = first[0] % 2 + 1
+        if second[0] == first[0]:
+            second[0] = 0
+        with torch.no_grad():
+            return not torch.equal(self.plain(first)[:, 1:], self.plain(second)[:, 1:])
+
     def _leak(self, fault: Fault) -> Leak:
         """Describe a fault: the first layer that differs, and the settings that may be the cause."""
         layer = ""
-        advice = ""
+        advice = [WAY_OUT]
+        if hasattr(self.base, "set_attn_implementation"):
+            advice.insert(0, "call use_padding_free(model)")
         if fault.lengths:
             number = max(fault.number, 0)
             examples = [self.example(length) for length in fault.lengths]
+            if fault.step is not None:
+                drawn = RowProbe(self, sum(fault.lengths)).examples_of(fault.step)
+                examples = [torch.as_tensor(example["input_ids"]) for example in drawn]
+            lengths = fault.lengths
+            length = lengths[number]
+            in_row = _TracedCall(
+                lambda: self._row_logits(examples), sum(lengths[:number]), length, sum(lengths)
+            )
+            alone = _TracedCall(lambda: self.plain(examples[number]), 0, length, length)
+            layer = self._first_layer(in_row, alone)
             with contextlib.suppress(ValueError):
-                layer = self._first_layer(examples, number)
+                layer += self._ignored_inputs()
             # Stretched positions change the whole row, so the longest example decides.
             passed = [reach for reach in self.far if reach.tokens < max(fault.lengths)]
             if passed:
                 settings = ", ".join(f"{reach.setting} is {reach.tokens}" for reach in passed)
                 layer += f" ({settings})"
-                advice = f", pass longest=N if your examples have at most {passed[0].tokens} tokens"
+                most = passed[0].tokens
+                advice.insert(0, f"pass longest=N if your examples have at most {most} tokens")
         size = "not a number" if fault.error == math.inf else f"{fault.error:.1e} of the largest"
-        text = (
-            f"{self.name}: {fault.what} ({size}){layer}; let use_padding_free(model) choose its attention, "
-            f"check collator and loss{advice}, or {WAY_OUT}"
-        )
-        return Leak(text, fault.first)
+        text = f"{self.name}: {fault.what} ({size}){layer}"
+        for words in advice:
+            if len(text) + len(words) + 2 <= _MOST_MESSAGE:
+                text += f"; {words}"
+        return Leak(one_line(text, _MOST_MESSAGE), fault.first)
 
     # ---- the layer at fault
 
-    def _first_layer(self, examples: List[torch.Tensor], number: int) -> str:
+    def _first_layer(self, in_row: _TracedCall, alone: _TracedCall) -> str:
         """Name the module at which an example of a row begins to differ from the example alone: ", first in NAME".
 
         It is the first finished module with a different output and the same input.
         """
-        lengths = [len(ids) for ids in examples]
-        length = lengths[number]
-        in_row = _TracedCall(
-            lambda: self._row_logits(examples), sum(lengths[:number]), length, sum(lengths)
-        )
-        alone = _TracedCall(lambda: self.plain(examples[number]), 0, length, length)
         try:
             row_values = _trace(self.model, in_row)
             alone_values = _trace(self.model, alone)
@@ -608,6 +826,25 @@ class _Probe:
         if not causes:
             return ""
         return f", first in {causes[0]} ({type(self.model.get_submodule(causes[0])).__name__})"
+
+    def _ignored_inputs(self) -> str:
+        """Name the inputs with boundaries that change no logit if they are broken, or else all of them."""
+        correct, others, names = self._cuts(self.longest or MOST_TOKENS)
+        if not others:
+            return ""
+        if not names:
+            return ", and the batch carries no boundaries"
+        ignored = []
+        with torch.no_grad():
+            expected = self._forward(correct)
+            for name in names:
+                with contextlib.suppress(ValueError):
+                    changed = {**correct, name: next(iter(others.values())).get(name)}
+                    if torch.equal(self._forward(changed), expected):
+                        ignored.append(name)
+        return (
+            f", which ignores {', '.join(ignored)}" if ignored else f", despite {', '.join(names)}"
+        )
 
 
 _Traced = Dict[str, Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]]

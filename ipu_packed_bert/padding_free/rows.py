@@ -12,29 +12,43 @@ import itertools
 import math
 import time
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ipu_packed_bert.padding_free.collators import Inputs, attends_both_ways
-from ipu_packed_bert.padding_free.losses import IGNORED, cross_entropy_sum, supervised
-from ipu_packed_bert.padding_free.models import FirstDifference, lengths_of_config, text_config
+from ipu_packed_bert.padding_free.collators import Inputs, attends_both_ways, inputs_for
+from ipu_packed_bert.padding_free.losses import (
+    IGNORED,
+    OutputLayer,
+    cross_entropy_sum,
+    logits_of,
+    output_layer,
+    supervised,
+)
+from ipu_packed_bert.padding_free.models import FirstDifference, lengths_of_model
+from ipu_packed_bert.padding_free.placing import Example, place
+from ipu_packed_bert.padding_free.randomness import FixedNoise, seeded
+from ipu_packed_bert.padding_free.randomness import without_dropout as _without_dropout
 from ipu_packed_bert.padding_free.update import to_device
+from pack_data.batching.collators import padding_free_batch
 
-_MOST_EXAMPLES = 500  # of a row of short examples
+_MOST_EXAMPLES = 4096  # of a row of short examples, or one for each 16 tokens of the row
 _KERNEL_BLOCKS = (16, 32, 64, 128, 256)  # tokens that attention kernels process at once
 _MOST_ROWS_OF_EDGES = 4  # rows, the first two included
 _SHORT_ROW = 4096  # tokens; a row up to here is probed a second time, with other boundaries
 _LAST_LENGTHS = (1, 2)  # of the last examples of each row, so that a boundary is late in the row
-# The time of all rows is limited to the larger of these two.
-_UPDATES_ALLOWED = 3.0  # updates of the largest row
-_SECONDS_ALLOWED = 5.0
+QUICK_ROWS = 2  # rows of a quick probe
+_PERTURBATIONS = 8  # of an example, from one step of float32 to 2**7
+_EXPLAINED = 2.0  # largest difference over the effect of a perturbation that explains it
 _AUXILIARY_LIMIT = 1e-4  # relative error of an auxiliary loss; the counts in it are whole numbers
+_CERTAIN_LOSS = 0.01  # relative error of a loss, which rounding does not reach
 _GRADIENT_FACTOR = 5.0  # limit of gradients over the limit of logits
 
-Example = Dict[str, np.ndarray]
+_MOST_LOGITS = 2**24  # of a row, 64 MiB in float32; more never exist as a whole
+_BLOCK = 2**22  # logits that are compared at once, 16 MiB in float32
+
 Collator = Callable[[Sequence[Example]], Inputs]
 Loss = Callable[[Any, Inputs], torch.Tensor]
 
@@ -57,6 +71,7 @@ class Probed(NamedTuple):
     update: float = 0.0  # seconds of one forward and backward pass of the largest row
     peak: int = 0  # bytes of additional memory of the process or the GPU
     left_out: str = ""
+    carriers: Tuple[str, ...] = ()  # inputs that carry the boundaries
 
     def __str__(self) -> str:
         rows = [f"{tokens:,} tokens in {examples:,} examples" for tokens, examples in self.rows]
@@ -67,6 +82,8 @@ class Probed(NamedTuple):
             updates = self.seconds / self.update
             mebibytes = self.peak / 2**20
             text += f", {updates:.1f} updates, {mebibytes:,.0f} MiB"
+        if self.carriers:
+            text += f"; boundaries in {', '.join(self.carriers)}"
         if self.left_out:
             text += f"; {self.left_out}"
         return text
@@ -75,9 +92,10 @@ class Probed(NamedTuple):
 class _LayerStep(NamedTuple):
     """One comparison, which can be repeated in another dtype."""
 
-    method: str  # of RowProbe; its arguments are the lengths and a random generator
+    method: str  # of RowProbe; its arguments are the examples
     lengths: Sequence[int]  # of the examples
     seed: int
+    shares_prefix: bool = False  # the examples begin with the same tokens
     examples: Optional[List[Example]] = None  # of an existing batch, instead of random ones
 
 
@@ -91,6 +109,7 @@ class Fault(NamedTuple):
     lengths: Tuple[int, ...] = ()
     step: Optional[_LayerStep] = None
     first: Optional[FirstDifference] = None
+    is_certain: bool = False  # too large for rounding
 
 
 # ---- lengths
@@ -99,7 +118,7 @@ class Fault(NamedTuple):
 def row_lengths(
     row: int,
     longest: int,
-    config: Any,
+    numbers: Sequence[int],
     draw: np.random.Generator,
 ) -> List[List[int]]:
     """Choose the lengths of the examples of each row to probe, the most important row first.
@@ -107,12 +126,12 @@ def row_lengths(
     Args:
         row: Most tokens of a row.
         longest: Most tokens of an example.
-        config: The model's configuration, whose numbers may be lengths.
+        numbers: Numbers of the model that may be lengths.
         draw: Random generator.
     """
     longest = min(longest, row)
     near = set(_KERNEL_BLOCKS)
-    for number in (*_KERNEL_BLOCKS, *lengths_of_config(config, longest)):
+    for number in (*_KERNEL_BLOCKS, *numbers):
         near.update((number - 1, number, number + 1))
     possible = sorted(length for length in near if 1 < length <= longest)
     edges = draw.permutation(possible).astype(int).tolist()
@@ -126,7 +145,7 @@ def row_lengths(
     rows = [_filled(first, row, longest, edges, draw)]
 
     # Many short examples.
-    short = np.resize([1, 1, 3, 1, 2, 1, 1, 2], _MOST_EXAMPLES)
+    short = np.resize([1, 1, 3, 1, 2, 1, 1, 2], max(_MOST_EXAMPLES, row // 16))
     fitting = short[short.cumsum() <= most]
     lengths = np.minimum(fitting, longest).tolist()
     rows.append(_ended(lengths or [1], longest))
@@ -188,6 +207,7 @@ class _TrainedRow(NamedTuple):
     examples: List[Example]
     inputs: Inputs
     places: List[torch.Tensor]  # of each example: int64 [its tokens], in the flattened input_ids
+    is_changed: bool = False  # the collator drew other tokens
 
     @property
     def lengths(self) -> List[int]:
@@ -206,52 +226,10 @@ def _row_name(lengths: Sequence[int]) -> str:
     return f"in a row of {sum(lengths):,} tokens and {len(lengths):,} examples"
 
 
-def places_of(examples: Sequence[Example], inputs: Inputs) -> List[torch.Tensor]:
-    """Find the tokens of each example in a batch.
-
-    Args:
-        examples: The examples, in the order of the batch.
-        inputs: The batch.
-
-    Returns:
-        For each example the places of its tokens in the flattened input_ids, int64 [its tokens].
-
-    Raises:
-        ValueError: An example is not in the batch, or in another order.
-    """
-    flat = torch.as_tensor(inputs["input_ids"]).flatten().cpu()
-    places = []
-    begin = 0
-    for number, example in enumerate(examples):
-        ids = torch.as_tensor(example["input_ids"])
-        tokens = len(ids)
-        last = len(flat) - tokens
-        while begin <= last and not torch.equal(flat[begin : begin + tokens], ids):
-            begin += 1
-        if begin > last:
-            raise ValueError(
-                f"example {number} of {tokens} tokens is not in the collator's batch in this order; let the collator "
-                "keep all tokens and the order of the examples"
-            )
-        places.append(torch.arange(begin, begin + tokens))
-        begin += tokens
-    return places
-
-
 def _targets(example: Example) -> torch.Tensor:
     """Return the label that each token predicts, int64 [tokens]; the last token predicts none."""
     labels = np.asarray(example.get("labels", example["input_ids"]))
     return F.pad(torch.as_tensor(labels)[1:].long(), (0, 1), value=IGNORED)
-
-
-def _predictions(example: Example) -> int:
-    return int((_targets(example) != IGNORED).sum())
-
-
-def _summed_loss(logits: torch.Tensor, examples: Sequence[Example]) -> torch.Tensor:
-    """Sum the cross-entropies of examples; logits: [tokens of all examples, vocabulary]."""
-    targets = torch.cat([_targets(example) for example in examples])
-    return F.cross_entropy(logits, targets.to(logits.device), ignore_index=IGNORED, reduction="sum")
 
 
 # ---- differences
@@ -311,11 +289,21 @@ def _relative(value: float, expected: float) -> float:
 
 
 class _Result(NamedTuple):
-    """Results for some examples; their tokens are the leading axes."""
+    """Results of some examples."""
 
-    logits: torch.Tensor  # [..., vocabulary]
-    gradients: torch.Tensor  # at the embeddings, [..., width]
+    values: (
+        torch.Tensor
+    )  # logits [tokens, vocabulary], or the inputs of the output layer [tokens, width]
+    gradients: torch.Tensor  # at the embeddings, [tokens, width]
     weights: List[torch.Tensor]  # gradients of the parameters
+
+
+class _Errors(NamedTuple):
+    """Differences of a row from its examples alone, relative to the largest value."""
+
+    logits: torch.Tensor  # float64 [tokens of all examples]
+    gradients: torch.Tensor  # at the embeddings, the same
+    weights: float  # of the gradients of the parameters
 
 
 class RowProbe:
@@ -323,195 +311,290 @@ class RowProbe:
 
     Args:
         probe: The model with its plain calls, its calls by rows, and the limit of a difference of logits (`probe.py`).
+        row: Tokens of the largest row.
     """
 
-    def __init__(self, probe: Any) -> None:
+    def __init__(self, probe: Any, row: int) -> None:
         self.probe = probe
         self.model = probe.model
         self.training = probe.training
         self.limit = float(probe.limit)
         self.causal = not attends_both_ways(self.model)
+        self.row = row
+        # If the logits are too many, those of blocks are computed from the hidden states.
+        self.head: Optional[OutputLayer] = None
+        if row * probe.vocabulary > _MOST_LOGITS and self.training.forward is logits_of:
+            self.head = output_layer(self.model)
+        # The gradients of the output layer and of the embeddings follow from those of the tokens.
+        left_out: Set[int] = set()
+        weight = probe.embedding.weight
+        if self.head is not None:
+            left_out = {id(self.head.layer.weight), id(weight)}
+        if weight.dtype != probe.dtype:
+            left_out.add(id(weight))
         self.parameters = []  # trained ones that are not sharded
         for parameter in self.model.parameters():
-            if parameter.requires_grad and type(parameter.data) is torch.Tensor:
+            is_plain = parameter.requires_grad and type(parameter.data) is torch.Tensor
+            if is_plain and id(parameter) not in left_out:
                 self.parameters.append(parameter)
         self.update = 0.0  # seconds of a forward and backward pass of the largest row
         self.has_auxiliary_loss = False
+        self.draws = False  # the collator changes tokens at random
 
     # ---- steps
 
-    def run(self, row: int, longest: int) -> Tuple[List[Fault], Probed]:
-        """Probe rows of at most `row` tokens; return the faults of the first wrong row, and the probed rows."""
+    def run(self, longest: int, quick: bool) -> Probed:
+        """Probe rows; return their shapes.
+
+        quick: probe only the row of the longest example and the row of short examples.
+        """
         start = time.perf_counter()
         shapes: List[Tuple[int, int]] = []
-        left_out = ""
-        for step in self._steps(row, longest):
+        rounding = 0.0
+        for step in self._steps(longest, quick):
             if step.method == "_auxiliary" and not self.has_auxiliary_loss:
-                continue
-            tokens = sum(step.lengths)
-            spent = time.perf_counter() - start
-            needed = 2 * self.update * tokens / row
-            allowed = max(_SECONDS_ALLOWED, _UPDATES_ALLOWED * self.update)
-            if len(shapes) > 1 and spent + needed > allowed:
-                if not left_out:
-                    left_out = (
-                        f"left out to save time: a row of {tokens:,} tokens and all later rows"
-                    )
                 continue
             faults = self._faults_of(step)
             if faults:
-                return faults, Probed()
-            shape = (tokens, len(step.lengths))
+                self.probe.refuse_leak(faults)
+                rounding = max(rounding, *(fault.error for fault in faults))
+            shape = (sum(step.lengths), len(step.lengths))
             if shape not in shapes:
                 shapes.append(shape)
-        seconds = time.perf_counter() - start
-        return [], Probed(tuple(shapes), seconds=seconds, update=self.update, left_out=left_out)
 
-    def audit(self, examples: List[Example]) -> Tuple[List[Fault], Probed]:
-        """Probe the examples of an existing batch; return its faults, and the probed row."""
+        notes = []
+        if quick:
+            notes.append(f"quick: {QUICK_ROWS} rows only")
+        if rounding:
+            notes.append(f"differences up to {rounding:.1e} were examined in torch.float64")
+        seconds = time.perf_counter() - start
+        return Probed(tuple(shapes), (), seconds, self.update, left_out="; ".join(notes))
+
+    def audit(self, examples: List[Example]) -> Probed:
+        """Probe the examples of an existing batch."""
         start = time.perf_counter()
         lengths = [len(example["input_ids"]) for example in examples]
-        faults = self._faults_of(_LayerStep("_compare", lengths, 0, examples))
+        faults = self._faults_of(_LayerStep("_compare", lengths, 0, examples=examples))
+        if faults:
+            self.probe.refuse_leak(faults)
         shape = (sum(lengths), len(lengths))
         seconds = time.perf_counter() - start
-        return faults, Probed((shape,), seconds=seconds, update=self.update)
+        return Probed((shape,), seconds=seconds, update=self.update)
 
     def repeat(self, fault: Fault) -> List[Fault]:
         """Repeat the step that showed a fault."""
         assert fault.step is not None
         return self._faults_of(fault.step)
 
-    def _steps(self, row: int, longest: int) -> List[_LayerStep]:
+    def _steps(self, longest: int, quick: bool) -> List[_LayerStep]:
         """List the steps, the most important first."""
-        rows = row_lengths(row, longest, text_config(self.model), np.random.default_rng(0))
-        methods = ["_logits_and_gradients"]
+        numbers = lengths_of_model(self.model, min(longest, self.row))
+        rows = row_lengths(self.row, longest, numbers, np.random.default_rng(0))
+        if quick:
+            rows = rows[:QUICK_ROWS]
+        methods = ["_compare"]
         if self.training.collator is not None or self.training.loss is not None:
             methods.append("_loss")
-        steps = list(itertools.product(rows, methods))
+        if self.probe.compiled is not None:
+            methods.append("_compare_compiled")
+        steps = []
+        for number, lengths in enumerate(rows):
+            for method in methods:
+                steps.append(_LayerStep(method, lengths, len(steps), shares_prefix=number % 3 != 0))
 
         # Equal lengths, for which a plain batch has no padding.
-        single_tokens = [1] * min(_MOST_EXAMPLES, row)
-        longer = [min(16, longest)] * max(1, row // 16)
-        steps += [(single_tokens, "_auxiliary"), (longer, "_auxiliary")]
-        return [_LayerStep(method, lengths, seed) for seed, (lengths, method) in enumerate(steps)]
+        single_tokens = [1] * min(_MOST_EXAMPLES, self.row)
+        longer = [min(16, longest)] * max(1, self.row // 16)
+        for lengths in (single_tokens, longer):
+            steps.append(_LayerStep("_auxiliary", lengths, len(steps)))
+        return steps
 
     def _faults_of(self, step: _LayerStep) -> List[Fault]:
         """Return the faults of one step, each with the step that repeats it."""
-        if step.examples is not None:
-            faults = self._compare(step.examples)
-        else:
-            draw = np.random.default_rng(step.seed)
-            faults = getattr(self, step.method)(step.lengths, draw)
-        can_be_drawn = step.method in ("_logits_and_gradients", "_loss")
+        examples = step.examples or self.examples_of(step)
+        faults: List[Fault] = getattr(self, step.method)(examples)
+        can_be_drawn = step.examples is None and step.method != "_auxiliary"
         lengths = tuple(step.lengths) if can_be_drawn else ()
         return [fault._replace(step=step, lengths=lengths) for fault in faults]
 
     # ---- examples
 
-    def _examples(
-        self,
-        lengths: Sequence[int],
-        draw: np.random.Generator,
-        share: bool = False,
-    ) -> List[Example]:
-        """Draw examples of random tokens; a third of them have a prompt, which is not predicted.
-
-        share: use the same object for all examples of one length and kind.
-        """
+    def examples_of(self, step: _LayerStep) -> List[Example]:
+        """Draw examples of random tokens; a third of them have a prompt, which is not predicted."""
+        draw = np.random.default_rng(step.seed)
+        prefix = self.probe.tokens(max(step.lengths), draw)
         shared: Dict[Tuple[int, bool], Example] = {}
         examples = []
-        for number, length in enumerate(lengths):
+        for number, length in enumerate(step.lengths):
             has_prompt = number % 3 == 1 and length > 3
             kind = (length, has_prompt)
-            if kind not in shared or not share:
-                shared[kind] = self._example(length, has_prompt, draw)
+            # The loss of equal examples is computed only once.
+            if kind not in shared or step.method != "_loss":
+                ids = self.probe.tokens(length, draw)
+                if step.shares_prefix:
+                    ids[: length * 3 // 4] = prefix[: length * 3 // 4]
+                shared[kind] = self._labelled(ids, has_prompt)
             examples.append(shared[kind])
         return examples
 
-    def _example(
-        self,
-        length: int,
-        has_prompt: bool,
-        draw: np.random.Generator,
-    ) -> Example:
-        ids = self.probe.tokens(length, draw)
+    def _labelled(self, ids: np.ndarray, has_prompt: bool) -> Example:
         labels = ids.copy()
         # Some collators of masked models keep the label of a first token; causal ones and others leave it out.
-        first_predicted = length // 2 if has_prompt else int(not self.causal)
+        first_predicted = len(ids) // 2 if has_prompt else int(not self.causal)
         labels[:first_predicted] = IGNORED
         return {"input_ids": ids, "labels": labels}
 
-    def _inputs(self, examples: Sequence[Example]) -> Inputs:
-        return to_device(self.probe.collated(examples), self.probe.device)
+    def _row(self, examples: Sequence[Example]) -> _TrainedRow:
+        """Collate examples; a collator that draws at random gets the same seed each time."""
+        inputs = to_device(self.probe.collated(examples), self.probe.device)
+        placed = place(examples, inputs)
+        self.draws |= placed.is_changed
+        return _TrainedRow(placed.examples, inputs, placed.places, placed.is_changed)
+
+    def _row_of_one(self, example: Example) -> _TrainedRow:
+        """Collate one example; if the collator draws at random, use ours, which keeps the tokens."""
+        if not self.draws:
+            row = self._row([example])
+            if not row.is_changed:
+                return row
+        batch = padding_free_batch([example], causal=self.causal)
+        inputs = to_device(inputs_for(self.model, batch), self.probe.device)
+        return _TrainedRow([example], inputs, [torch.arange(len(example["input_ids"]))])
+
+    def _predictions(self, example: Example) -> int:
+        labels = np.asarray(example.get("labels", example["input_ids"]))
+        return int((labels[int(self.causal) :] != IGNORED).sum())
 
     # ---- logits and gradients
 
-    def _logits_and_gradients(
-        self,
-        lengths: Sequence[int],
-        draw: np.random.Generator,
-    ) -> List[Fault]:
-        return self._compare(self._examples(lengths, draw))
-
     def _compare(self, examples: List[Example]) -> List[Fault]:
-        """Compare a row, in training and in evaluation mode, with each example alone in evaluation mode."""
-        inputs = self._inputs(examples)
-        row = _TrainedRow(examples, inputs, places_of(examples, inputs))
+        """Compare a row, in training and in evaluation mode, with each example alone."""
+        row = self._row(examples)
         self.model.eval()
         with torch.no_grad(), self._auxiliary_losses() as losses:
-            evaluated = self._logits(row)
+            evaluated = self._row_values(row)
         self.has_auxiliary_loss = any(map(torch.is_tensor, losses))
-        trained = self._train(row, evaluated)
-        faults = self._compare_alone(row, trained, evaluated)
-        name = _row_name(row.lengths)
-        return [fault._replace(what=f"{name}, {fault.what}") for fault in faults]
-
-    def _train(self, row: _TrainedRow, evaluated: torch.Tensor) -> _Result:
-        """Compute a row in training mode; in evaluation mode if training is random even without dropout."""
         with _without_dropout(self.model):
             start = time.perf_counter()
             trained = self._result(row)
             self.update = max(self.update, time.perf_counter() - start)
-            scale = _scale(evaluated)
-            if not _largest(trained.logits - evaluated) > self.limit * scale:
-                return trained
-            torch.manual_seed(1)
-            with torch.no_grad():
-                again = self._logits(row)
-        is_random = _largest(again - trained.logits) > 1e-6 * scale
-        return self._result(row) if is_random else trained
+            is_random = self._is_random(row, trained, evaluated)
 
-    def _logits(self, row: _TrainedRow) -> torch.Tensor:
-        """Compute the logits of all examples of a row, [tokens, vocabulary]."""
+        if is_random:
+            faults = self._compare_alone(row, self._result(row), evaluated)
+            with _without_dropout(self.model), FixedNoise(trained.gradients.shape[-1]):
+                noisy = self._result(row)
+                for fault in self._compare_alone(row, noisy, noisy.values):
+                    text = f"in training with fixed noise, {fault.what}"
+                    faults.append(fault._replace(what=text))
+        else:
+            faults = self._compare_alone(row, trained, evaluated)
+        name = _row_name(row.lengths)
+        return [fault._replace(what=f"{name}, {fault.what}") for fault in faults]
+
+    def _is_random(self, row: _TrainedRow, trained: _Result, evaluated: torch.Tensor) -> bool:
+        """Return True if training differs from evaluation, and from itself with another seed."""
+        scale = self._scale(evaluated)
+        if not self._largest_error(trained.values, evaluated, scale) > self.limit:
+            return False
+        with seeded(1), torch.no_grad():
+            again = self._row_values(row)
+        return self._largest_error(again, trained.values, scale) > 1e-6
+
+    def _values(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return the logits of a call of the model, or the inputs of its output layer."""
+        if self.head is None:
+            return call()
+        with self.head._taken_out() as calls:
+            call()
+        return accurate(calls.pop()[0])
+
+    def _row_values(self, row: _TrainedRow, model: Any = None) -> torch.Tensor:
+        """Compute all examples of a row, [tokens, vocabulary or width]."""
         self.probe.prepare()
         inputs = {name: value for name, value in row.inputs.items() if name != "labels"}
-        return _of_examples(self.training.forward(self.model, inputs), row.places)
+        model = self.model if model is None else model
+        call = partial(self.training.forward, model, inputs)
+        return _of_examples(self._values(call), row.places)
 
     def _result(self, row: _TrainedRow) -> _Result:
         """Compute a row with gradients."""
-        result = self._with_gradients(partial(self._logits, row), row.examples)
+        result = self._with_gradients(partial(self._row_values, row), row.examples)
         return result._replace(gradients=_of_examples(result.gradients, row.places))
 
     def _alone(self, examples: Sequence[Example]) -> _Result:
-        """Compute examples of one length in a plain batch: [examples, tokens, ...]."""
-        ids = [torch.as_tensor(example["input_ids"]) for example in examples]
-        return self._with_gradients(partial(self.probe.plain, *ids), examples)
+        """Compute examples of one length: in a plain batch, or each as a row if the model has no plain call."""
+        if self.probe.has_plain_call:
+            ids = [torch.as_tensor(example["input_ids"]) for example in examples]
+            call = partial(self._values, partial(self.probe.plain, *ids))
+            return self._with_gradients(call, examples)
+        results = [self._result(self._row_of_one(example)) for example in examples]
+        weights = [sum(gradients) for gradients in zip(*(result.weights for result in results))]
+        values = torch.cat([result.values for result in results])
+        return _Result(values, torch.cat([result.gradients for result in results]), weights)
 
     def _with_gradients(
         self,
         call: Callable[[], torch.Tensor],
         examples: Sequence[Example],
     ) -> _Result:
-        with torch.enable_grad(), _embeddings_of(self.probe.base) as embeddings:
-            logits = call()
-            flat = logits.reshape(-1, logits.shape[-1])
-            loss = _summed_loss(flat, examples)
+        with torch.enable_grad(), _embeddings_of(self.probe.embedding) as embeddings:
+            values = call()
+            flat = values.reshape(-1, values.shape[-1])
+            loss = self._summed_loss(flat, examples)
             sources = [embeddings[0], *self.parameters]
             gradients, *weights = _gradients_of(loss, sources)
-        return _Result(logits.detach(), gradients, weights)
+        return _Result(flat.detach(), gradients.flatten(0, -2), weights)
+
+    def _summed_loss(self, values: torch.Tensor, examples: Sequence[Example]) -> torch.Tensor:
+        """Sum the cross-entropies of examples; values: [tokens of all examples, vocabulary or width]."""
+        targets = torch.cat([_targets(example) for example in examples]).to(values.device)
+        if self.head is None:
+            return F.cross_entropy(values, targets, ignore_index=IGNORED, reduction="sum")
+        weight = self.head.layer.weight
+        is_trained = weight.requires_grad
+        weight.requires_grad_(False)
+        try:
+            return self.head._loss_sum(values, values.dtype, targets)
+        finally:
+            weight.requires_grad_(is_trained)
 
     def _auxiliary_losses(self) -> Any:
         return _kept(self.probe.base, lambda output: getattr(output, "aux_loss", None))
+
+    # ---- errors of logits, in blocks of positions
+
+    def _blocks(self, tokens: int) -> Iterator[slice]:
+        step = max(1, _BLOCK // self.probe.vocabulary)
+        for begin in range(0, tokens, step):
+            yield slice(begin, begin + step)
+
+    def _logits(self, values: torch.Tensor) -> torch.Tensor:
+        if self.head is None:
+            return values
+        with torch.no_grad():
+            return self.head.change.of(accurate(self.head.layer(values)))[0]
+
+    def _scale(self, values: torch.Tensor) -> float:
+        """Return the largest logit."""
+        blocks = self._blocks(len(values))
+        return max([1e-30, *(_largest(self._logits(values[block])) for block in blocks)])
+
+    def _logit_errors(
+        self, actual: torch.Tensor, expected: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Return the largest difference of the logits of each token over `scale`, float64 [tokens]."""
+        errors = []
+        for block in self._blocks(len(actual)):
+            actual_logits = self._logits(actual[block])
+            expected_logits = self._logits(expected[block])
+            errors.append(_token_errors(actual_logits, expected_logits, scale))
+        return torch.cat(errors)
+
+    def _largest_error(self, actual: torch.Tensor, expected: torch.Tensor, scale: float) -> float:
+        return float(self._logit_errors(actual, expected, scale).max())
+
+    # ---- a row and its examples alone
 
     def _compare_alone(
         self,
@@ -519,42 +602,119 @@ class RowProbe:
         trained: _Result,
         evaluated: torch.Tensor,
     ) -> List[Fault]:
-        """Compare a row with its examples; those of one length are computed in one plain batch."""
-        logit_scale = _scale(evaluated)
-        gradient_scale = _scale(trained.gradients)
-        logit_errors = torch.zeros(len(evaluated), dtype=torch.float64)
-        gradient_errors = torch.zeros(len(evaluated), dtype=torch.float64)
-        weights = [torch.zeros_like(parameter) for parameter in self.parameters]
+        """Compare a row with its examples alone, in the current mode."""
+        scales = (self._scale(evaluated), _scale(trained.gradients))
+        errors = self._errors_of_examples(row, trained, evaluated, scales)
+        training_error = self._largest_error(trained.values, evaluated, scales[0])
 
+        bound = self.probe.rounding_bound(self.row)
+        is_above = (errors.logits > bound) | (errors.gradients > _GRADIENT_FACTOR * bound)
+        is_any_above = bool(is_above.any())
+        is_certain = is_any_above and not self._is_tie(row, errors, is_above, scales)
+        weights_are_certain = errors.weights > _GRADIENT_FACTOR * bound and not is_any_above
+
+        logit_fault = self._worst_example(row, errors.logits, "scores otherwise than alone")
+        first = self._first_difference(row, errors.logits)
+        training_text = "evaluation differs from training"
+        gradient_fault = self._worst_example(
+            row, errors.gradients, "has other gradients than alone"
+        )
+        weight_text = "the gradients of the weights are not those of its examples"
+        return self._above_limit(
+            [
+                logit_fault._replace(first=first, is_certain=is_certain),
+                Fault(training_text, training_error, is_certain=training_error > bound),
+            ],
+            [
+                gradient_fault._replace(is_certain=is_certain),
+                Fault(weight_text, errors.weights, is_certain=weights_are_certain),
+            ],
+        )
+
+    def _errors_of_examples(
+        self,
+        row: _TrainedRow,
+        trained: _Result,
+        evaluated: torch.Tensor,
+        scales: Tuple[float, float],
+    ) -> _Errors:
+        """Compute the errors of a row; its examples of one length are computed in one plain batch."""
+        logits = torch.zeros(len(evaluated), dtype=torch.float64)
+        gradients = torch.zeros(len(evaluated), dtype=torch.float64)
+        weights = [torch.zeros_like(parameter) for parameter in self.parameters]
         by_length: Dict[int, List[int]] = {}
         for number, length in enumerate(row.lengths):
             by_length.setdefault(length, []).append(number)
         begins = np.cumsum(row.lengths) - row.lengths
         for length, numbers in by_length.items():
             alone = self._alone([row.examples[number] for number in numbers])
-            # [examples, tokens]
-            tokens = torch.as_tensor(begins[numbers, None] + np.arange(length))
+            tokens = torch.as_tensor(begins[numbers, None] + np.arange(length)).flatten()
             on_device = tokens.to(evaluated.device)
-            logits = evaluated[on_device]
-            gradients = trained.gradients[on_device]
-            logit_errors[tokens] = _token_errors(logits, alone.logits, logit_scale)
-            gradient_errors[tokens] = _token_errors(gradients, alone.gradients, gradient_scale)
+            logits[tokens] = self._logit_errors(evaluated[on_device], alone.values, scales[0])
+            in_row = trained.gradients[on_device]
+            gradients[tokens] = _token_errors(in_row, alone.gradients, scales[1])
             for total, gradient in zip(weights, alone.weights):
                 total += gradient
+        return _Errors(logits, gradients, _weight_error(trained.weights, weights))
 
-        logit_fault = self._worst_example(row, logit_errors, "scores otherwise than alone")
-        first = self._first_difference(row, logit_errors)
-        training_error = _largest(trained.logits - evaluated) / logit_scale
-        training_fault = Fault("evaluation differs from training", training_error)
-        gradient_fault = self._worst_example(row, gradient_errors, "has other gradients than alone")
-        weight_error = _weight_error(trained.weights, weights)
-        weight_fault = Fault(
-            "the gradients of the weights are not those of its examples", weight_error
-        )
-        return self._above_limit(
-            [logit_fault._replace(first=first), training_fault],
-            [gradient_fault, weight_fault],
-        )
+    def _is_tie(
+        self,
+        row: _TrainedRow,
+        errors: _Errors,
+        is_above: torch.Tensor,
+        scales: Tuple[float, float],
+    ) -> bool:
+        """Return True if rounding alone explains all errors above its bound.
+
+        It may send a token to another expert.  A perturbation of the example alone then has the same effect.
+        """
+        begin = 0
+        for example in row.examples:
+            tokens = slice(begin, begin + len(example["input_ids"]))
+            begin = tokens.stop
+            if not bool(is_above[tokens].any()):
+                continue
+            logits, gradients = self._effect_of_rounding(example, scales)
+            is_explained = errors.logits[tokens] <= _EXPLAINED * logits
+            is_explained &= errors.gradients[tokens] <= _EXPLAINED * gradients
+            if bool((is_above[tokens] & ~is_explained).any()):
+                return False
+        return True
+
+    def _effect_of_rounding(
+        self, example: Example, scales: Tuple[float, float]
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return the largest changes of an example alone by perturbed embeddings, float64 [tokens] each."""
+        alone = self._alone([example])
+        tokens = len(example["input_ids"])
+        # Below the limits, no error needs an explanation.
+        logits = torch.full((tokens,), self.limit, dtype=torch.float64)
+        gradients = torch.full((tokens,), self.limit * _GRADIENT_FACTOR, dtype=torch.float64)
+        for exponent in range(_PERTURBATIONS):
+            size = torch.finfo(torch.float32).eps * 2**exponent
+
+            def perturb(output: torch.Tensor, size: float = size) -> torch.Tensor:
+                return output * (1 + size * torch.randn_like(output))
+
+            with seeded(exponent), _kept(self.probe.embedding, perturb):
+                other = self._alone([example])
+            changed = self._logit_errors(other.values, alone.values, scales[0])
+            logits = torch.maximum(logits, changed)
+            changed = _token_errors(other.gradients, alone.gradients, scales[1])
+            gradients = torch.maximum(gradients, changed)
+        return logits, gradients
+
+    def _compare_compiled(self, examples: List[Example]) -> List[Fault]:
+        """Compare the compiled model with the model itself, which `_compare` compares with each example alone."""
+        row = self._row(examples)
+        with _without_dropout(self.model), seeded():
+            eager = self._row_values(row).detach()
+        with _without_dropout(self.model), seeded(), self.probe.compiling():
+            compiled = self._row_values(row, self.probe.compiled).detach()
+        error = self._largest_error(compiled, eager, self._scale(eager))
+        text = f"{_row_name(row.lengths)}, the compiled model scores otherwise"
+        is_certain = error > self.probe.rounding_bound(self.row)
+        return self._above_limit([Fault(text, error, is_certain=is_certain)], [])
 
     def _above_limit(
         self,
@@ -591,32 +751,33 @@ class RowProbe:
 
     # ---- the trained loss
 
-    def _loss(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
+    def _loss(self, examples: List[Example]) -> List[Fault]:
         """Compare the loss of a row with the mean of the losses of its examples, each in a separate batch."""
-        examples = self._examples(lengths, draw, share=True)
-        counts = [_predictions(example) for example in examples]
+        row = self._row(examples)
+        counts = [self._predictions(example) for example in row.examples]
         if not sum(counts):
             return []
         weights = counts
         if self.training.mean == "example":
             weights = [int(count > 0) for count in counts]
 
-        value, gradient = self._loss_of(examples)
+        value, gradient = self._loss_of(row)
         expected = 0.0
         gradients = []
         alone: Dict[int, Tuple[float, torch.Tensor]] = {}  # by the identity of an example
-        for example, weight in zip(examples, weights):
+        for example, weight in zip(row.examples, weights):
             if not weight:
                 tokens = len(example["input_ids"])
                 gradients.append(gradient.new_zeros(tokens, gradient.shape[-1]))
                 continue
             if id(example) not in alone:
-                alone[id(example)] = self._loss_of([example])
+                alone[id(example)] = self._loss_of(self._row_of_one(example))
             example_loss, example_gradient = alone[id(example)]
             share = weight / sum(weights)
             expected += share * example_loss
             gradients.append(share * example_gradient)
 
+        lengths = row.lengths
         errors = _token_errors(gradient, torch.cat(gradients), _scale(gradient))
         number, _ = _locate(lengths, int(errors.argmax()))
         name = f"{_row_name(lengths)}, the loss"
@@ -625,27 +786,27 @@ class RowProbe:
         gradient_text = (
             f"{name} has another gradient at example {number} of {length:,} tokens than alone"
         )
-        loss_fault = Fault(loss_text, _relative(value, expected))
+        error = _relative(value, expected)
+        loss_fault = Fault(loss_text, error, is_certain=error > _CERTAIN_LOSS)
         gradient_fault = Fault(gradient_text, float(errors.max()))
         return self._above_limit([loss_fault], [gradient_fault])
 
-    def _loss_of(self, examples: List[Example]) -> Tuple[float, torch.Tensor]:
+    def _loss_of(self, row: _TrainedRow) -> Tuple[float, torch.Tensor]:
         """Compute the trained loss, and its gradient at the tokens of the examples, [tokens, width]."""
-        inputs = self._inputs(examples)
-        places = places_of(examples, inputs)
         compute = self.training.loss or self._label_loss
         with contextlib.ExitStack() as stack:
             stack.enter_context(_without_dropout(self.model))
             stack.enter_context(torch.enable_grad())
-            embeddings = stack.enter_context(_embeddings_of(self.probe.base))
-            loss = compute(self.model, inputs)
+            embeddings = stack.enter_context(_embeddings_of(self.probe.embedding))
+            loss = compute(self.model, row.inputs)
             # A loss may call the model on other tokens too, as `loss_sum` does when it tests the output layer.
-            tokens = inputs["input_ids"].numel()
+            tokens = row.inputs["input_ids"].numel()
             row_embeddings = [
                 values for values in embeddings if values.shape[:-1].numel() == tokens
             ]
             gradients = _gradients_of(loss, row_embeddings)
-        return float(loss.detach()), _of_examples(sum(gradients[1:], gradients[0]), places)
+        total = sum(gradients[1:], gradients[0])
+        return float(loss.detach()), _of_examples(total, row.places)
 
     def _label_loss(self, model: Any, inputs: Inputs) -> torch.Tensor:
         labels = inputs["labels"]
@@ -653,16 +814,11 @@ class RowProbe:
         total = cross_entropy_sum(logits, labels, causal=self.causal)
         return total / supervised(model, labels).clamp(min=1)
 
-    def _auxiliary(
-        self,
-        lengths: Sequence[int],
-        draw: np.random.Generator,
-    ) -> List[Fault]:
+    def _auxiliary(self, examples: List[Example]) -> List[Fault]:
         """Compare the auxiliary loss of a row of equal lengths with that of a plain batch."""
-        examples = self._examples(lengths, draw)
         ids = [torch.as_tensor(example["input_ids"]) for example in examples]
         with torch.no_grad(), _without_dropout(self.model), self._auxiliary_losses() as losses:
-            self.training.forward(self.model, self._inputs(examples))
+            self.training.forward(self.model, self._row(examples).inputs)
             self.probe.plain(*ids)
         values = [float(loss) for loss in losses if torch.is_tensor(loss) and loss.numel() == 1]
         if len(values) != 2 or not any(values):
@@ -672,7 +828,7 @@ class RowProbe:
         if error <= _AUXILIARY_LIMIT:
             return []
         text = (
-            f"in a row of {len(lengths):,} examples of {lengths[0]:,} tokens, the auxiliary loss is {row_loss:.6g}, "
+            f"in a row of {len(ids):,} examples of {len(ids[0]):,} tokens, the auxiliary loss is {row_loss:.6g}, "
             f"in a plain batch {batch_loss:.6g}"
         )
         return [Fault(text, error)]
@@ -697,42 +853,15 @@ def _kept(module: Any, keep: Callable[[Any], Any]) -> Iterator[List[Any]]:
         handle.remove()
 
 
-def _embeddings_of(base: Any) -> Any:
+def _embeddings_of(module: Any) -> Any:
     """Collect the outputs of the model's embeddings in the block, with a gradient."""
-    module = base.get_input_embeddings()
     return _kept(module, lambda output: output if output.requires_grad else output.requires_grad_())
 
 
 def _of_examples(values: torch.Tensor, places: List[torch.Tensor]) -> torch.Tensor:
     """Select the tokens of the examples, [rows, slots, width] -> [tokens, width]; without padding, copy nothing."""
     flat = values.reshape(-1, values.shape[-1])
-    if len(flat) != sum(map(len, places)):
-        flat = flat[torch.cat(places).to(flat.device)]
+    of_examples = torch.cat(places)
+    if not torch.equal(of_examples, torch.arange(len(flat))):
+        flat = flat[of_examples.to(flat.device)]
     return accurate(flat)
-
-
-@contextlib.contextmanager
-def _without_dropout(model: Any) -> Iterator[None]:
-    """Set training mode in the block, with every dropout and noise rate of 0."""
-    modes = {module: module.training for module in model.modules()}
-    changed: List[Tuple[Any, str, float]] = []
-    model.train()
-    for module in modes:
-        names = [name for name in vars(module) if "drop" in name or "jitter" in name]
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            names.append("p")
-        for name in names:
-            rate = getattr(module, name)
-            if isinstance(rate, float) and rate:
-                changed.append((module, name, rate))
-                setattr(module, name, 0.0)
-    try:
-        yield
-    finally:
-        for module, name, rate in changed:
-            setattr(module, name, rate)
-        for module, training in modes.items():
-            module.training = training
-
-
-without_dropout = _without_dropout

@@ -75,8 +75,7 @@ def test_a_leak_begins_at_the_example_behind_another(monkeypatch, capsys):
 def test_a_collator_of_ones_own(own, capsys):
     sizes = ["--row", "64", "--longest", "32"]
     assert main(["own_code:right", *sizes, "--collator", "own_code:collate"]) == 0
-    assert main(["own_code:right", *sizes, "--collator", "own_code:swapped"]) == 1
-    assert "is not in the collator's batch" in capsys.readouterr().out
+    assert main(["own_code:right", *sizes, "--collator", "own_code:swapped"]) == 0  # another order is no fault
 
 
 @pytest.mark.parametrize(
