@@ -769,9 +769,9 @@ class _Probe:
     def _leak(self, fault: Fault) -> Leak:
         """Describe a fault: the first layer that differs, and the settings that may be the cause."""
         layer = ""
-        advice = [WAY_OUT]
+        advice = [f"; {WAY_OUT}"]
         if hasattr(self.base, "set_attn_implementation"):
-            advice.insert(0, "call use_padding_free(model)")
+            advice.insert(0, "; call use_padding_free(model)")
         if fault.lengths:
             number = max(fault.number, 0)
             examples = [self.example(length) for length in fault.lengths]
@@ -785,20 +785,21 @@ class _Probe:
             )
             alone = _TracedCall(lambda: self.plain(examples[number]), 0, length, length)
             layer = self._first_layer(in_row, alone)
-            with contextlib.suppress(ValueError):
-                layer += self._ignored_inputs()
             # Stretched positions change the whole row, so the longest example decides.
             passed = [reach for reach in self.far if reach.tokens < max(fault.lengths)]
             if passed:
                 settings = ", ".join(f"{reach.setting} is {reach.tokens}" for reach in passed)
                 layer += f" ({settings})"
                 most = passed[0].tokens
-                advice.insert(0, f"pass longest=N if your examples have at most {most} tokens")
+                advice.insert(0, f"; pass longest=N if your examples have at most {most} tokens")
+            elif layer:
+                with contextlib.suppress(ValueError):
+                    advice.insert(0, self._ignored_inputs())
         size = "not a number" if fault.error == math.inf else f"{fault.error:.1e} of the largest"
         text = f"{self.name}: {fault.what} ({size}){layer}"
         for words in advice:
-            if len(text) + len(words) + 2 <= _MOST_MESSAGE:
-                text += f"; {words}"
+            if len(text) + len(words) <= _MOST_MESSAGE:
+                text += words
         return Leak(one_line(text, _MOST_MESSAGE), fault.first)
 
     # ---- the layer at fault
