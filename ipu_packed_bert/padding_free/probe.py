@@ -157,7 +157,7 @@ def check_no_leak(
     refuse_unfit(model)
     if mean not in ("token", "example"):
         raise ValueError(f'mean is {mean!r}; must be "token" or "example"')
-    with _undisturbed(model):
+    with undisturbed(model):
         choose(model, _choice_for(model))
         probe = _Probe(model, longest, TrainingCalls(collator, forward, loss, mean))
         return probe.check(row, quick)
@@ -172,7 +172,7 @@ def _choice_for(model: Any) -> Choice:
 
 def keeps_apart_with_mask(model: Any) -> bool:
     """Return True if adding an all-ones attention_mask to the boundaries changes no logits or raises an error."""
-    with _undisturbed(model), torch.no_grad():
+    with undisturbed(model), torch.no_grad():
         model.eval()
         probe = _Probe(model, None, TrainingCalls(None, logits_of))
         tokens = min(probe.length, 3)
@@ -215,10 +215,10 @@ def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Pr
             )
     model_inputs = {name: value for name, value in inputs.items() if name != "num_items_in_batch"}
     examples = _split_row(model_inputs)
-    with _undisturbed(model), contextlib.ExitStack() as stack:
+    with undisturbed(model), contextlib.ExitStack() as stack:
         probe = _Probe(model, None, TrainingCalls(lambda _: model_inputs, forward))
         if probe.dtype in _HALF_TYPES:
-            stack.enter_context(_in_dtype(model, torch.float32))
+            stack.enter_context(in_dtype(model, torch.float32))
             probe = probe.for_current_dtype()
         probe.measure()
         return probe.check_batch(examples)
@@ -242,7 +242,7 @@ def _split_row(inputs: Inputs) -> List[Example]:
 
 
 @contextlib.contextmanager
-def _undisturbed(model: Any) -> Iterator[None]:
+def undisturbed(model: Any) -> Iterator[None]:
     """Restore modes, buffers, random states, attention and choice of the model after the block."""
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -285,7 +285,7 @@ def _compiling() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_dtype(model: Any, dtype: torch.dtype, embedding: Any = None) -> Iterator[None]:
+def in_dtype(model: Any, dtype: torch.dtype, embedding: Any = None) -> Iterator[None]:
     """Replace weights and buffers by copies of another dtype, and switch autocast off, in the block.
 
     embedding: convert its outputs rather than its weights, which may be the largest of the model.
@@ -383,7 +383,7 @@ class _Probe:
         self.vocabulary = getattr(config, "vocab_size", None) or 2
         types = self._first_call()
         for parameter in parameters:
-            if parameter is not self.embedding.weight:  # `_in_dtype` may convert only its outputs
+            if parameter is not self.embedding.weight:  # `in_dtype` may convert only its outputs
                 types.add(parameter.dtype)
         self.dtype = max(
             types & set(_RESOLUTION),
@@ -613,7 +613,7 @@ class _Probe:
         """Compare rows with their examples alone, in float32 if the model is in half precision."""
         if self.dtype not in _HALF_TYPES:
             return self._check_rows(tokens, longest, quick)
-        with _in_dtype(self.model, torch.float32, self.embedding):
+        with in_dtype(self.model, torch.float32, self.embedding):
             # It stays in half precision if there is an autocast inside `forward`.
             probe = self.for_current_dtype()
             probe.measure()
@@ -670,7 +670,7 @@ class _Probe:
             with torch.no_grad():
                 rows = self._row_logits(examples)
                 own = {number: self.plain(examples[number]) for number in suspects}
-                with _in_dtype(self.model, torch.float32, self.embedding):
+                with in_dtype(self.model, torch.float32, self.embedding):
                     exact = {number: self.plain(examples[number]) for number in suspects}
             in_row = {}
             alone = {}
@@ -701,7 +701,7 @@ class _Probe:
     def _in_float64(self, fault: Fault) -> Optional[Fault]:
         """Repeat a fault in float64, where rounding is smaller; return None if there is no fault."""
         assert fault.step is not None
-        with _in_dtype(self.model, torch.float64):
+        with in_dtype(self.model, torch.float64):
             try:
                 probe = self.for_current_dtype()
                 probe.measure()
@@ -888,7 +888,3 @@ def _part(value: Any, traced: _TracedCall) -> Optional[torch.Tensor]:
     if value.dim() == 2 and len(value) == tokens:
         return value[None, span].double()
     return None
-
-
-undisturbed = _undisturbed
-in_dtype = _in_dtype

@@ -29,8 +29,7 @@ from ipu_packed_bert.padding_free.losses import (
 )
 from ipu_packed_bert.padding_free.models import FirstDifference, lengths_of_model
 from ipu_packed_bert.padding_free.placing import Example, place
-from ipu_packed_bert.padding_free.randomness import FixedNoise, seeded
-from ipu_packed_bert.padding_free.randomness import without_dropout as _without_dropout
+from ipu_packed_bert.padding_free.randomness import FixedNoise, seeded, without_dropout
 from ipu_packed_bert.padding_free.update import to_device
 from pack_data.batching.collators import padding_free_batch
 
@@ -474,7 +473,7 @@ class RowProbe:
         with torch.no_grad(), self._auxiliary_losses() as losses:
             evaluated = self._row_values(row)
         self.has_auxiliary_loss = any(map(torch.is_tensor, losses))
-        with _without_dropout(self.model):
+        with without_dropout(self.model):
             start = time.perf_counter()
             trained = self._result(row)
             self.update = max(self.update, time.perf_counter() - start)
@@ -482,7 +481,7 @@ class RowProbe:
 
         if is_random:
             faults = self._compare_alone(row, self._result(row), evaluated)
-            with _without_dropout(self.model), FixedNoise(trained.gradients.shape[-1]):
+            with without_dropout(self.model), FixedNoise(trained.gradients.shape[-1]):
                 noisy = self._result(row)
                 for fault in self._compare_alone(row, noisy, noisy.values):
                     text = f"in training with fixed noise, {fault.what}"
@@ -707,9 +706,9 @@ class RowProbe:
     def _compare_compiled(self, examples: List[Example]) -> List[Fault]:
         """Compare the compiled model with the model itself, which `_compare` compares with each example alone."""
         row = self._row(examples)
-        with _without_dropout(self.model), seeded():
+        with without_dropout(self.model), seeded():
             eager = self._row_values(row).detach()
-        with _without_dropout(self.model), seeded(), self.probe.compiling():
+        with without_dropout(self.model), seeded(), self.probe.compiling():
             compiled = self._row_values(row, self.probe.compiled).detach()
         error = self._largest_error(compiled, eager, self._scale(eager))
         text = f"{_row_name(row.lengths)}, the compiled model scores otherwise"
@@ -795,7 +794,7 @@ class RowProbe:
         """Compute the trained loss, and its gradient at the tokens of the examples, [tokens, width]."""
         compute = self.training.loss or self._label_loss
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_without_dropout(self.model))
+            stack.enter_context(without_dropout(self.model))
             stack.enter_context(torch.enable_grad())
             embeddings = stack.enter_context(_embeddings_of(self.probe.embedding))
             loss = compute(self.model, row.inputs)
@@ -817,7 +816,7 @@ class RowProbe:
     def _auxiliary(self, examples: List[Example]) -> List[Fault]:
         """Compare the auxiliary loss of a row of equal lengths with that of a plain batch."""
         ids = [torch.as_tensor(example["input_ids"]) for example in examples]
-        with torch.no_grad(), _without_dropout(self.model), self._auxiliary_losses() as losses:
+        with torch.no_grad(), without_dropout(self.model), self._auxiliary_losses() as losses:
             self.training.forward(self.model, self._row(examples).inputs)
             self.probe.plain(*ids)
         values = [float(loss) for loss in losses if torch.is_tensor(loss) and loss.numel() == 1]

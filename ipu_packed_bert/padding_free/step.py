@@ -22,7 +22,7 @@ from ipu_packed_bert.padding_free.collators import (
 )
 from ipu_packed_bert.padding_free.models import Leak, text_config
 from ipu_packed_bert.padding_free.probe import in_dtype, undisturbed
-from ipu_packed_bert.padding_free.rows import without_dropout
+from ipu_packed_bert.padding_free.randomness import without_dropout
 from ipu_packed_bert.padding_free.update import to_device
 from pack_data.batching.collators import padding_free_batch
 from pack_data.reading.fields import one_line
