@@ -16,15 +16,16 @@ from pack_data.reading.files import read_regular
 from pack_data.reading.packages import require
 
 _MAX_BYTES = 64 << 20  # size of a file of --batch; a row takes a few KiB
+_STATUSES = {"isolated": 0, "leaks": 1, "cannot be judged": 2}
 _TYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Check a model; return 1 if the examples of a row affect each other."""
+    """Check a model; return 1 if the examples of a row affect each other, and 2 if it cannot be judged."""
     parser = ArgumentParser(
         prog=typed("check-model"),
         description="Compare packed rows, computed as in training, with plain calls for each example: logits, losses\n"
-        "and gradients. Exit status 1 if they differ.",
+        "and gradients. Exit status 1 if they differ, and 2 if the model cannot be judged.",
     )
     parser.add_argument(
         "model",
@@ -76,7 +77,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     else:
         for name, value in result.items():
             print(f"{name:<10}{value}")
-    return 0 if result["verdict"] == "isolated" else 1
+    return _STATUSES[result["verdict"]]
 
 
 def _check(
@@ -85,7 +86,7 @@ def _check(
     """Return the attention, the checked rows, and the verdict or the first difference."""
     from ipu_packed_bert.padding_free.choice import find_choice, switch
     from ipu_packed_bert.padding_free.collators import PaddingFreeCollator
-    from ipu_packed_bert.padding_free.models import choice_of
+    from ipu_packed_bert.padding_free.models import Leak, choice_of
     from ipu_packed_bert.padding_free.probe import audit_batch, check_no_leak
 
     result: Dict[str, Any] = {}
@@ -105,7 +106,7 @@ def _check(
             collate = collator or PaddingFreeCollator(model)
             result["batch"] = str(audit_batch(model, collate(batch)))
     except ValueError as error:
-        result["verdict"] = "examples depend on each other, or are not computed"
+        result["verdict"] = "leaks" if isinstance(error, Leak) else "cannot be judged"
         result["reason"] = str(error)
         first = getattr(error, "first", None)
         if first:

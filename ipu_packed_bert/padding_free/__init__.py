@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ipu_packed_bert.padding_free.collators import PaddingCollator as PaddingCollator
     from ipu_packed_bert.padding_free.collators import PaddingFreeCollator as PaddingFreeCollator
     from ipu_packed_bert.padding_free.collators import inputs_for as inputs_for
+    from ipu_packed_bert.padding_free.isolated import assert_isolated as assert_isolated
     from ipu_packed_bert.padding_free.probe import check_no_leak as check_no_leak
     from ipu_packed_bert.padding_free.streams import PackedStream as PackedStream
     from ipu_packed_bert.padding_free.streams import least_of_ranks as least_of_ranks
@@ -35,6 +36,7 @@ _PLACES = {
     "PaddingFreeCollator": f"{_HERE}.collators",
     "UpdateResult": f"{_HERE}.update",
     "accumulate": f"{_HERE}.update",
+    "assert_isolated": f"{_HERE}.isolated",
     "check_no_leak": f"{_HERE}.probe",
     "inputs_for": f"{_HERE}.collators",
     "keep_buffers": "pack_data.cli.memory",

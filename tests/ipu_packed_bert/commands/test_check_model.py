@@ -13,6 +13,7 @@ transformers = pytest.importorskip(
 )
 
 from ipu_packed_bert.commands.check_model import main
+from ipu_packed_bert.padding_free import assert_isolated
 from pack_data.cli.command import run_main
 from tests.padding_free_faults import FAULTS, LONGEST, ROW, TinyModel, joined
 from tests.padding_free_models import a_model, families
@@ -41,6 +42,10 @@ def own(monkeypatch):
     monkeypatch.setitem(sys.modules, "own_code", module)
 
 
+def own_code(name):
+    return getattr(sys.modules["own_code"], name)()
+
+
 def test_a_folder_is_isolated_and_its_rows_are_told(folder, tmp_path, capsys):
     batch = tmp_path / "batch.jsonl"
     batch.write_text('{"input_ids": [3, 4, 5]}\n{"input_ids": [6, 7], "labels": [-100, 7]}\n')
@@ -56,6 +61,7 @@ def test_what_leaks_is_named_with_the_example_and_its_token(own, capsys):
     assert json.loads(capsys.readouterr().out)["verdict"] == "isolated"
     assert main(["own_code:late", *sizes, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "leaks"
     assert "scores otherwise than alone from its token" in found["reason"] and found["model"] == "own_code:late"
     first = found["first"]
     assert set(first) == {"example", "token", "place", "difference"} and first["difference"] > 1e-5
@@ -76,6 +82,25 @@ def test_a_collator_of_ones_own(own, capsys):
     sizes = ["--row", "64", "--longest", "32"]
     assert main(["own_code:right", *sizes, "--collator", "own_code:collate"]) == 0
     assert main(["own_code:right", *sizes, "--collator", "own_code:swapped"]) == 0  # another order is no fault
+
+
+def test_a_model_that_fails_cannot_be_judged(monkeypatch, capsys):
+    def fails():
+        model = TinyModel(np.random.default_rng(0))
+        model.forward = lambda **inputs: {}["logits"]
+        return model
+
+    monkeypatch.setitem(sys.modules, "own_code", SimpleNamespace(fails=fails))
+    assert run_main(main, ["own_code:fails", "--row", "64", "--longest", "32", "--json"]) == 2
+
+
+def test_the_assertion_for_test_suites(own):
+    sizes = {"row": ROW, "longest": LONGEST}
+    assert "examples" in str(assert_isolated(own_code("right"), **sizes))
+    with pytest.raises(AssertionError) as caught:
+        assert_isolated(own_code("late"), **sizes)
+    lines = str(caught.value).split("\n")
+    assert 2 <= len(lines) <= 5 and "token" in lines[1]
 
 
 @pytest.mark.parametrize(
