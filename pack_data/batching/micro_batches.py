@@ -68,7 +68,8 @@ class MicroBatches:
     @property
     def empty(self) -> int:
         """Micro-batches without a sequence; 0 unless there are fewer sequences than micro-batches."""
-        return sum(not len(indices) for micro_batches in self.of for indices in micro_batches)
+        sizes = [len(indices) for indices in chain.from_iterable(self.of)]
+        return sizes.count(0)
 
     def __repr__(self) -> str:
         return (
