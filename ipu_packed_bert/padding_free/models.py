@@ -113,7 +113,7 @@ def refuse_unfit(model: Any) -> None:
 
 def text_config(model: Any) -> Any:
     """Return the configuration of the language model, which may be a part of the model's, or empty."""
-    config = getattr(base_of(model), "config", None)
+    config: Any = getattr(base_of(model), "config", None)
     if isinstance(config, dict):
         return SimpleNamespace(**config)
     if not hasattr(config, "__dict__"):
@@ -134,7 +134,7 @@ _POSITIONS = (
 def most_positions(config: Any) -> Optional[int]:
     """Return the most positions that a configuration allows; None if it states no limit."""
     for name in _POSITIONS:
-        positions = getattr(config, name, None)
+        positions: Any = getattr(config, name, None)
         if _is_count(positions):  # XLNet: -1
             return int(positions)
     return None

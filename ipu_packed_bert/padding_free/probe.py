@@ -277,7 +277,7 @@ def _compiling() -> Iterator[None]:
         set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
         if set_stance is not None:
             stack.enter_context(set_stance("default"))
-        dynamo = getattr(torch, "_dynamo", None)
+        dynamo: Any = getattr(torch, "_dynamo", None)
         if hasattr(dynamo, "config") and hasattr(dynamo.config, "recompile_limit"):
             # Above the limit, calls would run eagerly without a word.
             stack.enter_context(dynamo.config.patch(recompile_limit=_MOST_GRAPHS))
@@ -415,7 +415,7 @@ class _Probe:
         They include those of an autocast around the call or inside `forward`.
         """
         types: Set[torch.dtype] = set()
-        embeddings: List[torch.nn.Module] = []
+        embeddings: List[Any] = []
         ids = torch.ones(1, 2, dtype=torch.long, device=self.device)
 
         def note(module: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -437,7 +437,7 @@ class _Probe:
             embeddings.insert(0, self.base.get_input_embeddings())
         if not embeddings:
             raise ValueError(f"{self.name}: no embedding gets input_ids; give it an nn.Embedding")
-        self.embedding = embeddings[0]
+        self.embedding: Any = embeddings[0]
         config = text_config(self.model)
         self.vocabulary = getattr(config, "vocab_size", None) or self.embedding.num_embeddings
         words = logits.shape[-1]

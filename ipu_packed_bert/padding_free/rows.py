@@ -396,7 +396,7 @@ class RowProbe:
             methods.append("_loss")
         if self.probe.compiled is not None:
             methods.append("_compare_compiled")
-        steps = []
+        steps: List[_LayerStep] = []
         for number, lengths in enumerate(rows):
             for method in methods:
                 steps.append(_LayerStep(method, lengths, len(steps), shares_prefix=number % 3 != 0))
