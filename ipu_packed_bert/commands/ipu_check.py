@@ -138,8 +138,11 @@ def _explained(error: BaseException, config: Config) -> _Explained:
 
 
 def _ways_out(config: Config, ipu: Optional[int]) -> List[str]:
-    smaller = plan(config, packing_factor=1.0).micro_batch_that_fits()
-    return ipu_bundle.way_out(config, ipu=ipu, smaller=smaller)
+    """Return the advice for the user's configuration `config`."""
+    planned = plan(config, packing_factor=1.0)
+    memory = [placed.total for placed in planned.memory]
+    smaller = planned.micro_batch_that_fits()
+    return ipu_bundle.way_out(config, ipu=ipu, smaller=smaller, memory=memory)
 
 
 class _Check:
@@ -149,6 +152,7 @@ class _Check:
         from ipu_packed_bert.engine.ipu.devices import inventory
 
         self.args = args
+        self.configured = config  # of the run; `self.config` is the shorter one of the check
         devices = inventory(config)
         name = f"ipu-check-{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.folder: Path = args.out or Path("runs", name)
@@ -216,7 +220,7 @@ class _Check:
             stage.status = ipu_bundle.DONE
         except Exception as error:
             # The SDK raises many classes, and none may end the other stages.
-            stage.said, stage.means, stage.way_out = _explained(error, self.config)
+            stage.said, stage.means, stage.way_out = _explained(error, self.configured)
             stage.status = ipu_bundle.FAILED
         finally:
             stage.seconds = round(time.perf_counter() - started, 3)
@@ -240,7 +244,7 @@ class _Check:
         full = [memory.ipu for memory in measured if memory.fullest_tile > MK2.memory_per_tile]
         ways_out: List[str] = []
         if full:
-            ways_out = _ways_out(self.config, full[0] if len(full) == 1 else None)
+            ways_out = _ways_out(self.configured, full[0] if len(full) == 1 else None)
         self.bundle.verdict = ipu_bundle.Verdict(int(failed), problems, ways_out)
         ipu_bundle.write_bundle(self.file, self.bundle)
         return ipu_bundle.page(self.bundle)
@@ -300,7 +304,7 @@ class _Check:
                 self._read_memory()
             for problem in ipu_bundle.problems(self.bundle):
                 if problem.startswith("does not fit"):
-                    way_out = "; or ".join(_ways_out(config, None))
+                    way_out = "; or ".join(_ways_out(self.configured, None))
                     raise _Failed(_Explained(problem, "Poplar would refuse to load it", way_out))
         return f"for {config.ipus} IPUs"
 

@@ -288,13 +288,16 @@ def problems(bundle: Bundle) -> List[str]:
     return lines
 
 
-def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> List[str]:
+def way_out(
+    config: Config, *, ipu: Optional[int], smaller: Optional[int], memory: Sequence[float]
+) -> List[str]:
     """Return changes for a program that does not fit, the cheapest first, as --set options.
 
     Args:
-        config: the configuration that does not fit.
+        config: the user's configuration, which does not fit. Its accumulation is that of the run, not of a check.
         ipu: the full IPU, None if it is unknown.
         smaller: a micro-batch that fits according to the plan, if there is one.
+        memory: planned bytes of each IPU.
     """
     engine = config.engine
     placement = config.placement
@@ -333,7 +336,7 @@ def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> Li
             f"--set batch.gradient_accumulation={accumulation}"
         )
 
-    layers = _with_a_layer_moved(placement.layers_per_ipu, ipu)
+    layers = _with_a_layer_moved(placement.layers_per_ipu, ipu, memory)
     if layers is not None:
         words = ",".join(map(str, layers))
         changes.append(
@@ -342,19 +345,21 @@ def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> Li
     return changes
 
 
-def _with_a_layer_moved(layers_per_ipu: Sequence[int], ipu: Optional[int]) -> Optional[List[int]]:
-    """Move a layer from the full IPU, or else the one with the most layers, to another; None if there is no other."""
+def _with_a_layer_moved(
+    layers_per_ipu: Sequence[int], ipu: Optional[int], memory: Sequence[float]
+) -> Optional[List[int]]:
+    """Move a layer from the full IPU, or else the fullest, to the emptiest; None if that helps nobody."""
     layers = list(layers_per_ipu)
-    if len(layers) < 2 or not any(layers):
+    if len(memory) < 2:
         return None
-    full = layers.index(max(layers))
-    if ipu is not None and any(layers[ipu : ipu + 1]):
-        full = ipu
-    # The first IPU also has embeddings and heads, so it gets a layer only if there is no other IPU.
-    others = [number for number in range(len(layers)) if number != full]
-    other = min(others, key=lambda number: (number == 0, layers[number]))
+    full = ipu
+    if full is None or full >= len(layers):
+        full = max(range(len(layers)), key=lambda number: memory[number])
+    emptiest = min(range(len(layers)), key=lambda number: memory[number])
+    if full == emptiest or not layers[full]:
+        return None
     layers[full] -= 1
-    layers[other] += 1
+    layers[emptiest] += 1
     return layers
 
 

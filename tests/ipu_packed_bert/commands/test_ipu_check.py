@@ -18,8 +18,10 @@ from ipu_packed_bert.commands import ipu_check
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.cycles.workload import Machine
+from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.report import ipu_bundle, popvision
 from ipu_packed_bert.settings.loading import load_config
+from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from pack_data.cli.command import run_main
 from tests.fakes import profiles, pva
 from tests.fakes.machine import machine
@@ -29,6 +31,8 @@ from tests.tiny_runs import tiny_settings
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "ipu_check.md"
 STAGES = ["predicted", "compiled", "updates"]
+# Shipped configurations of pods, derived ones included.
+PODS = [name for name in shipped_names() if "packed_phase" in name and "gpu" not in name]
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +237,30 @@ def test_a_program_that_does_not_fit(check, monkeypatch, options, capsys):
     for way in ways:
         options = [word for word in shlex.split(way.partition(": ")[2]) if word != "--set" and "..." not in word]
         load_config(check.config.path, options)
+
+
+def advised(config, ipu):
+    """Each change that is advised for a full IPU of a shipped configuration, as loaded settings."""
+    for way in ipu_check._ways_out(config, ipu):
+        options = ["without_ipus=null"]
+        options += [word for word in shlex.split(way.partition(": ")[2]) if word != "--set"]
+        yield way, load_config(config.path, options)
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_advice_keeps_the_update_and_takes_no_more_memory(name):
+    config = load_config(config_file(name), ["without_ipus=null"])
+    before = [memory.total for memory in plan(config, packing_factor=1.0).memory]
+    for ipu in (None, *range(config.placement.ipus_per_replica)):
+        for way, changed in advised(config, ipu):
+            for factor in (1.0, 1.5, 1.996):
+                packs = config.packs_per_update(factor)
+                assert changed.packs_per_update(factor) == pytest.approx(packs, rel=0.02), way
+            after = [memory.total for memory in plan(changed, packing_factor=1.0).memory]
+            full = before.index(max(before)) if ipu is None else ipu
+            assert after[full] <= before[full], way
+            if way.startswith("move a layer"):
+                assert after[full] < before[full] and max(after) <= max(before), way
 
 
 @pytest.mark.parametrize("tile, ipu", [(3000, 2), (12, 0)])

@@ -328,9 +328,10 @@ def printed_for(config):
         engine = dataclasses.replace(config.engine, recompute_layers=False, half_logits=False)
         placement = dataclasses.replace(config.placement, optimizer_state_off_chip=False)
         full = dataclasses.replace(config, engine=engine, placement=placement)
+        memory = [placed.total for placed in plan(full, packing_factor=1.0).memory]
         for ipu in (None, *range(config.placement.ipus_per_replica)):
             for smaller in (None, 1):
-                texts += way_out(full, ipu=ipu, smaller=smaller)
+                texts += way_out(full, ipu=ipu, smaller=smaller, memory=memory)
         texts += memory_words(plan(full, packing_factor=1.0), 1)
         texts.append(schedule_too_short("", 2 * config.run.steps, config.run.steps))
     found = [tuple(SET.findall(text)) for text in texts]
