@@ -127,7 +127,7 @@ NO_FILE = {
     *((name, "--set") for name in ("plan", "predict", "ipu-check", "report")),  # the files of others, above
     *((name, "--allow-change") for name in ("pretrain", "plan", "finetune")),
     *((name, "--out") for name in "pretrain plan finetune ipu-check build look pack".split()),
-    *((name, "--plot") for name in ("look", "compare", "stream")),
+    *((name, "--plot") for name in ("look", "compare", "stream", "report")),
     *((name, "--html") for name in ("report", "look")),
     ("compare", "--packers"),
     ("look", "--packer"),

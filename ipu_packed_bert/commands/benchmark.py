@@ -120,7 +120,7 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         "--max-sequences-per-pack",
         "--vocabulary-size",
     )
-    parser.rare("--slots", "--ranks", "--threads")
+    parser.rare("--columns", "--split", "--slots", "--ranks", "--threads")
     args = parser.parse_args(argv)
     if args.packs % args.micro_batch:
         raise ValueError(

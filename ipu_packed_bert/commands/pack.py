@@ -36,10 +36,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if {"-h", "--help", "--help-all"} & {*others}:
         names = f"NAME is one of\n{', '.join(PACKERS)} (default {_DEFAULT})\n"
         print(f"{typed('pack')} [--packer NAME] [options]; {names}")
-        print(
-            f"{typed('pack')} SOURCE ... --rows FILE: the indices of the sequences of each row; options: "
-            f"{typed('pack')} --rows FILE --help\n"
-        )
+        print(f"{typed('pack')} --rows FILE SOURCE writes the indices of each row; add --help\n")
     return importlib.import_module(f"pack_data.{args.packer}").main(others)
 
 

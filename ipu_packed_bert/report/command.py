@@ -85,7 +85,7 @@ def _parser() -> ArgumentParser:
     model.add_argument(
         "--set",
         dest="overrides",
-        metavar="SECTION.KEY=VALUE",
+        metavar="a.b=c",
         action="append",
         default=[],
         help="override a setting",
@@ -116,7 +116,8 @@ def _parser() -> ArgumentParser:
     out.add_argument(
         "--plot", type=Path, metavar="FILE", help="also draw the pictures as .png, .pdf or .svg"
     )
-    parser.rare("--synthetic", "--max-sequence-length", "--packing-factor", "--measured")
+    parser.rare("--synthetic", "--max-sequence-length", "--columns", "--split")
+    parser.rare("--packing-factor", "--measured")
     return parser
 
 
