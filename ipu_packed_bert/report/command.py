@@ -117,7 +117,7 @@ def _parser() -> ArgumentParser:
         "--plot", type=Path, metavar="FILE", help="also draw the pictures as .png, .pdf or .svg"
     )
     parser.rare("--synthetic", "--max-sequence-length", "--columns", "--split")
-    parser.rare("--packing-factor", "--measured")
+    parser.rare("--packing-factor", "--measured", "--plot")
     return parser
 
 
