@@ -5,8 +5,10 @@ import torch
 
 from ipu_packed_bert.cycles import variants
 from ipu_packed_bert.cycles.tracing import ADDITIVE, PACKED, POPART, UNPACKED
+from ipu_packed_bert.cycles.workload import _placement_of
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
-from ipu_packed_bert.settings.schema import LossConfig, ModelConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import LossConfig, ModelConfig, PlacementConfig
 
 MODEL = ModelConfig(
     vocabulary_size=97,
@@ -106,3 +108,9 @@ def test_parameters_keep_their_names():
     for arrangement in (PACKED, ADDITIVE, POPART, UNPACKED):
         built = variants.build(MODEL, LossConfig(), arrangement, **SIZES)
         assert {n: p.shape for n, p in built.named_parameters()} == plain
+
+
+@pytest.mark.parametrize("replicas, sharded", [(1, False), (2, True), (16, True)])
+def test_tensors_are_sharded_from_two_replicas_on(replicas, sharded):
+    placement = PlacementConfig(replicas=replicas, replicated_tensor_sharding=True)
+    assert _placement_of(Config(placement=placement)).sharded == sharded

@@ -7,8 +7,9 @@ import pytest
 
 from ipu_packed_bert.planning.host_memory import _layer_bytes, host_memory
 from ipu_packed_bert.planning.plan import plan
-from ipu_packed_bert.planning.printing import _lines
+from ipu_packed_bert.planning.printing import _blocks, _lines
 from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.placement import Block
 from ipu_packed_bert.settings.schema import BatchConfig, ModelConfig
 from tests.ipu_packed_bert.engine.test_recompute import kept
 from tests.update_batches import SLOTS, change
@@ -52,3 +53,18 @@ def test_the_plan_of_a_cpu_counts_torch_itself(device, expected):
     if expected:
         (printed,) = re.findall(r"a process on a CPU ([\d,]+) MiB", text)
         assert 0.9 * 3024 < int(printed.replace(",", "")) < 1.1 * 2945
+
+
+@pytest.mark.parametrize("half, narrow", [(False, 4), (True, 2)])
+def test_dropout_of_eager_attention_keeps_its_mask_and_its_result(half, narrow):
+    """One byte and one operand of a product for each weight of attention."""
+    dropped = dataclasses.replace(MODEL, attention_dropout=0.1)
+    layers = [_layer_bytes(model, slots=SLOTS, half=half, eager=True) for model in (MODEL, dropped)]
+    assert layers[1] - layers[0] == MODEL.num_heads * SLOTS * (1 + narrow)
+
+
+def test_the_blocks_of_an_ipu_are_named():
+    layers = [Block(f"layer {number}", f"bert.encoder.layer.{number}", 0) for number in range(3)]
+    blocks = (Block("embeddings", "bert.embeddings", 0), *layers, Block("MLM head", "cls.predictions", 0))
+    assert _blocks(blocks) == "embeddings, layers 0-2, MLM head"
+    assert _blocks((layers[1],)) == "layer 1" and _blocks(()) == "nothing"

@@ -95,3 +95,8 @@ def test_every_label_but_the_first_is_trained_on(way):
     plan = way.plan(lengths, BatchOptions(3, MSL, 2))
     trained = sum(int((collate(way, batch, dataset)["labels"] != -100).sum()) for batch in batches(plan))
     assert trained == lengths.sum() - (len(plan.example) if way.padding_free else 0)
+
+
+def test_a_column_of_one_number_is_no_column_of_tokens():
+    examples = [{"input_ids": [5, 6], "score": np.array(0.5), "labels": [1, 2]}]
+    assert padding_free_batch(examples)["labels"].tolist() == [[-100, 2]]

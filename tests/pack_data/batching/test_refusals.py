@@ -79,6 +79,7 @@ REFUSALS = [
     (lambda _: padding_free_batch([{"input_ids": [1, 2], "labels": [1]}]), ["example 0", "2 input_ids", "1 labels"]),
     # rows of a packing
     (lambda path: PackDataset(lines(path, *EXAMPLES)), ["a.jsonl", "max_sequence_length"]),
+    (lambda _: rows(max_sequences_per_pack=0), ["max_sequences_per_pack = 0", 1]),
     (lambda path: rows(lines(path, {"text": "x", "tokens": [1]})), ["a.jsonl", "input_ids"]),
     (lambda _: PackDataset(EXAMPLES, packed=pack([1], max_sequence_length=8)), ["packed", "3 examples", 1]),
     (lambda _: PackDataset([{"input_ids": [5, 6]}], packed=pack([3], max_sequence_length=8))[0], ["example 0", 2, 3]),
@@ -90,6 +91,7 @@ REFUSALS = [
     (lambda _: PackMixture([]), ["data_sets", "row"]),
     (lambda _: mixture([1, 2, 3]), ["weights", r"\[1, 2, 3\]", "2 data sets"]),
     (lambda _: mixture([1, 0]), ["weights", r"\[1, 0\]"]),
+    (lambda _: PackMixture([rows()], seed=2**64), ["seed", 2**64]),
     (lambda _: mixture([1, np.nan]), ["weights", "nan"]),
     (lambda _: mixture().batches(12, ranks=5), [12, "0 of 5"]),
     (lambda _: mixture().batches(12, rank=2, ranks=2), [12, "2 of 2"]),

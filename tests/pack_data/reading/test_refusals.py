@@ -6,7 +6,9 @@ import types
 import numpy as np
 import pytest
 
+from pack_data.formats.records import integers
 from pack_data.reading import files
+from pack_data.reading.encodings import check_encoding
 from pack_data.reading.fields import Fields
 from pack_data.reading.hugging_face import lengths_of
 from pack_data.text.vocabulary import load_tokenizer
@@ -77,3 +79,15 @@ def test_lengths_of_a_data_set(tmp_path):
 def test_a_missing_tokenizer_is_named(tmp_path):
     with refused("tokenizer.json"):
         load_tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_the_largest_id_is_that_of_int32():
+    assert integers("ids", np.array([2**31 - 1])).tolist() == [2**31 - 1]
+    with refused("ids", 2**31):
+        integers("ids", np.array([2**31]))
+
+
+def test_a_text_with_more_zeros_than_a_quarter_is_named_utf_16():
+    check_encoding("a.txt", b"abc\0" * 10)
+    with refused("a.txt", "UTF-16"):
+        check_encoding("a.txt", b"abc\0" * 10 + b"\0")
