@@ -29,8 +29,8 @@ PUBLIC = {
     ),
     "pack_data.stream": "Pack PackRows PackStream Waits packed_rows",
     "ipu_packed_bert.padding_free": (
-        "PackedStream PaddingCollator PaddingFreeCollator UpdateResult accumulate check_no_leak inputs_for "
-        "keep_buffers least_of_ranks mean_loss pack_into take_step use_padding_free"
+        "PackedStream PaddingCollator PaddingFreeCollator UpdateResult accumulate assert_isolated check_no_leak "
+        "inputs_for keep_buffers least_of_ranks mean_loss pack_into take_step use_padding_free"
     ),
 }
 
