@@ -8,8 +8,9 @@ of the data set that they began with.
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Tuple
 
 from pack_data.reading.fields import Fields, read_object
 
@@ -30,25 +31,50 @@ class SavedDataSet(NamedTuple):
         """The files to read."""
         return self.indices or self.rows
 
+    def check_complete(self, directory: str) -> None:
+        """Raise ValueError if a file is missing."""
+        missing = [
+            os.path.basename(file)
+            for file in (*self.rows, *self.indices)
+            if not os.path.isfile(file)
+        ]
+        if missing or not self.rows:
+            listed = ", ".join(missing)[:150] or "no file"
+            path = Path(directory, "state.json")
+            raise ValueError(f"{path}: lists {listed}, which is not there; copy it again")
+
 
 def saved_data_set(directory: str) -> Optional[SavedDataSet]:
-    """Return what the metadata of a directory states, if there is any.  Raises ValueError if a file is missing."""
-    path = Path(directory, "state.json")
+    """Return what the metadata of a directory states, if there is any."""
+    state = _version(Path(directory, "state.json"))
+    if state is None:
+        return None
+    return _read(directory, state, _version(Path(directory, "dataset_info.json")))
+
+
+def _version(path: Path) -> Optional[Tuple[int, ...]]:
+    """Return numbers that change when a file is written again; None if there is no file."""
     if not path.is_file():
         return None
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+# Every shard asks for the metadata, which lists all shards.
+@lru_cache(maxsize=16)
+def _read(
+    directory: str, state_version: Tuple[int, ...], info_version: Optional[Tuple[int, ...]]
+) -> Optional[SavedDataSet]:
+    path = Path(directory, "state.json")
     state = read_object(path, way_out=WAY_OUT)
     if "_data_files" not in state:
         return None
     rows = _files(directory, state, "_data_files")
     indices = [file for name in _INDICES for file in _files(directory, state, name)]
-    missing = [os.path.basename(file) for file in (*rows, *indices) if not os.path.isfile(file)]
-    if missing or not rows:
-        listed = ", ".join(missing)[:150] or "no file"
-        raise ValueError(f"{path}: lists {listed}, which is not there; copy it again")
-    info_path = path.with_name("dataset_info.json")
     columns: List[str] = []
-    if info_path.is_file():
-        features = read_object(info_path, way_out=WAY_OUT).optional("features", Fields.object)
+    if info_version is not None:
+        info = read_object(path.with_name("dataset_info.json"), way_out=WAY_OUT)
+        features = info.optional("features", Fields.object)
         columns = features.names() if features else []
     return SavedDataSet(rows, indices, state.optional("_split", Fields.text), columns)
 

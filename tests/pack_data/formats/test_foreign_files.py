@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pack_data.cli.bad_records import BadRecords
+from pack_data.formats import saved as saved_metadata
 from pack_data.formats.rows import column_types, identity, read_rows
 from pack_data.formats.source import open_source
 from pack_data.reading import files
@@ -395,6 +396,13 @@ def saved(folder, state=(), files=1):
     (folder / "state.json").write_text(json.dumps(state))
     (folder / "dataset_info.json").write_text("{}")
     return folder
+
+
+def test_the_metadata_of_many_shards_is_read_once(tmp_path, monkeypatch):
+    reads = []
+    read = saved_metadata.read_object
+    monkeypatch.setattr(saved_metadata, "read_object", lambda path, **how: reads.append(path) or read(path, **how))
+    assert len(numbers(saved(tmp_path, files=20))) == 40 and len(reads) == 2  # state.json and dataset_info.json
 
 
 def test_state_json_lists_the_files_of_a_saved_data_set(tmp_path):
