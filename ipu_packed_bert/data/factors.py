@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 from functools import lru_cache
-from typing import Callable, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from pack_data.packers import get_packer, packs_at_depth
 from pack_data.packing.histogram import PUBLISHED, LengthHistogram
@@ -67,7 +67,6 @@ def planned_factor(
     *,
     given: Optional[float] = None,
     histogram: Optional[LengthHistogram] = None,
-    factor_of: Optional[Callable[[LengthHistogram, str, Optional[int]], float]] = None,
 ) -> Optional[PackingFactor]:
     """Return ``given``, or the factor of a histogram for packs of `slots`, or the paper's, or None.
 
@@ -77,7 +76,6 @@ def planned_factor(
         max_sequences_per_pack: packing depth, None for unlimited.
         given: value of --packing-factor, if any.
         histogram: replaces the published one, if it is for packs of `slots`.
-        factor_of: packs a histogram; by default the packer does, with a note on stderr.
 
     Returns:
         The factor and its source.
@@ -92,7 +90,7 @@ def planned_factor(
         if packer == "none" or not packs_at_depth(packer, max_sequences_per_pack):
             packer = "optimal"
         published = "published " if lengths.name in PUBLISHED else ""
-        value = (factor_of or _packed_factor)(lengths, packer, max_sequences_per_pack)
+        value = _packed_factor(lengths, packer, max_sequences_per_pack)
         return PackingFactor(value, f"the {published}histogram {lengths.name}, packed by {packer}")
     if slots in PAPER_FACTORS:
         return PackingFactor(
