@@ -47,7 +47,14 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import FOLDER, config_file
 from pack_data import sort
-from pack_data.cli.command import ArgumentParser, check_page, check_picture, progress_bar, typed
+from pack_data.cli.command import (
+    ArgumentParser,
+    check_page,
+    check_picture,
+    counted,
+    progress_bar,
+    typed,
+)
 from pack_data.display.page import Page
 from pack_data.display.picture import write
 from pack_data.display.table import Table, wrapped
@@ -347,11 +354,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.plot is not None:
         drawn = [picture for table in report.tables for picture in pictures.pictures(table)]
         if not drawn:
-            raise ValueError(
-                "--plot: no table with a picture; add --figure, --table 1 or --table 2"
-            )
+            raise ValueError("--plot: the tables have no pictures; add --figure 1, 2 or 5")
         write(drawn, args.plot)
-        print(f"wrote {args.plot}: {len(drawn)} pictures", file=sys.stderr)
+        print(f"wrote {args.plot}: {counted(len(drawn), 'picture')}", file=sys.stderr)
     if args.html is not None:
         page = report.page()
         page.write(args.html)

@@ -348,7 +348,7 @@ def way_out(
 def _with_a_layer_moved(
     layers_per_ipu: Sequence[int], ipu: Optional[int], memory: Sequence[float]
 ) -> Optional[List[int]]:
-    """Move a layer from the full IPU, or else the fullest, to the emptiest; None if that helps nobody."""
+    """Move a layer from the full IPU, or else the fullest, to the emptiest; return None if no move helps."""
     layers = list(layers_per_ipu)
     if len(memory) < 2:
         return None

@@ -106,7 +106,6 @@ def _headline(answer: Table, run: Optional[Table]) -> Tuple[str, Tuple[Figure, .
 
 
 def _speed_up(row: Mapping[str, Any]) -> Figure:
-    interval = (
-        f"{row['ours_lower']:.3f} to {row['ours_upper']:.3f}, range of the fits; the cycle model"
-    )
+    ends = f"{row['ours_lower']:.3f} to {row['ours_upper']:.3f}"
+    interval = f"{ends}, range of the fits; the cycle model"
     return Figure(f"{row['ours']:.3f} times", "as fast as unpacked", interval)
