@@ -7,10 +7,11 @@ exactly num_workers * prefetch_factor batches in advance, and one more with each
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from typing import Any, Iterator, List, Optional
 
 
-class DeliveredBatches:
+class DeliveredBatches(ABC):
     """The base of a batch sampler.
 
     Each iteration begins with `_begin`, which finds in `_delivered` the batches of the last iteration.
@@ -26,9 +27,9 @@ class DeliveredBatches:
         """Batches of the latest iteration that were delivered."""
         return 0 if self._reading is None else self._reading.delivered
 
+    @abstractmethod
     def _begin(self) -> Iterator[List[int]]:
         """Return the batches of a new iteration."""
-        raise NotImplementedError
 
     def _end(self) -> None:
         """Note that all batches of the latest iteration were delivered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from abc import abstractmethod
 from bisect import bisect
 from dataclasses import asdict
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
@@ -21,8 +22,8 @@ from pack_data.store.boundaries import OF_SEQUENCES
 class _EpochSampler(DeliveredBatches):
     """The batches of an epoch's plan, epoch after epoch, for one rank or all in turn; it continues at any place.
 
-    ranks, rank: processes that share each step, and the number of this one; None gives the batches of all ranks in
-    turn, step by step.
+    ranks: processes that share each step. rank: number of this process; None gives the batches of all ranks in turn,
+    step by step.
     """
 
     def __init__(self, ranks: int, rank: Optional[int]) -> None:
@@ -35,17 +36,17 @@ class _EpochSampler(DeliveredBatches):
         self._epoch = -1
         self._go_to(0, 0)
 
+    @abstractmethod
     def _planned(self, epoch: int) -> Any:
-        """Return the plan of an epoch: its `steps`, and `has(step)`."""
-        raise NotImplementedError
+        """Return the plan of an epoch, which has `steps` and `has(step)`."""
 
+    @abstractmethod
     def _numbers(self, plan: Any, step: int, rank: int) -> List[int]:
         """Return a batch of the plan."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _identity(self) -> Dict[str, Any]:
-        """Return everything that the batches follow from, in plain values, the same on every rank."""
-        raise NotImplementedError
+        """Return everything that determines the batches, in plain values, the same on every rank."""
 
     def _go_to(self, epoch: int, step: int) -> None:
         if epoch != self._epoch:
@@ -384,7 +385,8 @@ class _Updates:
         """Return the sequences of a micro-batch."""
         update = bisect(self._ends, step)
         of_rank = self._of[update][rank]
-        return of_rank[step - self._ends[update]].tolist()
+        steps_before_end = self._ends[update] - step
+        return of_rank[-steps_before_end].tolist()
 
 
 class _PieceView:
