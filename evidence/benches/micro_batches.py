@@ -19,7 +19,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from evidence.benches.cases import DRAWN
-from pack_data.batching.micro_batches import micro_batches
+from pack_data.batching.micro_batches import dealt, micro_batches
 from pack_data.cli.command import ArgumentParser, run_main
 from pack_data.cli.timing import timed
 from pack_data.display.table import text_table
@@ -63,13 +63,7 @@ def karmarkar_karp(lengths: Sequence[int], parts: int) -> _Parts:
 
 def longest_processing_time(lengths: Sequence[int], parts: int) -> _Parts:
     """Give each sequence, the longest first, to the part with fewest tokens."""
-    heap = [(0, part) for part in range(parts)]
-    shares: _Parts = [[] for _ in range(parts)]
-    for number in np.argsort(-np.asarray(lengths), kind="stable").tolist():
-        load, part = heapq.heappop(heap)
-        shares[part].append(number)
-        heapq.heappush(heap, (load + lengths[number], part))
-    return shares
+    return dealt(np.asarray(lengths), parts, len(lengths))
 
 
 def round_robin(lengths: Sequence[int], parts: int) -> _Parts:
