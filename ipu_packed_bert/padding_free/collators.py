@@ -46,10 +46,8 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
         return tensors
     boundaries = tensors.pop("cumulative_lengths")
     longest = int(tensors.pop("max_length"))
-    for name in (
-        "cu_seqlens",
-        "cu_seqlens_padded",
-    ):  # for context parallelism, which models do not take
+    # Models do not take the boundaries for context parallelism.
+    for name in ("cu_seqlens", "cu_seqlens_padded"):
         tensors.pop(name, None)
     choice = choice_of(model, tried=True)
     more: Inputs = {}

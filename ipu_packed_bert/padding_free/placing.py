@@ -38,11 +38,11 @@ def place(examples: Sequence[Example], inputs: Mapping[str, object]) -> Placed:
     in_order: List[torch.Tensor] = []
     begin = 0
     for example in examples:
-        found = _next_place(flat, torch.as_tensor(example["input_ids"]), begin)
-        if found is None:
+        tokens_in_batch = _next_place(flat, torch.as_tensor(example["input_ids"]), begin)
+        if tokens_in_batch is None:
             break
-        in_order.append(found)
-        begin = int(found[-1]) + 1
+        in_order.append(tokens_in_batch)
+        begin = int(tokens_in_batch[-1]) + 1
     if len(in_order) == len(examples):
         return Placed(list(examples), in_order)
 

@@ -65,7 +65,7 @@ _Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, 
 # - the resolution of its dtype: a few steps; 170 steps of float32, because of long sums.  float64 has the limit of
 #   float32, because eager code computes its softmax in float32;
 # - _ROUNDING_FACTOR times the measured rounding of the model.
-# Above _LARGEST_LIMIT a dtype is too coarse to distinguish a fault from rounding.
+# Above the largest limit a dtype is too coarse to distinguish a fault from rounding.
 #
 # A difference above the limit is examined in float64, or in float32 if the model is in half precision.  In float32 it
 # can be rounding only up to _BOUND_FACTOR * sqrt(n) * d * u: n is the length of the longest sum, d the number of
@@ -74,7 +74,7 @@ _Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, 
 # much when its embeddings are perturbed by rounding, as at a tie between two experts.
 _RESOLUTION = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 _ROUNDING_FACTOR = 4.0
-_LARGEST_LIMIT = {torch.float16: 0.15, torch.bfloat16: 0.15}
+_LARGEST_HALF_LIMIT = 0.15
 _LARGEST_FULL_LIMIT = 1e-3  # in float32 and float64
 _BOUND_FACTOR = 16.0
 _LARGEST_BOUND = 0.02
@@ -188,7 +188,7 @@ def keeps_apart_with_mask(model: Any) -> bool:
             masked_logits = logits_of(probe.model, {**inputs, "attention_mask": ones})
         except _MODEL_ERRORS:
             return True
-        limit = min(10 * _RESOLUTION[probe.dtype], 0.15)
+        limit = min(10 * _RESOLUTION[probe.dtype], _LARGEST_HALF_LIMIT)
         return _difference(masked_logits, logits_of(probe.model, inputs)) <= limit
 
 
@@ -541,7 +541,7 @@ class _Probe:
         typical = self.dtype in _HALF_TYPES
         between_batches = max(_difference(batch, alone, typical) for batch in batches)
         rounding = max(between_batches, self.implementations)
-        largest = _LARGEST_LIMIT.get(self.dtype, _LARGEST_FULL_LIMIT)
+        largest = _LARGEST_HALF_LIMIT if self.dtype in _HALF_TYPES else _LARGEST_FULL_LIMIT
         self.limit = min(max(_RESOLUTION[self.dtype], _ROUNDING_FACTOR * rounding), largest)
 
     def rounding_bound(self, row: int) -> float:
@@ -723,16 +723,18 @@ class _Probe:
             expected = self._forward(correct)
             for kind, inputs in broken_inputs(correct, others, names):
                 try:
-                    self._forward(
-                        correct
-                    )  # a model may remember the boundaries of the batch before
+                    # A model may remember the boundaries of the batch before.
+                    self._forward(correct)
                     actual = self._forward(inputs)
                 except ValueError:
                     continue
                 if torch.equal(actual, expected):
                     keys = ", ".join(names)
-                    text = f"{self.name}: no logit changes if {keys} are {kind}{self._mixing_layer()} ignores them"
-                    raise Leak(f"{text}; pass it the boundaries of the batch")
+                    text = f"{self.name}: no logit changes if {keys} are {kind}"
+                    layer = self._mixing_layer()
+                    raise Leak(
+                        f"{text}; {layer} ignores them, so pass it the boundaries of the batch"
+                    )
         return tuple(names)
 
     def _mixing_layer(self) -> str:
@@ -740,7 +742,7 @@ class _Probe:
         ids = self.example(MOST_TOKENS)
         whole = _TracedCall(lambda: self.plain(ids), 1, len(ids) - 1, len(ids))
         rest = _TracedCall(lambda: self.plain(ids[1:]), 0, len(ids) - 1, len(ids) - 1)
-        return self._first_layer(whole, rest) or ", so the model"
+        return self._first_layer(whole, rest) or "the model"
 
     def _cuts(self, longest: int) -> Tuple[Inputs, Dict[str, Inputs], List[str]]:
         """Collate one stream with several cuts; also return the names of the inputs that carry the boundaries."""
@@ -784,7 +786,8 @@ class _Probe:
                 lambda: self._row_logits(examples), sum(lengths[:number]), length, sum(lengths)
             )
             alone = _TracedCall(lambda: self.plain(examples[number]), 0, length, length)
-            layer = self._first_layer(in_row, alone)
+            cause = self._first_layer(in_row, alone)
+            layer = f", first in {cause}" if cause else ""
             # Stretched positions change the whole row, so the longest example decides.
             passed = [reach for reach in self.far if reach.tokens < max(fault.lengths)]
             if passed:
@@ -805,7 +808,7 @@ class _Probe:
     # ---- the layer at fault
 
     def _first_layer(self, in_row: _TracedCall, alone: _TracedCall) -> str:
-        """Name the module at which an example of a row begins to differ from the example alone: ", first in NAME".
+        """Name the module at which an example of a row begins to differ from the example alone: "NAME (CLASS)".
 
         It is the first finished module with a different output and the same input.
         """
@@ -826,7 +829,7 @@ class _Probe:
         causes = [name for name in different if not differs(name, 0)] or different
         if not causes:
             return ""
-        return f", first in {causes[0]} ({type(self.model.get_submodule(causes[0])).__name__})"
+        return f"{causes[0]} ({type(self.model.get_submodule(causes[0])).__name__})"
 
     def _ignored_inputs(self) -> str:
         """Name the inputs with boundaries that change no logit if they are broken, or else all of them."""
@@ -843,9 +846,9 @@ class _Probe:
                     changed = {**correct, name: next(iter(others.values())).get(name)}
                     if torch.equal(self._forward(changed), expected):
                         ignored.append(name)
-        return (
-            f", which ignores {', '.join(ignored)}" if ignored else f", despite {', '.join(names)}"
-        )
+        if not ignored:
+            return f", despite {', '.join(names)}"
+        return f", which ignores {', '.join(ignored)}"
 
 
 _Traced = Dict[str, Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]]

@@ -290,9 +290,8 @@ def _relative(value: float, expected: float) -> float:
 class _Result(NamedTuple):
     """Results of some examples."""
 
-    values: (
-        torch.Tensor
-    )  # logits [tokens, vocabulary], or the inputs of the output layer [tokens, width]
+    # Logits [tokens, vocabulary], or the inputs of the output layer [tokens, width].
+    values: torch.Tensor
     gradients: torch.Tensor  # at the embeddings, [tokens, width]
     weights: List[torch.Tensor]  # gradients of the parameters
 

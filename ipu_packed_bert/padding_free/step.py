@@ -61,9 +61,8 @@ def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
     Raises:
         ValueError: The steps differ, or the padded one fails.
     """
-    model = getattr(
-        model, "module", model
-    )  # without DistributedDataParallel: the gradients of one rank
+    # Without DistributedDataParallel the gradients are those of one rank.
+    model = getattr(model, "module", model)
     if any(hasattr(weight, "placements") or not weight.numel() for weight in model.parameters()):
         return "not judged, because the weights are sharded"
     row, padded = _both_batches(model, inputs)
@@ -87,7 +86,7 @@ def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
                 return "not judged, because it is random"
         except _ERRORS as failure:
             raise ValueError(
-                f"the training step fails on a padded batch, so it cannot be judged: {one_line(failure, 120)}; mend "
+                f"the training step fails on a padded batch, so it cannot be judged: {one_line(failure, 120)}; fix "
                 "compute_loss, or pass audit=False to train without the check"
             ) from None
     text = (

@@ -58,24 +58,24 @@ def sequences_in(example: Mapping[str, Any], name: str) -> Tuple[slice, np.ndarr
             span = _real_tokens(columns[column], f"{name}: {column}", tokens)
 
     lengths = _between([span.start, span.stop])
-    first = ""
+    first_column = ""
     for column in (*OF_SEQUENCES, *_POSITIONS):
         if column not in columns:
             continue
         title = f"{name}: {column}"
         values = np.asarray(columns[column], np.int64)
         if column in _POSITIONS:
-            found = _between_restarts(values, title, tokens, span)
+            stated = _between_restarts(values, title, tokens, span)
         else:
             ends = values if column in _ENDS else np.cumsum(values)
-            found = _between_ends(ends, title, tokens, span)
-        if first and not np.array_equal(found, lengths):
+            stated = _between_ends(ends, title, tokens, span)
+        if first_column and not np.array_equal(stated, lengths):
             raise ValueError(
-                f"{title} shows sequences of {shown(found.tolist())} tokens, and {first} of "
+                f"{title} states sequences of {shown(stated.tolist())} tokens, and {first_column} of "
                 f"{shown(lengths.tolist())}; pass only the right one"
             )
-        first = first or column
-        lengths = found
+        first_column = first_column or column
+        lengths = stated
     return span, lengths
 
 
