@@ -22,14 +22,14 @@ _MOST_SEATS = 1 << 7
 # Share by which noise reduces the room of a pack in the start. Without it sequences around a third of a pack form
 # triples that no exchange improves; with a tenth, three of 36 cases fail that succeed with this.
 _NOISE = 0.05
-# Exchanges looked at for a pack, in turn until one makes it fit: twice as many take twice the time and save no pack.
+# Exchanges tried for a pack, step by step until one makes it fit. Twice as many take twice the time and save no pack.
 _EXCHANGES = (1 << 11, 1 << 14, 1 << 19)
-# Packs without any exchange after which the search ends: successes had none.
+# The search ends after this many packs that no exchange improves. Searches that succeeded had none.
 _MOST_FAILURES = 3
-# Share of the packs that exchanges may improve without making them fit, beyond two for each that fits: of 28 successes
-# one needed more than a hundredth.
+# Exchanges that improve a pack without making it fit, as a share of the packs, beyond two for each pack that fits. One
+# of 28 searches that succeeded needed more than a hundredth.
 _MOST_PARTIAL = 0.12
-_MIN_PARTIAL = 100  # the same in packs, if these are few
+_MIN_PARTIAL = 100  # the least number of such exchanges
 
 
 def exchange(counts: np.ndarray, depth: int, packs: int) -> Packs:
@@ -98,7 +98,7 @@ def _balanced(
 
 
 def _relieve(rows: np.ndarray, room: np.ndarray, row: int, random: np.random.Generator) -> bool:
-    """Exchange a sequence of a pack that is too full so that it fits, or else at least less is missing."""
+    """Exchange a sequence of a pack that is too full, so that it fits or lacks fewer slots; False if none helps."""
     packs, width = rows.shape
     missing = -int(room[row])
     for exchanges in _EXCHANGES:

@@ -1,8 +1,8 @@
 """The sequences that wait, and rows that are built from them: `Buffer` and `Rows`.
 
 A row begins with one sequence and gets as many as rows hold on average: each the longest of at most an even share of
-the room that is left, and at last a pair that fills the room exactly. A row that would get two takes a second sequence
-that nearly fills it, if there is one, because three shorter ones fill any room and are scarce.
+the room that is left, and at last a pair that fills the room exactly. A row of two takes a second sequence that nearly
+fills it, if there is one, because short sequences, three of which fill any room, are scarce.
 
 Of the pairs that fill the room, one order takes the pair that has waited longest and another the most similar pair: see
 `Rows`.
@@ -142,9 +142,9 @@ class Rows:
                 if not self.left[length]:
                     self._present[length] = 0
             seats = self._depth - len(row)
-            chosen = (
-                self._next(room, seats, min(wanted - len(row), seats)) if room and seats else ()
-            )
+            chosen = ()
+            if room and seats:
+                chosen = self._next(room, seats, min(wanted - len(row), seats))
         return row
 
     def _next(self, room: int, seats: int, wanted: int) -> Tuple[int, ...]:

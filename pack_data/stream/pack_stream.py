@@ -25,8 +25,8 @@ _OLD_FORMATS = ("pack_data stream 1", "pack_data stream 2")
 _SHARE = "sequences"  # how ranks share a stream
 _MAX_TOKENS = 2**62  # stands for a buffer without a limit on tokens
 
-# Rows closed in a round, as parts of those that the buffer fills. Rounds of fewer rows choose better and cost more: in
-# orders that are not random, where most rows have waste, 64 in place of 32 saves up to 0.1 % of the packs.
+# A round closes this fraction of the rows that the buffer fills: one in 8, 16 or 64. Smaller rounds choose better and
+# cost more. In orders that are not random, most rows have waste, and 64 in place of 32 saves up to 0.1 % of the packs.
 _ROUND = 8
 _ROUND_OF_ALIKE = 16
 _ROUND_OF_SORTED = 64
@@ -37,8 +37,8 @@ _MOST_IN_RANDOM_ORDER = 1024
 # 0.9 % more packs with a third of it.
 _SHORTFALL = 1e-3
 _SHORTFALL_OF_ALIKE = 3e-3
-# Sequences that tokens fill into a row, as a share of the depth, from which prices judge the rows at once: short
-# sequences then pile up unnoticed.
+# Prices judge the rows from the start if slots alone would fill a row to this share of the depth. Otherwise short
+# sequences would pile up unnoticed.
 _NEAR_DEPTH = 0.6
 _WINDOWS = 4  # windows of arrivals in a buffer, and the least sequences of one
 _MIN_WINDOW = 64
@@ -159,7 +159,7 @@ class PackStream:
         window = max(_MIN_WINDOW, self.buffer_sequences // _WINDOWS)
         self._buffer = Buffer()
         self._lengths = Lengths(self.max_sequence_length, self.max_sequences_per_pack, window)
-        self._owed = 0.0  # sequences that rows got too few so far, between -1 and 1
+        self._owed = 0.0  # sequences by which rows fell short of the mean so far, between -1 and 1
         self._worth_waiting = 0.0  # of all that waits, at the prices
         self._ready: Deque[Pack] = deque()  # closed packs that have not been handed out
         self._taken = 0  # sequences of the stream, those of other ranks included
@@ -364,17 +364,15 @@ class PackStream:
     def _due(self) -> Optional[int]:
         """Return the length of the oldest sequence if the next pack has to hold it.
 
-        Of at most buffer_sequences that wait, the oldest become due one by one. A round asks before it keeps a row, and
-        closes at most an eighth as many packs: none waits over longest_wait packs.
+        At most buffer_sequences wait, and the oldest become due one by one. A round asks before it keeps a row, and it
+        closes at most an eighth of buffer_sequences packs. So none waits for more than longest_wait packs.
         """
         length, oldest = self._buffer.oldest()
         waited = self._waits.packs - oldest.since
         packs_of_a_round = self.buffer_sequences // _ROUND + 1
-        return (
-            length
-            if waited >= self.longest_wait - self.buffer_sequences - packs_of_a_round
-            else None
-        )
+        if waited < self.longest_wait - self.buffer_sequences - packs_of_a_round:
+            return None
+        return length
 
     def _close_row(self, lengths: List[int], forced: bool = False) -> None:
         worth = self._lengths.worth

@@ -27,12 +27,12 @@ _Knots = Tuple[List[float], List[float]]  # lengths, ascending, and their prices
 _GRID = 128
 _GRID_OF_SHORT_ROWS = 256
 _SHORT_ROW = 1024
-# Lengths, and sequences in a row, up to which the programme is solved exactly: a grid misjudges data of two lengths by
-# a fifth.
+# The programme is solved exactly up to this number of lengths, and of sequences in a row: a grid misjudges data of two
+# lengths by a fifth.
 _FEW_LENGTHS = 64
-# With a limit on depth, the programme gets this share more of the shortest sequences and less of the longest: seats
-# then have a price before short sequences pile up. Wikipedia at depth 3 needs 0.35 % more packs
-# without it; lengths that are alike lose (SQuAD 0.2 %).
+# With a limit on depth, the programme gets this share more of the shortest sequences and less of the longest, so that
+# seats have a price before short sequences pile up. Without it Wikipedia at depth 3 needs 0.35 % more packs. If lengths
+# are alike, it costs packs instead (SQuAD 0.2 %).
 _MORE_SHORT = 0.1
 _GROWTH = 8  # prices are computed again when this many times the sequences have been seen
 # Distance of two samples, and correlation of neighbours, above which the order is not random; both in units of their
@@ -72,14 +72,12 @@ class Lengths:
         self._window = window  # sequences that are compared with those before
         self._arrived: List[int] = []  # fewer than a window
         self._counts = np.zeros(S + 1, np.int64)  # of whole windows
-        self._calm = (
-            _CALM_WINDOWS  # windows in random order since the order changed, at most this number
-        )
+        # Windows in random order since the order changed, at most `_CALM_WINDOWS`.
+        self._calm = _CALM_WINDOWS
         self._at_prices = 0  # sequences seen when the prices were computed
         self._knots: Optional[_Knots] = None
-        self.worth: Optional[List[float]] = (
-            None  # price of each length, [S + 1]; None: not needed so far
-        )
+        # Price of each length, [S + 1]; None: not needed so far.
+        self.worth: Optional[List[float]] = None
         self._summarise()
 
     @property
