@@ -23,7 +23,7 @@ _ROWS = "--rows"
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the main function of the packer's module, or that of rows."""
+    """Run the main function of the packer's module, or `main_of_rows` if --rows is given."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--packer", default=_DEFAULT)
     args, others = parser.parse_known_args(argv)

@@ -30,7 +30,8 @@ _Bins = List[List[int]]
 
 # Total work is kept below this, so that sums fit int64.
 _MOST_WORK = 1 << 62
-# Bits of the total work in units of a power of two, if a rate is a float, which has 53.
+# If a rate is a float, work is counted in units of a power of two, so that the total has this many bits, less than a
+# float's 53.
 _FLOAT_BITS = 52
 # Sequences of a side that an exchange chooses from: 16,384 pairs take a fifth of a millisecond.
 _MOST_CHOICES = 128

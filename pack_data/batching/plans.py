@@ -27,19 +27,20 @@ from pack_data.reading.fields import whole_number
 
 _MEGA_BATCHES = 50  # batches that are sorted together, as in the length-grouped sampler of Hugging Face Transformers
 
-# Examples per length, on average, from which shuffling those of one length is enough: pairs meet again by chance.
+# With this many examples per length on average, shuffling the examples of each length is enough: pairs meet again only
+# by chance.
 _OFTEN = 64
-# Examples x rows up to which rows are drawn: the sorted list of rows is moved for each example, 2 s in all.
+# Rows are drawn up to this number of examples times rows, which takes 2 s: each example moves part of a sorted list.
 _MOST_MOVES = 1 << 31
-# Share of the tokens that is placed in random rows; with the other 0.1, 5 of 14 families reach the bound in every try.
+# Share of the tokens that are placed in random rows. The rest fills gaps: 5 of 14 families reach the bound every time.
 _DRAWN_SHARE = 0.9
-# Share by which an example may count as shorter in the order of placement: without it pairs meet twice as often.
+# An example may count as shorter by up to this share in the order of placement. Without it, pairs meet twice as often.
 _SHIFT = 0.1
-# Exchanges of similar examples: sweeps over all, at most (twice as many halve the pairs that meet again) ...
+# Most sweeps of exchanges over all examples. Twice as many halve the pairs that meet again.
 _SWEEPS = 64
-# ... exchanges in all, which take two seconds ...
+# Most exchanges in all sweeps together, which take 2 s.
 _MOST_EXCHANGES = 1 << 22
-# ... and places, in the order by length, between the two examples, from sweep to sweep.
+# Greatest distance of two exchanged examples in the order by length, sweep by sweep.
 _DISTANCES = (2, 4, 8, 16, 32, 64)
 
 _T = TypeVar("_T")
@@ -442,7 +443,7 @@ def _optimal_rows(lengths: np.ndarray, slots: int, rng: np.random.Generator) -> 
 def _drawn_rows(
     lengths: np.ndarray, slots: int, packs: int, rng: np.random.Generator
 ) -> Optional[np.ndarray]:
-    """Place the long examples in random rows with room, the short ones where they fit best; None if they do not fit."""
+    """Place long examples in random rows with room, and short ones where they fit best; None if one does not fit."""
     number = len(lengths)
     order = np.argsort(-lengths * (1 - _SHIFT * rng.random(number)), kind="stable")
     tokens = np.cumsum(lengths[order])
@@ -465,7 +466,7 @@ def _drawn_rows(
 def _exchanged(
     row: np.ndarray, lengths: np.ndarray, slots: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Exchange examples of similar length between rows, if they fit; the free slots wander, so all rows take part."""
+    """Exchange examples of similar length between rows if they fit. The free slots move with them, to all rows."""
     number = len(lengths)
     order = np.argsort(lengths, kind="stable")
     ascending = lengths[order].tolist()

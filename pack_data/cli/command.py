@@ -458,7 +458,7 @@ _shows_progress = False
 
 @contextmanager
 def progress_shown(is_shown: bool = True) -> Iterator[None]:
-    """Let progress bars be shown in this block, or leave things as they are."""
+    """Show progress bars in the block if `is_shown`, or if a block around it shows them."""
     global _shows_progress
     before = _shows_progress
     _shows_progress = before or is_shown

@@ -144,7 +144,7 @@ def special_tokens_of(
     used.update(names[number] for number in pair.tokens)
     ids = {kind: numbers[token.text] for kind, token in stated.items()}
     for kind in _FAMILIES[0]:
-        # A post-processor that adds no [CLS] or no [SEP] means it.
+        # If the post-processor adds no [CLS] or no [SEP], the model has none.
         is_settled = kind in ids or (pair.tokens and kind in ("cls_token", "sep_token"))
         candidates = [] if is_settled else _candidates(kind, used, numbers)
         if len(candidates) > 1:
