@@ -30,6 +30,7 @@ from ipu_packed_bert.engine.host.devices import (
     refuse_precision,
 )
 from ipu_packed_bert.engine.host.feed import cut, feed_for
+from ipu_packed_bert.engine.host.in_place import accumulate_in_place
 from ipu_packed_bert.model.loss import PretrainingLoss
 from ipu_packed_bert.model.optimizer import (
     build_optimizer,
@@ -178,6 +179,8 @@ class HostEngine(Engine):
         loss = getattr(network, "loss", None)
         if isinstance(loss, PretrainingLoss):
             loss.in_blocks = self._device.type == "cpu"
+        if self._device.type == "cpu" and self.processes.size == 1 and not self._config.engine.compile:
+            accumulate_in_place(network, bfloat16=dtype == torch.bfloat16)
         if self._recomputes:
             _recompute_layers(network)
         return network
