@@ -26,11 +26,13 @@ from ipu_packed_bert.engine.host.devices import (
     autocast,
     device_name,
     find_device,
+    keep_freed_memory,
     numerics_of,
     refuse_precision,
 )
+from ipu_packed_bert.engine.host.dropout import CheapDropout
 from ipu_packed_bert.engine.host.feed import cut, feed_for
-from ipu_packed_bert.engine.host.in_place import accumulate_in_place
+from ipu_packed_bert.engine.host.in_place import Casts, accumulate_in_place
 from ipu_packed_bert.model.loss import PretrainingLoss
 from ipu_packed_bert.model.optimizer import (
     build_optimizer,
@@ -129,6 +131,7 @@ class HostEngine(Engine):
     ):
         if config.engine.threads is not None:
             torch.set_num_threads(config.engine.threads)
+        keep_freed_memory()
         self.task = task
         self._config = config
         self.processes = processes
@@ -138,6 +141,8 @@ class HostEngine(Engine):
         self._recomputes = config.engine.recomputes(ipus=False)
         if self._recomputes and config.engine.compile:
             _refuse_compiled()
+        self._dropout: Optional[CheapDropout] = None
+        self._casts: Optional[Casts] = None
         self.model = self._build().to(self._device)
         # Always the same object, so that a compiled program is not compiled again.
         self._padding_mask = PaddingMask(hidden_score(self.attention.kind))
@@ -179,8 +184,10 @@ class HostEngine(Engine):
         loss = getattr(network, "loss", None)
         if isinstance(loss, PretrainingLoss):
             loss.in_blocks = self._device.type == "cpu"
-        if self._device.type == "cpu" and self.processes.size == 1 and not self._config.engine.compile:
-            accumulate_in_place(network, bfloat16=dtype == torch.bfloat16)
+        if self._device.type == "cpu" and not self._config.engine.compile:
+            self._dropout = CheapDropout(network)
+            if self.processes.size == 1:
+                self._casts = accumulate_in_place(network, bfloat16=dtype == torch.bfloat16)
         if self._recomputes:
             _recompute_layers(network)
         return network
@@ -346,6 +353,8 @@ class HostEngine(Engine):
         return autocast(self._config.engine.precision, self._device)
 
     def _numerics(self) -> Any:
+        if self._casts is not None:
+            self._casts.clear()
         return numerics_of(self._config.engine, self._device)
 
     def _seed_dropout(self, micro_batch: int) -> None:
@@ -354,6 +363,8 @@ class HostEngine(Engine):
         No random state has to be saved, and a run is the same with any number of processes.
         """
         entropy = [self._config.run.seed, _DROPOUT, self._updates, micro_batch]
+        if self._dropout is not None:
+            self._dropout.seed(entropy)
         seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
         # torch.manual_seed would change the generators of all GPUs.
         torch.default_generator.manual_seed(seed)

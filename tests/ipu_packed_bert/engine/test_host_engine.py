@@ -66,6 +66,11 @@ def test_a_step_is_what_it_says():
         (output.loss / number).backward()
         loss += output.loss.item() / number
         correct += output.mlm_correct.item()
+    gradients = engine.gradients(batch).by_name
+    by_autograd = [parameter.grad for parameter in model.parameters()]
+    assert_same(found=list(gradients.values()), expected=by_autograd, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        parameter.grad = gradients[name]
     for group in optimizer.param_groups:
         group["lr"] = 0.05
     optimizer.step()
