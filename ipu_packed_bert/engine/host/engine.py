@@ -32,7 +32,7 @@ from ipu_packed_bert.engine.host.devices import (
 )
 from ipu_packed_bert.engine.host.dropout import CheapDropout
 from ipu_packed_bert.engine.host.feed import cut, feed_for
-from ipu_packed_bert.engine.host.in_place import Casts, accumulate_in_place
+from ipu_packed_bert.engine.host.in_place import accumulate_in_place
 from ipu_packed_bert.model.loss import PretrainingLoss
 from ipu_packed_bert.model.optimizer import (
     build_optimizer,
@@ -142,7 +142,6 @@ class HostEngine(Engine):
         if self._recomputes and config.engine.compile:
             _refuse_compiled()
         self._dropout: Optional[CheapDropout] = None
-        self._casts: Optional[Casts] = None
         self.model = self._build().to(self._device)
         # Always the same object, so that a compiled program is not compiled again.
         self._padding_mask = PaddingMask(hidden_score(self.attention.kind))
@@ -187,7 +186,7 @@ class HostEngine(Engine):
         if self._device.type == "cpu" and not self._config.engine.compile:
             self._dropout = CheapDropout(network)
             if self.processes.size == 1:
-                self._casts = accumulate_in_place(network, bfloat16=dtype == torch.bfloat16)
+                accumulate_in_place(network, products=dtype != torch.bfloat16)
         if self._recomputes:
             _recompute_layers(network)
         return network
@@ -353,8 +352,6 @@ class HostEngine(Engine):
         return autocast(self._config.engine.precision, self._device)
 
     def _numerics(self) -> Any:
-        if self._casts is not None:
-            self._casts.clear()
         return numerics_of(self._config.engine, self._device)
 
     def _seed_dropout(self, micro_batch: int) -> None:
