@@ -20,23 +20,20 @@ from pack_data.stream.prices import Lengths
 
 _T = TypeVar("_T")
 
-_FORMAT = "pack_data stream 3"  # of a state
-_OLD_FORMATS = ("pack_data stream 1", "pack_data stream 2")
+_FORMAT = "pack_data stream 4"  # of a state
+_OLD_FORMATS = ("pack_data stream 1", "pack_data stream 2", "pack_data stream 3")
 _SHARE = "sequences"  # how ranks share a stream
 _MAX_TOKENS = 2**62  # stands for a buffer without a limit on tokens
 
-# A round closes this fraction of the rows that the buffer fills: one in 8, 16 or 64. Smaller rounds choose better and
-# cost more. In orders that are not random, most rows have waste, and 64 in place of 32 saves up to 0.1 % of the packs.
+# A round closes this fraction of the rows that the buffer fills. In an order that is not random most rows have waste:
+# there, 64 in place of 32 saves up to 0.1 % of the packs.
 _ROUND = 8
-_ROUND_OF_ALIKE = 16
 _ROUND_OF_SORTED = 64
 # Sequences that rows are built from in random order, the oldest that wait: the rest then stays as it came. Lengths near
 # a third of a row need 0.8 % more packs if all 4,096 of a buffer are used.
 _MOST_IN_RANDOM_ORDER = 1024
-# Value that a row may lack and still count as good. Lengths that are alike leave less choice: summaries at 2,048 need
-# 0.9 % more packs with a third of it.
-_SHORTFALL = 1e-3
-_SHORTFALL_OF_ALIKE = 3e-3
+# Value that a row may lack and still count as good.
+_SHORTFALL = 2e-3
 # Prices judge the rows from the start if slots alone would fill a row to this share of the depth. Otherwise short
 # sequences would pile up unnoticed.
 _NEAR_DEPTH = 0.6
@@ -160,7 +157,6 @@ class PackStream:
         self._buffer = Buffer()
         self._lengths = Lengths(self.max_sequence_length, self.max_sequences_per_pack, window)
         self._owed = 0.0  # sequences by which rows fell short of the mean so far, between -1 and 1
-        self._worth_waiting = 0.0  # of all that waits, at the prices
         self._ready: Deque[Pack] = deque()  # closed packs that have not been handed out
         self._taken = 0  # sequences of the stream, those of other ranks included
         self._arrived = 0  # sequences of this rank
@@ -249,84 +245,71 @@ class PackStream:
         buffer = self._buffer
         if buffer.tokens + length > self._most_tokens:
             self._close(length)
-        buffer.add(length, Waiting(self._arrived, self._waits.packs, example))
+        buffer.add(Waiting(self._arrived, self._waits.packs, length, example))
         self._arrived += 1
-        lengths = self._lengths
-        if lengths.worth is not None:
-            self._worth_waiting += lengths.worth[length]
-        if lengths.add(length):
-            self._appraise()
-        if buffer.sequences >= self.buffer_sequences:
+        self._lengths.add(length)
+        if len(buffer) >= self.buffer_sequences:
             self._close(0)
         return bool(self._ready)
-
-    def _appraise(self) -> None:
-        """Compute the worth of all that waits."""
-        worth = self._lengths.worth
-        self._worth_waiting = 0.0
-        if worth is not None:
-            for length, sequences in self._buffer.queues.items():
-                self._worth_waiting += len(sequences) * worth[length]
 
     def _close(self, coming: int) -> None:
         """Close packs until there is room for a sequence of `coming` tokens."""
         buffer = self._buffer
-        while (
-            buffer.sequences >= self.buffer_sequences or buffer.tokens + coming > self._most_tokens
-        ):
+        while len(buffer) >= self.buffer_sequences or buffer.tokens + coming > self._most_tokens:
             self._close_round()
 
     def _close_round(self) -> None:
         """Build rows from what waits, and close a share of them: those without waste, or the most valuable."""
         S = self.max_sequence_length
+        buffer = self._buffer
         lengths = self._lengths
-        alike = lengths.in_random_order and lengths.are_alike
-        seats_are_scarce = self._seats_are_scarce()
+        by_seats = self._seats_are_scarce()
         worth = None
         shortfall = 0.0
-        if lengths.in_random_order and not seats_are_scarce:
+        if lengths.in_random_order and not by_seats:
             worth = self._prices()
-            shortfall = _SHORTFALL_OF_ALIKE if alike else _SHORTFALL
+            shortfall = _SHORTFALL
 
-        wanted = self._sequences_per_row(worth is not None)
-        most, to_close = self._size_of_round(wanted)
-        rows = Rows(self._buffer, S, self._depth, most, int(shortfall * S), by_age=not alike)
-        oldest_first = self._buffer.lengths_in_order() if alike else iter(())
+        most = len(buffer)
+        parts = _ROUND_OF_SORTED
+        if lengths.in_random_order:
+            most = min(most, _MOST_IN_RANDOM_ORDER)
+            parts = _ROUND
+        wanted = self._sequences_per_row(worth)
+        to_close = max(1, int(most / wanted / parts))
+
+        alike = lengths.in_random_order and lengths.are_alike
+        rows = Rows(buffer, S, self._depth, most, int(shortfall * S), by_age=not alike)
+        oldest_first = iter(buffer if alike else ())
         kept: List[Tuple[float, int, int, List[int]]] = []  # waste, empty slots, place, row
         while to_close:
             due = None if kept else self._due()
-            first = due or next((length for length in oldest_first if rows.left[length]), 0)
-            first = first or rows.longest(S)
+            if due is None:
+                first = next((item.length for item in oldest_first if rows.left[item.length]), 0)
+                first = first or rows.longest(S)
+            else:
+                first = due
             if first <= 0:
                 break
             row = rows.build(first, max(1, int(wanted + self._owed)))
             if due is None:
                 self._owed = min(max(self._owed + wanted - len(row), -1.0), 1.0)
-            waste = self._waste(row, worth, seats_are_scarce)
+            waste = self._waste(row, worth, by_seats)
             if due is None and waste > shortfall:
                 kept.append((waste, S - sum(row), len(kept), row))
             else:
-                self._close_row(row, forced=due is not None)
+                self._hand_over(buffer.remove(row), forced=due is not None)
                 to_close -= 1
 
         kept.sort()
         for _, _, _, row in kept[:to_close]:
-            self._close_row(row)
+            self._hand_over(buffer.remove(row))
 
-    def _size_of_round(self, wanted: float) -> Tuple[int, int]:
-        """Return the sequences that rows are built from, and the rows to close, of `wanted` sequences on average."""
-        most = self._buffer.sequences
-        parts = _ROUND_OF_SORTED
-        if self._lengths.in_random_order:
-            most = min(most, _MOST_IN_RANDOM_ORDER)
-            parts = _ROUND_OF_ALIKE if self._lengths.are_alike else _ROUND
-        return most, max(1, int(most / wanted / parts))
-
-    def _waste(self, row: List[int], worth: Optional[List[float]], seats_are_scarce: bool) -> float:
+    def _waste(self, row: List[int], worth: Optional[List[float]], by_seats: bool) -> float:
         """Return the value that a row lacks: by prices, by seats, or by slots."""
         if worth is not None:
             return 1.0 - sum([worth[length] for length in row])
-        if seats_are_scarce:
+        if by_seats:
             return 1.0 - len(row) / self._depth
         return 1.0 - sum(row) / self.max_sequence_length
 
@@ -334,7 +317,7 @@ class PackStream:
         """Return True if the depth limits the rows, not their slots: now, and in random order for all that was seen."""
         S = self.max_sequence_length
         buffer = self._buffer
-        scarce = buffer.sequences * S >= self._depth * buffer.tokens
+        scarce = len(buffer) * S >= self._depth * buffer.tokens
         mean = self._lengths.mean
         if scarce and mean and self._lengths.in_random_order:
             scarce = self._depth * mean <= S
@@ -349,17 +332,18 @@ class PackStream:
             near_depth = depth is not None and _NEAR_DEPTH * depth <= per_row < depth
             if lengths.are_alike or near_depth:
                 lengths.solve()
-                self._appraise()
         return lengths.worth
 
-    def _sequences_per_row(self, by_price: bool) -> float:
+    def _sequences_per_row(self, worth: Optional[List[float]]) -> float:
         """Return how many sequences a row without waste would hold on average, of those that wait."""
         buffer = self._buffer
-        filling = buffer.sequences * self.max_sequence_length / buffer.tokens
-        wanted = min(filling, float(self._depth))
-        if by_price and self._worth_waiting > 0:
-            wanted = min(wanted, buffer.sequences / self._worth_waiting)
-        return max(wanted, 1.0)
+        rows = max(buffer.tokens / self.max_sequence_length, len(buffer) / self._depth)
+        if worth is not None:
+            value = sum(
+                [worth[length] * len(numbers) for length, numbers in buffer.numbers.items()]
+            )
+            rows = max(rows, value)
+        return max(len(buffer) / rows, 1.0)
 
     def _due(self) -> Optional[int]:
         """Return the length of the oldest sequence if the next pack has to hold it.
@@ -367,22 +351,17 @@ class PackStream:
         At most buffer_sequences wait, and the oldest become due one by one. A round asks before it keeps a row, and it
         closes at most an eighth of buffer_sequences packs. So none waits for more than longest_wait packs.
         """
-        length, oldest = self._buffer.oldest()
+        oldest = self._buffer.oldest()
         waited = self._waits.packs - oldest.since
         packs_of_a_round = self.buffer_sequences // _ROUND + 1
         if waited < self.longest_wait - self.buffer_sequences - packs_of_a_round:
             return None
-        return length
+        return oldest.length
 
-    def _close_row(self, lengths: List[int], forced: bool = False) -> None:
-        worth = self._lengths.worth
-        if worth is not None:
-            self._worth_waiting -= sum([worth[length] for length in lengths])
-        self._hand_over(lengths, self._buffer.remove(lengths), forced)
-
-    def _hand_over(self, lengths: List[int], sequences: List[Waiting], forced: bool) -> None:
+    def _hand_over(self, sequences: List[Waiting], forced: bool = False) -> None:
         waits = self._waits
         ages = [waits.packs - sequence.since for sequence in sequences]
+        lengths = [sequence.length for sequence in sequences]
         self._ready.append(Pack([sequence.example for sequence in sequences], lengths))
         self._waits = Waits(
             packs=waits.packs + 1,
@@ -396,22 +375,17 @@ class PackStream:
     def finish(self) -> None:
         """Close packs of everything that waits, those with the oldest sequences first; the stream may go on."""
         buffer = self._buffer
-        if not buffer.sequences:
+        if not len(buffer):
             return
         counts = np.zeros(self.max_sequence_length + 1, np.int64)
-        for length, waiting in buffer.queues.items():
-            counts[length] = len(waiting)
+        for length, numbers in buffer.numbers.items():
+            counts[length] = len(numbers)
         rows = []
         for strategy, repeats in _few_packs(counts, self.max_sequences_per_pack):
             for _ in range(repeats):
-                sequences = buffer.remove(list(strategy))
-                rows.append(sorted(zip(sequences, strategy)))
-
-        self._worth_waiting = 0.0
-        for row in sorted(rows, key=lambda row: row[0][0].number):
-            self._hand_over(
-                [length for _, length in row], [sequence for sequence, _ in row], forced=False
-            )
+                rows.append(sorted(buffer.remove(list(strategy))))
+        for row in sorted(rows):
+            self._hand_over(row)
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
@@ -437,10 +411,6 @@ class PackStream:
         Returns:
             Values for `load_state_dict`.
         """
-        waiting = [
-            [item.number, item.since, length, item.example]
-            for length, item in self._buffer.in_order()
-        ]
         return {
             "format": _FORMAT,
             "options": self._options(),
@@ -448,11 +418,10 @@ class PackStream:
             "rounding": self.rounding,
             "arrived": self._arrived,
             "waits": self._waits._asdict(),
-            "waiting": waiting,
+            "waiting": [list(sequence) for sequence in self._buffer],
             "ready": [[pack.examples, pack.lengths] for pack in self._ready],
             "lengths": self._lengths.state(),
             "owed": self._owed,
-            "worth_waiting": self._worth_waiting,
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -486,7 +455,6 @@ class PackStream:
         waits = fields.object("waits")
         new._waits = Waits(*(waits.integer(name, least=0) for name in Waits._fields))
         new._owed = fields.number("owed", least=-1, most=1)
-        new._worth_waiting = fields.number("worth_waiting")
         self.__dict__.update(new.__dict__)  # after everything was read without an error
 
     def _read_waiting(self, fields: Fields) -> None:
@@ -498,8 +466,8 @@ class PackStream:
         waiting = fields.list_of(
             "waiting", lambda rows, index: rows.list_of(index, column, length=4)
         )
-        for number, since, length, example in waiting:
-            self._buffer.add(length, Waiting(number, since, example))
+        for sequence in waiting:
+            self._buffer.add(Waiting(*sequence))
 
     def _check_options(self, fields: Fields) -> None:
         options = fields.object("options").tree
