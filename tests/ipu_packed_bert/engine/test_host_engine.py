@@ -44,7 +44,8 @@ def test_packed_and_unpacked_runs_stay_together(name, normalisation):
     for depth, micro_batch in ((1, 4), (3, 2)):
         engine = host_engine(change(config, batch={"micro_batch": micro_batch}), packing_factor=1.0, device="cpu")
         batches = make_batches(3, depth=depth, micro_batch=micro_batch, normalisation=normalisation)
-        results = [engine.step(batch, 1e-2) for batch in batches]
+        # A higher rate amplifies the rounding of gradients that are zero, such as those of key biases.
+        results = [engine.step(batch, 5e-3) for batch in batches]
         ends.append(weights(engine))
         losses.append(
             [[result.loss, result.metrics["mlm_accuracy"], result.metrics["nsp_accuracy"]] for result in results]
