@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Optional
+from typing import List, Optional
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from pack_data.lengths.packer_command import run_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth
-from pack_data.solver.fit_decreasing import fit_decreasing
+from pack_data.solver.free_slots import Packs, Strategy
 
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
@@ -29,7 +29,7 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
     """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
-    packs = fit_decreasing(histogram, max_sequences_per_pack, lambda free: np.arange(len(free)))
+    packs = _runs_of_packs(histogram, max_sequences_per_pack)
     return Packing.of(
         "first_fit",
         histogram,
@@ -37,6 +37,59 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
         packs,
         solve_seconds=time.perf_counter() - start,
     )
+
+
+def _runs_of_packs(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> Packs:
+    """Return runs of equal packs, in the order in which their first packs were opened.
+
+    The pack chosen for a sequence stays the first with room for others of this length until it is full for them. So
+    the runs are filled in turn, each pack with as many sequences as fit, and only the run in which the sequences of a
+    length end is split. The cost depends on S alone.
+    """
+    S = histogram.max_sequence_length
+    depth = S if max_sequences_per_pack is None else max_sequences_per_pack
+    # Slots left in each pack of a run, sequences that the depth still allows, and packs; int64 [3, runs].
+    runs = np.zeros((3, 0), np.int64)
+    strategies: List[Strategy] = []
+    for length in histogram.lengths[::-1].tolist():
+        left = int(histogram.counts[length])
+        free, seats, packs = runs
+        times = np.minimum(free // length, seats)  # for each pack
+        placed = np.concatenate([[0], np.cumsum(times * packs)])
+        # Number of runs whose packs are all filled.
+        filled = int(np.searchsorted(placed, left, side="right")) - 1
+        for run in np.flatnonzero(times[:filled]).tolist():
+            strategies[run] += (length,) * int(times[run])
+        free[:filled] -= times[:filled] * length
+        seats[:filled] -= times[:filled]
+        left -= int(placed[filled])
+        if not left:
+            continue
+
+        if filled < len(strategies):  # the sequences end inside this run
+            run_free, run_seats, run_packs = runs[:, filled].tolist()
+            strategy = strategies[filled]
+            number = int(times[filled])
+        else:  # they need new packs, which come last
+            run_free, run_seats, strategy = S, depth, ()
+            number = min(S // length, depth)
+            run_packs = -(-left // number)
+
+        # Split the run into filled packs, one pack with the rest, and packs that are left as they were.
+        full, rest = divmod(left, number)
+        parts = []
+        split = []
+        for part_packs, added in (
+            (full, number),
+            (min(1, rest), rest),
+            (run_packs - full - min(1, rest), 0),
+        ):
+            if part_packs:
+                parts.append((run_free - added * length, run_seats - added, part_packs))
+                split.append(strategy + (length,) * added)
+        runs = np.hstack([runs[:, :filled], np.transpose(parts), runs[:, filled + 1 :]])
+        strategies[filled : filled + 1] = split
+    return list(zip(strategies, runs[2].tolist()))
 
 
 main = partial(

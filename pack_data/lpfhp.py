@@ -1,7 +1,7 @@
 """Longest-pack-first histogram-packing: `python -m pack_data.lpfhp`.
 
-The variant of SPFHP in the paper's code: sequences go to the fullest packs that still have room (best fit), as many of
-one length into each pack as fit, also into new packs.
+The variant of SPFHP in the paper's code: sequences go to the fullest packs that still have room, as many of one length
+into each pack as fit, also into new packs. This is best-fit decreasing, so `best_fit` gives the same packs.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ import numpy as np
 
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.solver.column_generation import Relaxation, relax
-from pack_data.solver.fit_decreasing import fit_decreasing
-from pack_data.solver.free_slots import Packs, count_packs
+from pack_data.solver.free_slots import Packs, count_packs, longest_first
 
 _Run = List[Tuple[int, int]]  # (length, sequences), for the packs of a strategy in turn
 
@@ -217,11 +216,7 @@ def whole_packs(
         packed = packed + packs
         total += count_packs(packs)
         progress(int(left.sum()))
-        rest = fit_decreasing(
-            LengthHistogram(left),
-            max_sequences_per_pack,
-            lambda free: np.argsort(free, kind="stable"),
-        )
+        rest = longest_first(LengthHistogram(left), max_sequences_per_pack)
         complete = total + count_packs(rest)
         if not best or complete < best_total:
             best = packed + rest

@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pack_data import best_fit, first_fit
+from pack_data import best_fit, first_fit, lpfhp
 from pack_data.packing.histogram import LengthHistogram
 from tests.pack_data_strategies import depths, histograms, lengths_of
 
 
 def sample_by_sample(lengths, S, depth, best: bool) -> Counter:
-    """The textbook rule on single samples."""
-    packs = []
+    """The textbook rule on single samples; of equally full packs, best fit takes the one that was changed last."""
+    packs = []  # in the order of visits: first fit keeps the order of opening, best fit puts the last changed first
     for length in sorted(lengths, reverse=True):
-        able = [
-            (S - sum(pack), index)
-            for index, pack in enumerate(packs)
-            if S - sum(pack) >= length and (depth is None or len(pack) < depth)
-        ]
-        if able:
-            packs[min(able)[1] if best else min(index for _, index in able)].append(length)
-        else:
-            packs.append([length])
+        able = [pack for pack in packs if S - sum(pack) >= length and (depth is None or len(pack) < depth)]
+        pack = (max(able, key=sum) if best else able[0]) if able else []
+        if best and able:
+            packs = [other for other in packs if other is not pack]
+        if best:
+            packs.insert(0, pack)
+        elif not able:
+            packs.append(pack)
+        pack.append(length)
     return Counter(map(tuple, packs))
 
 
@@ -35,6 +35,9 @@ def test_equals_the_rule_on_single_samples(packer, histogram, depth):
         lengths_of(histogram).tolist(), histogram.max_sequence_length, depth, best=packer is best_fit
     )
     assert dict(zip(packing.strategies, packing.repeats)) == expected
+    if packer is best_fit:
+        longest_first = lpfhp.pack(histogram, max_sequences_per_pack=depth)
+        assert (longest_first.strategies, longest_first.repeats) == (packing.strategies, packing.repeats)
 
 
 def test_first_fit_and_best_fit_differ():
