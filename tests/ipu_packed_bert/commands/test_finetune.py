@@ -180,6 +180,19 @@ def test_a_resumed_run_may_change_what_is_harmless_or_allowed(tmp_path, checkpoi
     assert noted in text and "allowed   optimizer.weight_decay 0.01 -> 0.02\n" in text
 
 
+def test_a_run_is_not_resumed_with_another_vocabulary(tmp_path, capsys):
+    start = tiny_checkpoint(tmp_path / "start")
+    config = written(tmp_path, start, "single_label", run={"epochs": 1})
+    assert command("--config", config, "--out", tmp_path / "run") == 0
+    words = (start / "vocab.txt").read_text().split("\n")
+    words[-2], words[-3] = words[-3], words[-2]
+    (start / "vocab.txt").write_text("\n".join(words))
+    longer = ["--set", "run.epochs=2", "--set", "optimizer.schedule_steps=1000"]
+    capsys.readouterr()
+    assert command("--resume", tmp_path / "run", *longer) == 2
+    assert f"{tmp_path / 'run'} was trained with another vocabulary" in capsys.readouterr().err
+
+
 def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, capsys, monkeypatch):
     run = tmp_path / "run"
     config = written(tmp_path, checkpoint, run={"checkpoint_every": 1, "evaluate_every": 1})

@@ -192,6 +192,16 @@ def test_gradients_change_nothing_and_have_no_dropout_unless_asked(alone):
     assert same_bits(weights(engine), weights(fresh))
 
 
+def test_gradients_are_accumulated_with_dropout_unless_asked():
+    config = change(CONFIG, model={"hidden_dropout": 0.5})
+    batch = make_batches(1, depth=3, micro_batch=2)[0]
+    losses = {}
+    for name, options in (("default", {}), ("with", {"dropout": True}), ("without", {"dropout": False})):
+        engine = host_engine(config, packing_factor=1.0, device="cpu")
+        losses[name] = engine.accumulate(batch, **options).loss
+    assert losses["default"] == losses["with"] != losses["without"]
+
+
 def test_an_empty_batch_moves_nothing_but_decay():
     batch = lay_out([[], []], [], slots=SLOTS, depth=3, predictions=7)
     batch = with_scales(batch, micro_batches=1, normalisation="sequence")

@@ -29,6 +29,14 @@ def test_every_token_has_the_loss_of_the_padded_batch(kind, seed, lengths):
     assert float((free - padded).abs().max()) <= 1e-9 * float(padded.abs().max())
 
 
+def test_slots_without_a_token_have_the_padding_token():
+    model, examples = a_model("llama", "padding_free"), some_examples(4, [3, 2])
+    for options, token in (({}, 0), ({"pad_id": 7}, 7)):
+        inputs = PaddingFreeCollator(model, slots=8, **options)(examples)
+        assert inputs["input_ids"][0, 5:].tolist() == [token] * 3
+        assert inputs["labels"][0, 5:].tolist() == [-100] * 3
+
+
 def test_in_eager_code_up_to_its_float32_softmax():
     model, examples = a_model(attention="eager"), some_examples(4, [9, 2, 12, 5])
     assert use_padding_free(model, attention="eager") == ("eager", "position_ids", False)

@@ -461,6 +461,8 @@ def test_what_somebody_else_put_there_is_one_line(tmp_path, what):
     with pytest.raises(Damaged) as caught:
         load_checkpoint(path)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    foreign_name = what in ("outside", "absolute", "backslash", "pickle")
+    assert ("a checkpoint has no file of that name" in str(caught.value)) == foreign_name
 
 
 def test_none_that_is_whole_is_said(tmp_path):

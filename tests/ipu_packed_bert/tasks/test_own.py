@@ -82,6 +82,22 @@ def test_a_run_does_not_load_a_file_beside_itself(own, tmp_path):
         config_from_tree({**own, "task": {"name": f"{tmp_path / 'own_task.py'}:Own"}}, "config.yml", stored=True)
 
 
+@pytest.mark.parametrize("kind", ["single_label", "multi_label", "regression"])
+def test_the_config_of_a_classifier_determines_its_task(kind, tmp_path):
+    folder = tiny_fine_tuned(tmp_path / "model", kind)
+    assert task_class(find_trained(folder).tree["task"]["name"]) is task_class(kind)
+    about = json.loads((folder / "config.json").read_text())
+    for problem, labels, expected in (
+        (None, 3, "single_label"),
+        (None, 1, "regression"),
+        ("multi_label_classification", 3, "multi_label"),
+    ):
+        names = {str(number): f"label {number}" for number in range(labels)}
+        changed = {**about, "problem_type": problem, "id2label": names}
+        (folder / "config.json").write_text(json.dumps(changed))
+        assert task_class(find_trained(folder).tree["task"]["name"]) is task_class(expected)
+
+
 def test_an_exported_folder_is_asked_by_the_name_of_its_task(own, tmp_path):
     folder = tiny_fine_tuned(tmp_path / "model", "single_label")
     for architecture in ("BertForSequenceClassification", "BertModel"):

@@ -269,3 +269,22 @@ def test_a_state_of_another_iterable_data_set_is_refused():
     for other in (streamed("b", 2), streamed("a", 3)):
         with refused("state of the source", state["identity"]):
             Share(other).load_state_dict(state)
+
+
+def test_the_part_of_a_process_is_in_the_epoch_of_its_source():
+    class Epochs(Shards):
+        epoch = 3
+
+        def shard(self, num_shards, index):
+            part = Epochs(self.parts[index::num_shards])
+            part.epoch = 0
+            return part
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter([{"input_ids": [self.epoch]}])
+
+    share = Share(Epochs([numbered(2), numbered(2)]))
+    assert [number_of(example) for example in share] == [3]

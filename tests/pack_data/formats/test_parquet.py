@@ -10,6 +10,7 @@ from pack_data.formats import parquet, sequence_output
 from pack_data.formats.records import EXAMPLE_FIELDS
 from pack_data.formats.source import open_source
 from pack_data.store.packs import FIELDS
+from pack_data.text.corpus import documents
 from tests.format_samples import records
 from tests.refusals import refused
 from tests.token_sequences import random_sequences
@@ -179,3 +180,11 @@ def test_an_ipc_file_is_read_too(tmp_path):
     with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
         writer.write_table(table, max_chunksize=2)
     assert [value["input_ids"].tolist() for value in values(tmp_path / "a.arrow")] == [[n + 1] for n in range(9)]
+
+
+def test_text_that_is_not_utf_8_is_refused(tmp_path):
+    """pyarrow checks neither Parquet nor Arrow by itself."""
+    texts = pa.array([b"one two", b"\xff\xfe", b"three"]).view(pa.string())
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    with refused("a.parquet: records 1 to 2", "UTF8"):
+        list(documents(str(tmp_path / "a.parquet")))

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pack_data.reading.fields import Fields, one_line, parse_json, read_json, read_object, said_of, shown, whole_number
+from pack_data.reading.fields import (
+    Fields,
+    one_line,
+    packing_depth,
+    parse_json,
+    read_json,
+    read_object,
+    said_of,
+    shown,
+    whole_number,
+)
 from tests.refusals import refused
 
 WAY_OUT = "write it again"
@@ -59,6 +69,12 @@ def test_any_value_is_of_the_type_or_one_line(take, value):
 def test_a_missing_field_is_named(take):
     with pytest.raises(ValueError, match="f.json: inner.field is missing; write"):
         TAKES[take][0](Fields("f.json", {}, WAY_OUT, "inner"), "field")
+
+
+@pytest.mark.parametrize("depth", [0, -1, 2.5, True, "3"])
+def test_a_depth_is_refused_by_the_name_of_its_argument(depth):
+    with refused("max_sequences_per_pack = ", "at least 1"):
+        packing_depth(depth)
 
 
 def test_an_item_is_named_by_its_number():

@@ -138,3 +138,12 @@ def test_a_lock_that_its_holder_removed_meanwhile_is_none(tmp_path, monkeypatch,
     monkeypatch.setattr(files, "_lock", late)
     with pytest.raises(ValueError, match="^taken$"), locked(path, "taken"):
         pass
+
+
+def test_a_stale_temporary_file_is_that_of_its_own_name(tmp_path):
+    own, other = (files.temporary_name(tmp_path / name) for name in ("a.json", "b.json"))
+    for every_name, left in ((False, [other]), (True, [])):
+        own.write_text("")
+        other.write_text("")
+        files.remove_stale(tmp_path / "a.json", every_name)
+        assert sorted(tmp_path.iterdir()) == left
