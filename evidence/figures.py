@@ -29,7 +29,7 @@ from evidence.runner import CELLS, FACTS, SETTINGS
 from evidence.writer import Shown
 from pack_data.cli.command import ArgumentParser, run_main
 from pack_data.display.picture import write
-from pack_data.reading.files import write_atomically
+from pack_data.reading.durable import write_atomically
 
 # Paths in a checkout.
 PAGE = "docs/evidence.md"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import shutil
 import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -59,7 +58,7 @@ from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.training.loop import Log, train
 from pack_data.building.command import BuildOptions, build
 from pack_data.building.held_out import held_out_folder
-from pack_data.reading.files import write_atomically
+from pack_data.reading.durable import replacing_folder, write_atomically
 from pack_data.store.data_set import MANIFEST, PackStore
 from pack_data.store.packs import FIELDS, disassemble
 from pack_data.store.sequences import Sequences
@@ -395,13 +394,10 @@ class PretrainingSetup(BuiltData):
         """Write the weights as a Hugging Face directory, whole or not at all."""
         trained = self.pretrained
         vocabulary = trained.vocabulary if trained else load_either(self.vocabulary)
-        partial = folder.with_name(folder.name + ".partial")
-        for path in (partial, folder):
-            shutil.rmtree(path, ignore_errors=True)
-        write_folder(
-            partial, task.model, engine.weights(), vocabulary, architecture=task.architecture
-        )
-        partial.rename(folder)
+        with replacing_folder(folder) as partial:
+            write_folder(
+                partial, task.model, engine.weights(), vocabulary, architecture=task.architecture
+            )
 
 
 def _vocabulary_option(vocabulary: Path) -> Dict[str, Any]:

@@ -21,7 +21,8 @@ from urllib.parse import quote
 
 from ipu_packed_bert.benchmarks.work import machine
 from pack_data.cli.command import counted, progress_bar
-from pack_data.reading.files import locked, write_atomically
+from pack_data.reading.durable import write_atomically
+from pack_data.reading.files import locked
 
 CELLS = "cells"
 SETTINGS = "settings.json"

@@ -48,7 +48,7 @@ from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import gradient_difference, seconds_of
 from pack_data.cli.memory import keep_buffers
 from pack_data.cli.timing import Clock, rounds_in_turn, timed
-from pack_data.reading.files import write_atomically
+from pack_data.reading.durable import write_atomically
 from pack_data.store.data_set import PackStore
 
 shown = SpeedShown

@@ -22,6 +22,7 @@ from pack_data.packing.certificate import Proof
 from pack_data.packing.histogram import LengthHistogram, whole_slots
 from pack_data.packing.packing import Packing, prove
 from pack_data.reading import hugging_face
+from pack_data.reading.durable import replacing, write_array, write_atomically
 from pack_data.reading.fields import (
     Fields,
     one_line,
@@ -30,7 +31,6 @@ from pack_data.reading.fields import (
     shown,
     whole_number,
 )
-from pack_data.reading.files import replacing, write_atomically
 from pack_data.reading.packages import load_package
 from pack_data.solver.two_capacities import TwoPrices, pack_two, within_capacities
 from pack_data.store.sequences import check_multiple, rounded_up
@@ -223,8 +223,7 @@ class PackedLengths:
             named = {"offsets": offsets, **columns}
             for name, values in reversed(list(named.items())):
                 target = path if name == "indices" else path.with_suffix(f".{name}.npy")
-                with replacing(target) as temporary, open(temporary, "wb") as file:
-                    np.save(file, values)
+                write_array(target, values)
         elif path.suffix == ".parquet":
             arrow = load_package("pyarrow", "this file format")
             lists = {

@@ -26,7 +26,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Any, Callable, Counter, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Counter, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from pack_data.building.convert import main as convert_main
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
@@ -195,6 +195,12 @@ def _build(folder: Path) -> Optional[int]:
     return 0
 
 
+def _corpus_and_former_data_set(folder: Path) -> None:
+    _corpus(folder)
+    build_small(write_corpus(folder / "former", documents=9), folder / "data", seed=5).close()
+    shutil.rmtree(folder / "former")
+
+
 def _whole_or_none(folder: Path) -> None:
     if (folder / "data" / MANIFEST).exists():
         with PackStore.open(folder / "data") as store:
@@ -273,9 +279,26 @@ DRIVES: Dict[str, Drive] = {
         lambda folder: {name: sha for name, sha in contents(folder).items() if not name.startswith("corpus/")},
         _whole_or_none,
     ),
+    "replace": Drive(
+        _corpus_and_former_data_set,
+        _build,
+        lambda folder: {name: sha for name, sha in contents(folder).items() if not name.startswith("corpus/")},
+        _whole_or_none,
+    ),
     "train": Drive(_run_with_data, _train, _logged, _resumable),
     "convert": Drive(_data_set, _convert, _converted),
 }
+
+
+@contextlib.contextmanager
+def memory_folder(prefix: str) -> Iterator[Path]:
+    """A directory in memory where that can be had: the order of the steps is proved; a disk makes each of them slow."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=memory))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def load_all() -> None:
@@ -312,13 +335,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 spoken[0] = time.monotonic()
                 print(f"{name:<12} {text}", flush=True)
 
-        # In memory where that can be had: what is proved is the order of the steps, and a disk makes each of them slow.
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        folder = Path(tempfile.mkdtemp(prefix=f"kills-{name}-", dir=memory))
-        try:
+        with memory_folder(f"kills-{name}-") as folder:
             outcome = drive(DRIVES[name], folder / name, kills=args.n, seed=args.seed, minutes=args.minutes, said=said)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(outcome.signals.items()))
         print(
             f"{name:<12} {outcome.kills:,} kills ({kinds}), {outcome.finished:,} results equal to the undisturbed one"

@@ -18,7 +18,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from ipu_packed_bert.cycles.target import FLOAT, HALF, Target
-from pack_data.reading.files import write_atomically
+from pack_data.reading.durable import write_atomically
 
 _GROUP = 16  # inputs and outputs of one AMP block, half precision
 

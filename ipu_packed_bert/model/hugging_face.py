@@ -18,8 +18,8 @@ import torch
 from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.run_files.safetensors_files import read_tensors
 from ipu_packed_bert.settings.schema import ModelConfig
+from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import Fields, read_object, shown
-from pack_data.reading.files import write_atomically
 from pack_data.reading.packages import load_package
 from pack_data.text.vocabulary import (
     SPECIAL_TOKENS,

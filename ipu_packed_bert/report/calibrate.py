@@ -10,7 +10,7 @@ from typing import Optional, Sequence
 
 from ipu_packed_bert.cycles import calibration, matmul
 from pack_data.cli.command import ArgumentParser
-from pack_data.reading.files import write_atomically
+from pack_data.reading.durable import write_atomically
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -23,8 +23,8 @@ from ipu_packed_bert.report.popvision import Memory, Work
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.declare import nested
 from pack_data.display.table import text_table
+from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import Fields, read_object
-from pack_data.reading.files import write_atomically
 
 FORMAT = 1
 KIND = "packed-bert ipu-check"

@@ -12,13 +12,11 @@ Directories whose names begin with a dot are being written or removed; the next 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
@@ -27,8 +25,14 @@ import torch
 
 from ipu_packed_bert.run_files.safetensors_files import file_bytes, read_tensors, tensor_bytes
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
+from pack_data.reading.durable import (
+    discard,
+    free_bytes,
+    remove_unfinished,
+    replacing_folder,
+    sync_folder,
+)
 from pack_data.reading.fields import Fields, parse_json
-from pack_data.reading.files import free_bytes, sync_folder
 
 _FORMAT = "ipu_packed_bert checkpoint 2"
 MANIFEST = "manifest.json"
@@ -112,14 +116,20 @@ def save_checkpoint(
     path = checkpoint_path(folder, checkpoint.step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _clear(folder)
+        sync_folder(folder.parent)
+        clear_unfinished(folder)
         _write(path, checkpoint)
     except OSError as error:
         raise OSError(f"{path}: not saved ({error.strerror or error})") from None
     if keep is not None:
         evict(folder, newest=checkpoint.step, keep=keep, protect=protect)
-    _clear(folder)
+    clear_unfinished(folder)
     return path
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Delete what killed processes left of unfinished checkpoints; only one process at a time writes a run."""
+    remove_unfinished(folder, "step_*")
 
 
 def evict(
@@ -135,15 +145,7 @@ def evict(
     kept = [_step(path) for path in candidates if _looks_complete(path)][-keep:]
     for path in candidates:
         if kept and _step(path) < kept[0] and _step(path) != protect:
-            _remove(path)
-
-
-def _remove(path: Path) -> None:
-    """Rename a checkpoint, so that it is never seen incomplete, and delete it; the next save retries a failure."""
-    with contextlib.suppress(OSError):
-        removed = _hidden(path, "removed")
-        os.rename(path, removed)
-        _delete(removed)
+            discard(path)
 
 
 def _write(path: Path, checkpoint: Checkpoint) -> None:
@@ -153,57 +155,25 @@ def _write(path: Path, checkpoint: Checkpoint) -> None:
     free = free_bytes(path.parent)
     if free is not None and needed > free:
         raise OSError(errno.ENOSPC, f"needs {needed:,} bytes, {free:,} are free")
-    partial = _hidden(path, "partial")
-    replaced = _hidden(path, "replaced")
-    try:
-        partial.mkdir()
+    # It replaces a damaged checkpoint, or one of the same step.
+    with replacing_folder(path) as partial:
         entries = {}
         for stem, by_name in tensors.items():
             name = f"{stem}.safetensors"
             entries[name] = _write_file(partial / name, file_bytes(by_name))
         entries[STATE] = _write_file(partial / STATE, state)
         _write_file(partial / MANIFEST, _json({"format": _FORMAT, "files": entries}))
-        sync_folder(partial)
-        if os.path.lexists(str(path)):  # a damaged checkpoint, or one of the same step
-            os.rename(path, replaced)
-        os.rename(partial, path)
-    except BaseException:
-        if os.path.lexists(str(replaced)) and not os.path.lexists(str(path)):
-            os.rename(replaced, path)
-        shutil.rmtree(str(partial), ignore_errors=True)
-        raise
-    sync_folder(path.parent)
 
 
 def _write_file(path: Path, data: bytes) -> Dict[str, Any]:
     """Write a file and return its entry in the manifest."""
     with open(path, "wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def _json(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def _hidden(path: Path, suffix: str) -> Path:
-    return path.with_name(f".{path.name}.{suffix}")
-
-
-def _clear(folder: Path) -> None:
-    """Delete hidden directories that a killed process left; only one process at a time writes a run."""
-    for path in folder.glob(".step_*.*"):
-        _delete(path)
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(str(path), ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink()
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

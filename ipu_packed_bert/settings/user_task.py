@@ -18,7 +18,8 @@ from types import ModuleType
 from typing import Any, Sequence, Set, Union
 
 from ipu_packed_bert.settings.reader import peek
-from pack_data.reading.files import read_regular, write_atomically
+from pack_data.reading.durable import write_atomically
+from pack_data.reading.files import read_regular
 
 PATTERN = r"(.+\.py):(\w+)"
 _MAX_BYTES = 1 << 24  # of a Python file; none that a person wrote has 16 MiB

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Tuple
 
@@ -24,6 +23,7 @@ from ipu_packed_bert.tasks.starting_weights import Start, find_start
 from ipu_packed_bert.training.prepared import Beginning, Begun, Prepared, engine_and_batches
 from pack_data.cli.command import counted
 from pack_data.packing.packing import Packing, of_at_most
+from pack_data.reading.durable import replacing_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,19 +74,16 @@ class ExamplesRun(Prepared):
 
     def write_model(self, folder: Path) -> None:
         """Write the network as a Hugging Face directory; replace an older one once the new one is complete."""
-        partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
         task = self.task
-        write_folder(
-            partial,
-            task.model,
-            self.engine.weights(),
-            self.start.vocabulary,
-            architecture=task.architecture,
-            **task.export_settings(),
-        )
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        with replacing_folder(folder) as partial:
+            write_folder(
+                partial,
+                task.model,
+                self.engine.weights(),
+                self.start.vocabulary,
+                architecture=task.architecture,
+                **task.export_settings(),
+            )
 
 
 def prepare(config: Config, *, processes: Processes = ONE) -> ExamplesRun:

@@ -19,7 +19,7 @@ from ipu_packed_bert.training.picture import padding_avoided
 from ipu_packed_bert.training.trackers import Tracker
 from pack_data.cli.command import bare_stderr
 from pack_data.cli.timing import left_text
-from pack_data.reading.files import write_atomically
+from pack_data.reading.durable import write_atomically
 
 _RECENT = 20  # steps over which the progress line averages its rates
 _LINES = 20  # progress lines of a run without a terminal

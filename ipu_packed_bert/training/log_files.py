@@ -13,8 +13,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from ipu_packed_bert.run_files.folder import read_log
 from ipu_packed_bert.training.trackers import Tracker
+from pack_data.reading.durable import sync_file, sync_folder, write_atomically
 from pack_data.reading.fields import one_line
-from pack_data.reading.files import write_atomically
 
 
 def forget_after(path: Path, step: int, note: Callable[[str], None]) -> List[Dict[str, Any]]:
@@ -33,6 +33,7 @@ class JsonlWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - until close()
+        sync_folder(path.parent)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write a record; infinite values and NaN become null, because JSON cannot represent them.
@@ -52,7 +53,7 @@ class JsonlWriter:
     def sync(self) -> None:
         """Write all records through to the disk. Raise OSError if they do not fit."""
         with self._naming_file():
-            os.fsync(self._file.fileno())
+            sync_file(self._path)
 
     def close(self) -> None:
         self._file.close()

@@ -10,7 +10,7 @@ from typing import Optional, Type
 
 from ipu_packed_bert.engine import choose_engine
 from ipu_packed_bert.processes.ranks import Processes
-from ipu_packed_bert.run_files.checkpoints import load_newest, newest_checkpoint
+from ipu_packed_bert.run_files.checkpoints import clear_unfinished, load_newest, newest_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS
 from ipu_packed_bert.settings.allowed_changes import Changes, check_allowed, compare
 from ipu_packed_bert.settings.config import Config
@@ -88,6 +88,7 @@ def _claim(args: argparse.Namespace, resources: contextlib.ExitStack) -> Beginni
         # Fails if there is no run, before the lock creates a file.
         newest_checkpoint(Path(args.resume, CHECKPOINTS))
         resources.enter_context(locked_run(args.resume))
+        clear_unfinished(Path(args.resume, CHECKPOINTS))
     else:
         refuse_a_run_in(args.out)
     return _beginning(args.resume, args.start_from)

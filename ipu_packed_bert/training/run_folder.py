@@ -30,7 +30,8 @@ from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.training.trackers import RUN_OF_MLFLOW
 from pack_data.cli.command import check_folder
-from pack_data.reading.files import locked, write_atomically
+from pack_data.reading.durable import write_atomically
+from pack_data.reading.files import locked
 from pack_data.store.data_set import MANIFEST, Manifest
 
 

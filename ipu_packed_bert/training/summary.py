@@ -20,8 +20,8 @@ from ipu_packed_bert.training.picture import draw_curves, padding_avoided
 from ipu_packed_bert.training.prepared import Prepared, resume_command
 from pack_data.cli.command import NotFinite, counted, typed
 from pack_data.display.table import text_table
+from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import one_line
-from pack_data.reading.files import write_atomically
 
 _NOT_FINITE = "not finite"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
 
 from ipu_packed_bert.run_files.folder import CONFIG, ENVIRONMENT
+from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import one_line
-from pack_data.reading.files import write_atomically
 from pack_data.reading.packages import load_package
 
 RUN_OF_MLFLOW = "mlflow-run"  # file in the run directory with the identifier of the run at MLflow

@@ -28,11 +28,10 @@ from pack_data.building.tasks import (
     lengths_of_part,
     places_names,
     remove_and_build_again,
-    save_array,
 )
 from pack_data.cli.command import progress_bar
 from pack_data.packing.packing import Packing
-from pack_data.reading.files import replacing
+from pack_data.reading.durable import raw_bytes, write_array, write_atomically
 from pack_data.reading.npy import read_array
 from pack_data.store.packs import PackSchema, smallest_type
 
@@ -158,9 +157,9 @@ def _scatter(task: _ListTask) -> int:
     start = task.start + task.part * task.numbers
     values = _values(task, _places(task.work), start, min(start + task.numbers, task.end))
     buckets = task.random(_SCATTER).integers(0, task.parts, len(values), dtype=np.uint16)
-    with replacing(task.path("scattered", task.part)) as temporary:
-        values[np.argsort(buckets, kind="stable")].tofile(temporary)
-    save_array(
+    by_bucket = values[np.argsort(buckets, kind="stable")]
+    write_atomically(task.path("scattered", task.part), raw_bytes(by_bucket))
+    write_array(
         task.path("scattered", task.part, ".npy"), np.bincount(buckets, minlength=task.parts)
     )
     return len(values)
@@ -181,8 +180,7 @@ def _shuffle(task: _ListTask) -> int:
         pieces = np.split(values, ends_of_lengths - task.start) if task.number else [values]
     for piece in pieces:
         rng.shuffle(piece)
-    with replacing(task.path("shuffled", task.part)) as temporary:
-        values.tofile(temporary)
+    write_atomically(task.path("shuffled", task.part), raw_bytes(values))
     return len(values)
 
 
@@ -255,8 +253,8 @@ def _deal(task: _DealTask) -> int:
     place[np.argsort(lengths, kind="stable")] = by_length
     pack = place // places.dtype.type(places.deepest)
     slot = place - pack * places.dtype.type(places.deepest)
-    save_array(work / pack_file, pack)
-    save_array(work / slot_file, slot.astype(smallest_type(places.deepest - 1)))
+    write_array(work / pack_file, pack)
+    write_array(work / slot_file, slot.astype(smallest_type(places.deepest - 1)))
     return len(place)
 
 

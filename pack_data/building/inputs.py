@@ -8,16 +8,16 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
-import os
 import random
 from array import array
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import (
     Any,
     Callable,
     Dict,
+    Iterable,
     Iterator,
     List,
     Mapping,
@@ -35,6 +35,7 @@ from pack_data.building.tasks import (
     ExamplesTask,
     RunningTotals,
     SyntheticTask,
+    TextFile,
     file_of,
     make_part,
     make_synthetic_part,
@@ -49,8 +50,9 @@ from pack_data.cli.bad_records import BadRecords
 from pack_data.cli.command import counted, progress_bar
 from pack_data.formats.source import Source, integer_columns, open_source
 from pack_data.packing.histogram import LengthHistogram
+from pack_data.reading.durable import rename, sync_file, sync_folder, write_atomically
 from pack_data.reading.fields import Fields, read_object, said_of
-from pack_data.reading.files import COMPRESSED, sha256_of, sync_folder, write_atomically
+from pack_data.reading.files import COMPRESSED, sha256_of
 from pack_data.store.data_set import MANIFEST
 from pack_data.store.packs import BERT, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
 from pack_data.store.sequences import Sequences
@@ -259,20 +261,26 @@ class _TextInput(_BuildInput):
 
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[ExamplesTask]:
         lower_case = self.options.lower_case
-        for side, count in zip(self.sides, self._spread_text()["parts"]):
-            for part in range(count):
+        for side, texts in zip(self.sides, self._spread_text().texts):
+            for part, text in enumerate(texts):
                 yield ExamplesTask(
-                    side.work, part, lower_case, self.vocabulary_name, self.example_options, schema
+                    side.work,
+                    part,
+                    text,
+                    lower_case,
+                    self.vocabulary_name,
+                    self.example_options,
+                    schema,
                 )
 
     def gathered(self) -> Dict[str, Any]:
-        skipped = self._spread_text()["skipped"]
+        skipped = self._spread_text().skipped
         return {"skipped": skipped} if skipped else {}
 
     def remarks(self) -> Iterator[str]:
         """Yield lines about what is read and left out, the division of a book, and copies."""
         options = self.options
-        copies, count = self._spread_text()["copies"]
+        copies, count = self._spread_text().copies
         if self._files.read:
             words = described(self._files.read, options.json_field, options.columns)
             yield f"text from {words}; {counted(count, 'document')}"
@@ -289,21 +297,24 @@ class _TextInput(_BuildInput):
 
     def _training_documents(self) -> Iterator[Document]:
         """Yield the documents part by part; each part is a fair sample of them."""
-        for part in range(self._spread_text()["parts"][0]):
-            yield from read_text(self.work, part)
+        for part, text in enumerate(self._spread_text().texts[0]):
+            yield from read_text(self.work, part, text)
 
-    def _spread_text(self) -> Mapping[str, Any]:
-        """Deal the documents out, unless that is done. Return "parts", the number of each side, and "skipped" lines."""
+    def _spread_text(self) -> _Spread:
+        """Deal the documents out, unless that is done."""
         note_file = self.work / "text.json"
         if not note_file.exists():
             self._write_text(note_file)
         note = read_object(note_file, way_out=remove_and_build_again(self.work))
-        return {
-            "parts": note.integers("parts", len(self.sides), least=1, most=1 << 24),
-            "skipped": note.texts("skipped"),
-            # Absent if an earlier version wrote the note.
-            "copies": note.optional("copies", Fields.integers, 2, least=0, most=1 << 62) or [0, 0],
-        }
+        counts = note.integers("parts", len(self.sides), least=1, most=1 << 24)
+        sizes = note.integers("bytes", sum(counts), least=0, most=1 << 62)
+        digests = note.list_of("sha256", Fields.hex_digest, 64)
+        if len(digests) != len(sizes):
+            raise note.error("sha256", f"has {len(digests)} entries for {len(sizes)} files")
+        written = map(TextFile, sizes, digests)
+        texts = [list(islice(written, count)) for count in counts]
+        copies, documents = note.integers("copies", 2, least=0, most=1 << 62)
+        return _Spread(texts, note.texts("skipped"), (copies, documents))
 
     def _documents(self, bad: BadRecords) -> Iterator[Document]:
         options = self.options
@@ -339,9 +350,7 @@ class _TextInput(_BuildInput):
         for side, share in zip(self.sides, shares):
             parts = max(1, round(share * characters / PART_CHARACTERS))
             paths.append([side.work / file_of("text", part, "jsonl") for part in range(parts)])
-        for path in chain.from_iterable(paths):
-            path.write_bytes(b"")
-
+        writer = _TextWriter(chain.from_iterable(paths))
         # The 0 is part of the seed since data sets could be appended to; without it their bytes would change.
         draws = [random.Random(f"{options.seed} documents 0") for _ in self.sides]
         bad = BadRecords(options.skip_bad, options.max_record_bytes)
@@ -353,21 +362,13 @@ class _TextInput(_BuildInput):
             bad = BadRecords(options.skip_bad, options.max_record_bytes)
             corpus = without_copies(self._documents(bad), hashes)
         counts = [0] * len(paths)
-        waiting: Dict[Path, List[str]] = {}
-        waiting_characters = 0
         with progress_bar(None, "reading", unit=" documents") as bar:
             for document, is_held_out in split(corpus, options.held_out):
                 side_number = int(is_held_out)
                 part = draws[side_number].randrange(len(paths[side_number]))
-                line = json.dumps(document.lines)
-                waiting.setdefault(paths[side_number][part], []).append(line)
-                waiting_characters += len(line)
+                writer.add(paths[side_number][part], document)
                 counts[side_number] += 1
                 bar.update(1)
-                if waiting_characters > _TEXT_IN_MEMORY:
-                    _append_lines(waiting)
-                    waiting = {}
-                    waiting_characters = 0
         if bad.found and not any(counts):
             raise bad.nothing_left(options.corpus)
         if self._is_divided and sum(counts) == 1:
@@ -377,13 +378,23 @@ class _TextInput(_BuildInput):
             )
         if any(counts) and not all(counts):
             raise one_sided(options, self.sides[counts.index(0)], sum(counts))
-        _append_lines(waiting)
+        written = writer.complete()
         note = {
             "parts": list(map(len, paths)),
+            "bytes": [text.size for text in written],
+            "sha256": [text.sha256 for text in written],
             "skipped": list(map(str, bad.found)),
             "copies": [len(hashes) - len(np.unique(hashes)), len(hashes)],
         }
         write_json(note_file, note)
+
+
+class _Spread(NamedTuple):
+    """The documents, dealt out to the parts of each side."""
+
+    texts: List[List[TextFile]]  # of each side
+    skipped: List[str]  # a line for each bad record
+    copies: Tuple[int, int]  # copies of other documents, and documents
 
 
 class _SourceTask(NamedTuple):
@@ -529,8 +540,7 @@ class _SourceInput(_BuildInput):
             for number in range(note["parts"]):
                 for suffix in ("bin", "json"):
                     path = self.work / file_of("read", group, suffix, number)
-                    if path.exists():
-                        os.replace(path, self.work / file_of("examples", part, suffix))
+                    rename(path, self.work / file_of("examples", part, suffix))
                 part += 1
         sync_folder(self.work)
         left_out = {name for note in notes for name in note["left_out"]}
@@ -636,7 +646,42 @@ def _refuse_held_out(options: BuildOptions, option: str) -> None:
         )
 
 
-def _append_lines(waiting: Mapping[Path, Sequence[str]]) -> None:
-    for path, lines in waiting.items():
-        with open(path, "a", encoding="utf-8") as out:
-            out.write("\n".join(lines) + "\n")
+class _TextWriter:
+    """Writer of the text of all parts, which waits in memory and is appended to the files in large pieces."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._hashes = {path: hashlib.sha256() for path in paths}
+        self._sizes = dict.fromkeys(self._hashes, 0)
+        self._waiting: Dict[Path, List[bytes]] = {}
+        self._waiting_bytes = 0
+        for path in self._hashes:
+            path.write_bytes(b"")
+
+    def add(self, path: Path, document: Document) -> None:
+        """Write a document to the part at `path`."""
+        line = json.dumps(document.lines).encode() + b"\n"
+        self._waiting.setdefault(path, []).append(line)
+        self._waiting_bytes += len(line)
+        if self._waiting_bytes > _TEXT_IN_MEMORY:
+            self._write()
+
+    def complete(self) -> List[TextFile]:
+        """Write what waits, and sync all files and their directories. Return what each file holds."""
+        self._write()
+        for path in self._hashes:
+            sync_file(path)
+        for folder in {path.parent for path in self._hashes}:
+            sync_folder(folder)
+        return [
+            TextFile(self._sizes[path], sha256.hexdigest()) for path, sha256 in self._hashes.items()
+        ]
+
+    def _write(self) -> None:
+        for path, lines in self._waiting.items():
+            data = b"".join(lines)
+            with open(path, "ab") as out:
+                out.write(data)
+            self._hashes[path].update(data)
+            self._sizes[path] += len(data)
+        self._waiting = {}
+        self._waiting_bytes = 0

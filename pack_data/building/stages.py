@@ -41,7 +41,6 @@ from pack_data.building.tasks import (
     places_names,
     read_notes,
     remove_and_build_again,
-    save_array,
     sort_part,
     write_json,
 )
@@ -50,8 +49,9 @@ from pack_data.cli.command import counted, progress_bar
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
+from pack_data.reading.durable import free_bytes, write_array, write_atomically
 from pack_data.reading.fields import Fields, read_object
-from pack_data.reading.files import free_bytes, sha256_of, write_atomically
+from pack_data.reading.files import sha256_of
 from pack_data.reading.npy import map_array, read_array
 from pack_data.solver.free_slots import longest_first
 from pack_data.store.data_set import PackStore, StoredFile, finish_data_set
@@ -422,7 +422,7 @@ class Stages:
         ]
         assignment = assign(np.concatenate(lengths), packing, seed)
         for name, values in zip(places_names(0), assignment):
-            save_array(side.work / name, values)
+            write_array(side.work / name, values)
 
     # ---- sequences to packs -----------------------------------------------------------------------------------------
 

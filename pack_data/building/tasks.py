@@ -9,6 +9,7 @@ A task is done when its note exists, a small .json or .npy file that is renamed 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from contextlib import suppress
 from functools import lru_cache
@@ -17,9 +18,10 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
-from pack_data.building.work_folder import READY
+from pack_data.building.work_folder import HELD_OUT_WORK, READY
+from pack_data.reading.durable import raw_bytes, replacing, write_array, write_atomically
 from pack_data.reading.fields import Fields, parse_json, read_object
-from pack_data.reading.files import replacing, write_atomically
+from pack_data.reading.files import open_regular
 from pack_data.reading.npy import map_array
 from pack_data.store.data_set import StoredFile, lengths_of, write_shard
 from pack_data.store.packs import (
@@ -38,8 +40,9 @@ from pack_data.text.vocabulary import AnyVocabulary, load_either
 
 
 def remove_and_build_again(work: Path) -> str:
-    """Return the instruction for a damaged file in a work directory."""
-    return f"a file of the build was changed: remove the directory {work} and build again"
+    """Return the instruction for a damaged file in the work directory of a build, or of its held-out side."""
+    whole = work.parent if work.name == HELD_OUT_WORK else work
+    return f"a file of the build was changed: remove the directory {whole} and build again"
 
 
 def file_of(kind: str, number: int, suffix: str, within: Optional[int] = None) -> str:
@@ -59,25 +62,37 @@ def places_names(group: int) -> Tuple[str, str]:
     return f"pack-{group:05d}.npy", f"slot-{group:05d}.npy"
 
 
-def read_text(work: Path, part: int) -> Iterator[Document]:
-    """Yield the documents of a part; each is a JSON list of paragraphs on a line."""
+class TextFile(NamedTuple):
+    """The text of a part as it was written."""
+
+    size: int  # bytes
+    sha256: str
+
+
+def read_text(work: Path, part: int, written: TextFile) -> Iterator[Document]:
+    """Yield the documents of a part; each is a JSON list of paragraphs on a line.
+
+    Raises ValueError, at the end at the latest, if the file is not the one that was written.
+    """
     path = work / file_of("text", part, "jsonl")
     way_out = remove_and_build_again(work)
-    with open(path, encoding="utf-8") as lines:
+    sha256 = hashlib.sha256()
+    size = 0
+    with open_regular(path, way_out=way_out) as lines:
         for line in lines:
+            sha256.update(line)
+            size += len(line)
             fields = Fields(str(path), [parse_json(line, path, way_out)], way_out)
             yield Document("", fields.texts(0))
+    if (size, sha256.hexdigest()) != written:
+        raise ValueError(
+            f"{path}: has {size:,} bytes that differ from the {written.size:,} written; {way_out}"
+        )
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write the whole JSON file or none."""
     write_atomically(path, (json.dumps(value) + "\n").encode())
-
-
-def save_array(path: Path, values: np.ndarray) -> None:
-    """Write the whole .npy file or none."""
-    with replacing(path) as temporary, open(temporary, "wb") as out:
-        np.save(out, values)
 
 
 # ---- files of sequences ----------------------------------------------------------------------------------------------
@@ -155,7 +170,7 @@ class SpillFormat(NamedTuple):
         }
         with replacing(path) as temporary, open(temporary, "wb") as out:
             for axis, name, _, dtype in self._parts():
-                out.write(np.ascontiguousarray(columns[axis][name].astype(dtype, copy=False)).data)
+                out.write(raw_bytes(columns[axis][name].astype(dtype, copy=False)))
 
     def read(self, runs: Sequence[SpilledRun]) -> Sequences:
         """Read the sequences of all runs, concatenated."""
@@ -224,6 +239,7 @@ class ExamplesTask(NamedTuple):
 
     work: Path
     part: int
+    text: TextFile
     lower_case: bool
     vocabulary: str
     options: ExampleOptions
@@ -240,7 +256,7 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
     note = task.work / file_of("examples", task.part, "json")
     text = task.work / file_of("text", task.part, "jsonl")
     if not note.exists():  # a cluster may run a finished task again
-        documents = list(read_text(task.work, task.part))
+        documents = list(read_text(task.work, task.part, task.text))
         vocabulary = _vocabulary(task.work / task.vocabulary, task.lower_case)
         tokenised = tokenise(documents, vocabulary)
         sequences = make_examples(tokenised, vocabulary, task.options, task.part)
@@ -375,7 +391,7 @@ def sort_part(task: SortTask) -> int:
     sizes[1:, 1] = sequences.lengths
     sizes[1:, 2] = sequences.prediction_counts
     starts_of_shards = np.searchsorted(shard[order], np.arange(layout.shards + 1))
-    save_array(index_file, np.cumsum(sizes, axis=0)[starts_of_shards])
+    write_array(index_file, np.cumsum(sizes, axis=0)[starts_of_shards])
     with suppress(FileNotFoundError):
         source.unlink()
     return task.part
@@ -416,7 +432,7 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
         )
     records = assemble(schema, sequences, pack, slot, packs)
     entry = write_shard(task.work / READY, task.number, records)
-    save_array(task.work / file_of("shard", task.number, "npy"), lengths_of(schema, records))
+    write_array(task.work / file_of("shard", task.number, "npy"), lengths_of(schema, records))
     note = {
         "number": task.number,
         **entry.to_json(),

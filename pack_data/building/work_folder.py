@@ -9,17 +9,16 @@ the new one.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
-import shutil
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from pack_data.reading.durable import rename, sync_folder, write_atomically
 from pack_data.reading.fields import Fields, read_json, read_object
-from pack_data.reading.files import LockRemovedError, locked, sync_folder, write_atomically
+from pack_data.reading.files import LockRemovedError, locked
 from pack_data.store.data_set import MANIFEST, named_files, remove_leftovers
 
 PLAN = "plan.json"
@@ -176,12 +175,14 @@ def _check_made_by_a_build(work: Path, out: Path) -> None:
 def clear(folder: Path, keep: Sequence[str] = (_LOCK,)) -> None:
     """Remove what builds make; other files stay.
 
-    The notes go last: what a kill leaves is still recognised as a build's, and while commit.json is there, as that of a
-    completed build.
+    The notes go last: what a kill or a power cut leaves is still recognised as a build's, and while commit.json is
+    there, as that of a completed build.
     """
-    for item in sorted(
-        folder.iterdir(), key=lambda item: _LAST.index(item.name) if item.name in _LAST else -1
-    ):
+    items = list(folder.iterdir())
+    notes = [folder / name for name in _LAST if folder / name in items]
+    for item in [item for item in items if item not in notes] + notes:
+        if item.name == PLAN:
+            sync_folder(folder)
         if item.is_dir() and not item.is_symlink() and item.name in (READY, HELD_OUT_WORK):
             clear(item)
             if not any(item.iterdir()):
@@ -226,18 +227,30 @@ def complete(work: Path) -> bool:
     moves = _read_commit(note)
     for move in moves:
         move.out.mkdir(parents=True, exist_ok=True)
+        sync_folder(move.out.parent)
         for name in move.files:
-            _move(move.ready / name, move.out / name)
+            rename(move.ready / name, move.out / name)
         sync_folder(move.out)
     # The manifest of the first data set is moved last: once it is new, the others are.
     for move in reversed(moves):
-        _move(move.ready / MANIFEST, move.out / MANIFEST)
+        rename(move.ready / MANIFEST, move.out / MANIFEST)
         sync_folder(move.out)
     for move in moves:
         for name in move.remove:
             if (move.out / name).exists():
                 (move.out / name).unlink()
     return True
+
+
+def check_not_half_replaced(folder: Path) -> None:
+    """Raise ValueError if a build was stopped while it replaced the data set in `folder`, or still replaces it."""
+    folder = folder.resolve()
+    for note in folder.parent.glob(f"*.building/{COMMIT}"):
+        if any(move.out.name == folder.name for move in _read_commit(note)):
+            raise ValueError(
+                f"{folder}: a build was stopped while it replaced this data set; run the same build command again, "
+                f"which completes what {note} states"
+            )
 
 
 class _Moves(NamedTuple):
@@ -267,21 +280,3 @@ def _read_commit(note: Path) -> List[_Moves]:
             _Moves(work / names["work"] / READY, work.parent / names["out"], files, remove)
         )
     return moves
-
-
-def _move(source: Path, target: Path) -> None:
-    """Rename a file, or copy it to another file system. Do nothing if it was moved before."""
-    if not source.exists():
-        return
-    try:
-        os.replace(source, target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        temporary = target.with_name(f"{target.name}.building")
-        with open(source, "rb") as data, open(temporary, "wb") as out:
-            shutil.copyfileobj(data, out)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, target)
-        source.unlink()

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple, Union
 
 from pack_data.display.picture import Bars, HeatMap, Lines, MaskPicture, Picture, drawing
 from pack_data.display.table import Column, Table, plain
-from pack_data.reading.files import write_atomically
+from pack_data.reading.durable import write_atomically
 from pack_data.reading.packages import load_package
 
 # Beside a picture, a table with more rows or columns than these is folded; elsewhere one with more than _MANY rows.

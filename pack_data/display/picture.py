@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
-from pack_data.reading.files import write_atomically
+from pack_data.reading.durable import write_atomically
 from pack_data.reading.packages import load_package
 
 _Values = Tuple[Optional[float], ...]  # None: no value

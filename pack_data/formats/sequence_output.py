@@ -18,8 +18,8 @@ from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Sequence
 import numpy as np
 
 from pack_data.formats.records import STARTS, Record, RecordError
+from pack_data.reading.durable import replacing
 from pack_data.reading.fields import one_line
-from pack_data.reading.files import replacing
 from pack_data.reading.packages import load_package
 
 _ROWS = 1024  # of a row group, which is written at a time; few, so that damage costs few rows

@@ -11,6 +11,7 @@ import csv
 import json
 import sys
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from pack_data.cli.command import (
@@ -29,6 +30,7 @@ from pack_data.inspection.one_packer import Job, Row, measure_each
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packing.histogram import LengthHistogram
+from pack_data.reading.durable import replacing
 
 ALGORITHMS = ("none", "sort") + tuple(name for name in PACKERS if name != "none")
 _DEPTHS = (2, 3, 4, 8, None)
@@ -273,7 +275,9 @@ def _parser() -> ArgumentParser:
 
 def _write_csv(path: str, name: str, rows: Sequence[Row]) -> None:
     """Write a line for each row, with the histogram's name first; unlimited depth and unknown values are empty."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with replacing(Path(path)) as temporary, open(
+        temporary, "w", newline="", encoding="utf-8"
+    ) as file:
         writer = csv.writer(file)
         writer.writerow(["histogram"] + [column.name for column in fields(Row)])
         writer.writerows([name, *asdict(row).values()] for row in rows)

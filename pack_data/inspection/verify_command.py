@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from pack_data.building.verify import verify
+from pack_data.building.work_folder import check_not_half_replaced
 from pack_data.cli.bad_records import add_columns, add_split
 from pack_data.cli.command import ArgumentParser, counted, process_count, typed
 from pack_data.formats.detect import suffix_format
@@ -60,7 +61,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _verify_data_set(directory: str, workers: Optional[int]) -> None:
-    verified = verify(directory, workers)
+    try:
+        verified = verify(directory, workers)
+    except ValueError:
+        check_not_half_replaced(Path(directory))
+        raise
     manifest = verified.manifest
     bound = ""
     if manifest.lower_bound is not None:

@@ -16,8 +16,8 @@ import numpy as np
 from pack_data.display.table import account
 from pack_data.packing.certificate import Certificate, Proof, proven_bound
 from pack_data.packing.histogram import LengthHistogram, whole_slots
+from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import Fields, packing_depth, read_object, shown
-from pack_data.reading.files import write_atomically
 from pack_data.store.sequences import LONGEST
 
 _FORMAT = "pack_data recipe 1"

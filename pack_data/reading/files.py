@@ -1,4 +1,4 @@
-"""Reading of ordinary and compressed files, atomic writing, and locks for directories that one process writes."""
+"""Reading of ordinary and compressed files, and locks for files and directories that one process writes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ import json
 import lzma
 import os
 import platform
-import re
-import shutil
 import stat
 import sys
 import time
 import zipfile
-import zlib
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Callable, Dict, Iterator, Optional, Tuple, Union
 
+from pack_data.reading.durable import remove_stale
 from pack_data.reading.packages import load_package
 
 
@@ -262,61 +260,6 @@ class _Unpacked(io.RawIOBase):
         return chunk
 
 
-# Errors of file systems that cannot sync a directory, such as SMB and FUSE.
-_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in this directory survive a power cut, if its file system and the system can."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(str(folder), os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _CANNOT_SYNC:
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def free_bytes(folder: Path) -> Optional[int]:
-    """Return the free bytes of a file system; None if they are unknown, as on object stores, which report 0."""
-    try:
-        return shutil.disk_usage(str(folder)).free or None
-    except OSError:
-        return None
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write the whole file or none: temporary name, flush, fsync, rename."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(data)
-
-
-# A number for this machine, in the names of what is not complete: another machine's process may be alive.
-_MACHINE = zlib.crc32(platform.node().encode("utf-8", "surrogateescape"))
-
-
-def temporary_name(path: Path) -> Path:
-    """Return the temporary file of this process that becomes `path` when it is complete."""
-    return path.with_name(f"{path.name}.{_MACHINE}.{os.getpid()}.tmp")
-
-
-def remove_stale(path: Path, every_name: bool = False) -> None:
-    """Remove what killed processes of this machine left of `path`; every_name: of any file in its directory.
-
-    Call it with the lock held that every writer of `path` takes, so that none of them is alive.
-    """
-    name = r".+" if every_name else re.escape(path.name)
-    for item in list(path.parent.iterdir()) if path.parent.is_dir() else []:
-        if re.fullmatch(rf"{name}\.{_MACHINE}\.\d+\.tmp", item.name):
-            if item.is_dir() and not item.is_symlink():
-                shutil.rmtree(item)
-            else:
-                item.unlink()
-
-
 @contextmanager
 def only_writer(path: Path) -> Iterator[None]:
     """Hold the lock of `path` in the block, after removing what killed processes left of it.
@@ -332,31 +275,6 @@ def only_writer(path: Path) -> Iterator[None]:
         finally:
             with suppress(OSError):
                 lock.unlink()
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; its file replaces `path` only if the block ends well.
-
-    An OSError that names no file (a full disk) or the temporary one names `path` instead.
-    """
-    temporary = temporary_name(path)
-    try:
-        yield temporary
-        with open(temporary, "rb+") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        if temporary.exists():
-            temporary.unlink()
-        if (
-            isinstance(error, OSError)
-            and error.errno
-            and error.filename in (None, str(temporary), temporary)
-        ):
-            error.filename = str(path)
-        raise
-    sync_folder(path.parent)
 
 
 class LockRemovedError(ValueError):

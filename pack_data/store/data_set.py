@@ -37,14 +37,15 @@ from typing import (
 
 import numpy as np
 
-from pack_data.reading.fields import Fields, read_object, shown
-from pack_data.reading.files import (
-    file_in,
+from pack_data.reading.durable import (
+    finish,
     remove_stale,
     sync_folder,
     temporary_name,
     write_atomically,
 )
+from pack_data.reading.fields import Fields, read_object, shown
+from pack_data.reading.files import file_in
 from pack_data.reading.npy import map_array
 from pack_data.store.packs import PackSchema, decode, disassemble
 from pack_data.store.sequences import digest
@@ -364,12 +365,10 @@ def _write_table(
                     checksums.append(0)
                 checksums[-1] = zlib.crc32(data, checksums[-1])
                 written += len(part)
-        out.flush()
-        os.fsync(out.fileno())
         size = out.tell()
     assert written == records
     name = f"{stem}-{sha256.hexdigest()[:8]}.npy"
-    os.replace(temporary, folder / name)
+    finish(temporary, folder / name)
     blocks = _BlockChecksums(packs_per_block, "".join(map(_hexadecimal, checksums)))
     return StoredFile(name, size, sha256.hexdigest(), records, blocks)
 

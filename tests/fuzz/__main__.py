@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Counter, Dict, List, Optional, Sequence, Tuple
 
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
-from pack_data.reading.files import write_atomically
+from pack_data.reading.durable import write_atomically
 from tests.fuzz.cases import (
     FAILURES,
     HANG,

@@ -11,8 +11,8 @@ from ipu_packed_bert.engine.ipu.poprun import Instance
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.declare import plain, shown
 from ipu_packed_bert.tasks.task import Task
+from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import read_object
-from pack_data.reading.files import write_atomically
 
 _FORMAT = 1
 # Sections that determine a program, together with the model.

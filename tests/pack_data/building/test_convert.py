@@ -21,7 +21,7 @@ from pack_data.cli.bad_records import Origin
 from pack_data.cli.command import run_main
 from pack_data.formats.records import Record, RowWidths
 from pack_data.formats.source import open_source
-from pack_data.reading import files
+from pack_data.reading import durable, files
 from pack_data.reading.files import only_writer
 from pack_data.store.data_set import PackStore, StoreWriter
 from pack_data.store.packs import SEQUENCE, SLOT, PackSchema, StoredColumn, assemble
@@ -284,7 +284,7 @@ CONVERSIONS = [("a.tfrecord.gz", []), ("b", ["--to-format", "store"])]
 def test_what_a_killed_conversion_leaves_the_next_one_removes(tmp_path, packed, name, options):
     place = tmp_path / "out"
     place.mkdir()
-    others = {f"{name}.1.77.tmp", f"{name}.tmp", f"other.{files._MACHINE}.77.tmp"}  # another machine's, other names
+    others = {f"{name}.1.77.tmp", f"{name}.tmp", f"other.{durable._MACHINE}.77.tmp"}  # another machine's, other names
     for other in others:
         (place / other).write_text("")
     arguments = [str(3 if "store" in options else 2), str(packed), str(place / name), *options]
@@ -307,7 +307,7 @@ def test_a_conversion_that_is_alive_loses_nothing(tmp_path, packed, monkeypatch,
     monkeypatch.setattr(files, "LOCK_PATIENCE", 0)
     holder = only_writer_of_packs if "store" in options else only_writer
     with holder(tmp_path / name):
-        unfinished = files.temporary_name(tmp_path / name)
+        unfinished = durable.temporary_name(tmp_path / name)
         unfinished.write_text("")
         assert command(packed, tmp_path / name, *options) == 2
         assert "is writing" in capsys.readouterr().err and unfinished.exists() and not (tmp_path / name).exists()

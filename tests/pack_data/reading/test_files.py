@@ -12,7 +12,7 @@ import types
 import pytest
 
 from pack_data.lengths.counting import count
-from pack_data.reading import files
+from pack_data.reading import durable, files
 from pack_data.reading.files import locked
 from pack_data.text.corpus import documents
 
@@ -141,9 +141,9 @@ def test_a_lock_that_its_holder_removed_meanwhile_is_none(tmp_path, monkeypatch,
 
 
 def test_a_stale_temporary_file_is_that_of_its_own_name(tmp_path):
-    own, other = (files.temporary_name(tmp_path / name) for name in ("a.json", "b.json"))
+    own, other = (durable.temporary_name(tmp_path / name) for name in ("a.json", "b.json"))
     for every_name, left in ((False, [other]), (True, [])):
         own.write_text("")
         other.write_text("")
-        files.remove_stale(tmp_path / "a.json", every_name)
+        durable.remove_stale(tmp_path / "a.json", every_name)
         assert sorted(tmp_path.iterdir()) == left

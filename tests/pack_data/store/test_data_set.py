@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pack_data.building.verify import verify
-from pack_data.reading.files import temporary_name
+from pack_data.reading.durable import temporary_name
 from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, checksum, remove_leftovers
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn, assemble
 from pack_data.store.sequences import Example, Sequences

@@ -1,0 +1,98 @@
+"""Complete files: whole or not at all, and no other module of the product declares anything complete."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pack_data.reading.durable import replacing_folder, write_array, write_atomically
+
+ROOT = Path(__file__).resolve().parents[3]
+PRODUCT = [path for name in ("pack_data", "ipu_packed_bert") for path in sorted((ROOT / name).rglob("*.py"))]
+# `str.replace` and `dataclasses.replace` are something else, so the owner of that name counts.
+RESERVED = {
+    ("os", "replace"),
+    ("os", "rename"),
+    ("os", "fsync"),
+    ("np", "save"),
+    ("np", "savez"),
+    (None, "tofile"),
+    (None, "rename"),
+}
+ALLOWED = {
+    "pack_data/reading/durable.py": {"replace", "rename", "fsync"},
+    "pack_data/pack_lengths.py": {"savez"},  # into memory
+}
+
+
+def reserved_calls(path):
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):
+            owner = getattr(node.value, "id", None)
+            if (owner, node.attr) in RESERVED or (None, node.attr) in RESERVED:
+                names.add(node.attr)
+    return names
+
+
+def test_nothing_else_declares_a_file_complete():
+    calls = {path.relative_to(ROOT).as_posix(): reserved_calls(path) for path in PRODUCT}
+    assert {name: names for name, names in calls.items() if names} == ALLOWED
+
+
+LIMITED = """
+import resource, sys, numpy as np
+from pathlib import Path
+from pack_data.reading.durable import raw_bytes, write_array, write_atomically
+path = Path(sys.argv[1])
+values = np.arange(1000, dtype=np.int8)
+resource.setrlimit(resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))
+for write in (lambda: write_array(path, values), lambda: write_atomically(path, raw_bytes(values))):
+    try:
+        write()
+    except OSError as error:
+        print(error)
+"""
+
+
+def test_an_array_that_does_not_fit_is_an_error(tmp_path):
+    """`numpy.save` and `tofile` leave a short file of less than a buffer without one."""
+    (tmp_path / "a.npy").write_bytes(b"before")
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "a.npy")]
+    lines = subprocess.run(command, stdout=subprocess.PIPE, check=True, encoding="utf-8", cwd=ROOT).stdout.splitlines()
+    assert len(lines) == 2 and all("File too large" in line and "a.npy" in line for line in lines)
+    assert [(item.name, item.read_bytes()) for item in tmp_path.iterdir()] == [("a.npy", b"before")]
+
+
+@pytest.mark.parametrize(
+    "values", [np.arange(6).reshape(2, 3).T, np.zeros(0, np.uint16), np.zeros(2, [("a", "<i4"), ("b", "u1", 3)])]
+)
+def test_an_array_has_the_bytes_that_numpy_writes(tmp_path, values):
+    values = np.ascontiguousarray(values)
+    write_array(tmp_path / "ours.npy", values)
+    np.save(tmp_path / "numpy.npy", values)
+    assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
+
+
+@pytest.mark.parametrize("before", ["nothing", "a directory", "a file"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_directory_is_replaced_as_a_whole(tmp_path, before, fails):
+    path = tmp_path / "model"
+    if before == "a directory":
+        path.mkdir()
+        (path / "old").write_text("")
+    elif before == "a file":
+        path.write_text("")
+    contents = sorted(tmp_path.rglob("*"))
+    try:
+        with replacing_folder(path) as partial:
+            write_atomically(partial / "new", b"1")
+            if fails:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert sorted(tmp_path.rglob("*")) == contents
+    else:
+        assert not fails and sorted(tmp_path.rglob("*")) == [path, path / "new"]

@@ -1,0 +1,75 @@
+"""A sample of the states that a power cut leaves; all of them: python -m tests.crash all."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests import crash
+from tests.crash import Recorder, state, try_states
+from tests.kills import DRIVES, Drive, memory_folder
+
+# Training forks from a process with threads of torch, which may wait without end: the command tries it.
+SAMPLE = {"build": 90, "replace": 110, "convert": 20}
+
+
+@pytest.fixture
+def folder():
+    with memory_folder("crash-") as path:
+        yield path
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_after_a_power_cut_the_same_command_ends_as_if_undisturbed(folder, name):
+    if name == "convert":
+        pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf)")
+        pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
+    *_, tried = try_states(name, folder, states=SAMPLE[name], seed=0)
+    assert tried.states == SAMPLE[name] and tried.wrong == []
+
+
+def _write(path: Path, data: bytes, synced: str) -> None:
+    part = path.with_suffix(".part")
+    with open(part, "wb") as file:
+        file.write(data)
+        file.flush()
+        if "file" in synced:
+            os.fsync(file.fileno())
+    os.replace(part, path)
+    if "directory" in synced:
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    "synced, is_right", [("", False), ("file", True), ("directory", False), ("file and directory", True)]
+)
+def test_the_model_notices_whatever_is_not_synced(folder, monkeypatch, synced, is_right):
+    """A note that is there promises the file that was written before it, in the same directory."""
+
+    def work(folder: Path) -> int:
+        if not (folder / "note").exists():
+            _write(folder / "data", b"12345678", synced)
+            _write(folder / "note", b"done", "file and directory")
+        return 0
+
+    def result(folder: Path):
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".part"}
+
+    monkeypatch.setitem(DRIVES, "build", Drive(lambda folder: None, work, result))
+    *_, tried = try_states("build", folder, states=60, seed=0)
+    assert (tried.wrong == []) == is_right
+
+
+def test_what_was_there_before_and_what_is_synced_stays(tmp_path):
+    (tmp_path / "before").write_bytes(b"before")
+    recorder = Recorder(tmp_path)
+    with recorder.recording():
+        _write(tmp_path / "data", b"12345678", "file and directory")
+        (tmp_path / "later").write_bytes(b"later")
+    for number in range(40):
+        left = state(recorder, f"{number}")
+        assert left["before"] == b"before"
+    assert crash.content_left(b"12345", b"123", random.Random(0)).startswith(b"123")
