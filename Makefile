@@ -53,8 +53,8 @@ GPU ?= --size base --micro-batch 32 --packs 128 --precision bfloat16 --packer sp
 gpu:
 	@$(PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || \
 	  { echo "error: $(PYTHON) has no torch with a CUDA device; pass PYTHON=an interpreter that has"; exit 2; }
-	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -q -m cuda -p no:cacheprovider tests/ipu_packed_bert/engine/test_cuda.py
-	PYTHONPATH=$(CURDIR) $(PYTHON) -m ipu_packed_bert benchmark $(GPU)
+	PYTHONPATH="$(CURDIR)" $(PYTHON) -m pytest -q -m cuda -p no:cacheprovider tests/ipu_packed_bert/engine/test_cuda.py
+	PYTHONPATH="$(CURDIR)" $(PYTHON) -m ipu_packed_bert benchmark $(GPU)
 
 check: .venv/ready
 	.venv/bin/ruff check .
@@ -113,7 +113,7 @@ test-sdk: .venv-sdk/ready
 
 # Creates no environment: PYTHON must have the SDK's PopTorch and the packages of requirements-sdk.txt.
 test-ipu:
-	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PYTHON) tests/on_ipus.py $(TEST_IPU)
+	@PYTHONPATH="$(CURDIR)" OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PYTHON) tests/on_ipus.py $(TEST_IPU)
 
 # Each pair of TRL and Transformers is an environment on top of .venv, which has torch and the rest. PAIR=newest chooses one.
 PAIR ?= newest older
@@ -164,7 +164,7 @@ test-wheel: .venv/ready
 	.venv/bin/pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.txt)"
-	.venv-wheel/bin/pip install --quiet "$$(ls $(CURDIR)/build/wheel/*.whl)[train]"
+	.venv-wheel/bin/pip install --quiet "$$(ls "$(CURDIR)"/build/wheel/*.whl)[train]"
 	.venv/bin/python -m pytest -n 0 tests/test_wheel.py --packed-bert .venv-wheel/bin/packed-bert
 
 # Check the files of a release as an index would, without uploading.

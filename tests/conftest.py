@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -14,6 +15,8 @@ import pytest
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# As in an activated environment, so that printed commands begin with `python`.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 # Tests are of the CPU, on a machine with GPUs too, and so are the processes that they start; a test marked `cuda` gets
 # what was hidden here.
 VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -26,7 +26,7 @@ def git(*arguments, **options):
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     """The committed files and nothing else: no data, no runs, no environment."""
-    folder = tmp_path_factory.mktemp("clean") / "checkout"
+    folder = tmp_path_factory.mktemp("clean") / "a checkout"
     if git("-C", str(ROOT), "rev-parse", "HEAD").returncode == 0:
         cloned = git("clone", "--quiet", "--depth", "1", "file://" + str(ROOT), str(folder))
         assert cloned.returncode == 0, cloned.stdout
@@ -38,9 +38,14 @@ def checkout(tmp_path_factory):
     return folder
 
 
+# As in a shell without an active environment.
+BARE_PATH = "/usr/bin:/bin"
+
+
 def command(checkout, *arguments, status=0):
     """Runs ``python ARGUMENTS`` there; returns its standard output, or the one line of its error where status is 2."""
-    environment = {**{key: value for key, value in os.environ.items() if key != "PYTHONPATH"}, "OMP_NUM_THREADS": "1"}
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment.update(OMP_NUM_THREADS="1", PATH=BARE_PATH)
     done = subprocess.run(
         (sys.executable,) + arguments, cwd=str(checkout), env=environment, capture_output=True, text=True
     )
@@ -58,6 +63,20 @@ def pretrained(checkout):
     pytest.importorskip("torch", reason="training needs torch")
     options = ("--steps", "2", "--compare-unpacked", "1")
     return command(checkout, "run_pretraining.py", "--config", "configs/packed_phase2_pod16.yml", *options)
+
+
+@pytest.mark.parametrize("label", ["continue", "use it"])
+def test_the_printed_next_steps_run_in_a_shell_without_an_active_environment(checkout, pretrained, label):
+    (line,) = re.findall(rf"^{label}  +(.*?)(?:  \(.*)?$", pretrained, re.M)
+    bare = {"PATH": BARE_PATH, "OMP_NUM_THREADS": "1"}
+    line = line.replace(" DIR", " exported")
+    done = subprocess.run(["sh", "-c", line], cwd=str(checkout), env=bare, capture_output=True, text=True)
+    assert done.returncode == 0, line + done.stderr
+
+
+@pytest.mark.parametrize("script", ["run_pretraining.py", "profiling/overhead_report.py"])
+def test_without_the_packages_a_script_says_how_to_get_them(checkout, script):
+    assert "has no package numpy; `make pretrain` installs" in command(checkout, "-S", script, status=2)
 
 
 def test_pretraining_packs_and_trains_without_an_ipu_or_a_data_set(checkout, pretrained):

@@ -12,7 +12,7 @@ from typing import Optional, Sequence
 
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.training.export import export_run, import_folder
-from pack_data.cli.command import ArgumentParser, counted, progress_bar, typed
+from pack_data.cli.command import ArgumentParser, counted, progress_bar, runnable, typed
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -41,7 +41,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         run = shlex.quote(str(args.target))
         config = shlex.quote(str(args.target / CONFIG))
         print(
-            f"{args.target}: to train it, use {typed('pretrain')} --config {config} --data DATA --start-from {run}"
+            f"{args.target}: to train it, use {runnable('pretrain')} --config {config} --data DATA --start-from {run}"
         )
         if loaded.fresh:
             print(f"not in the directory, initialised: {', '.join(loaded.fresh)}")

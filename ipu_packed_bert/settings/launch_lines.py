@@ -5,13 +5,15 @@ Loads no torch.
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from pathlib import Path
 from typing import List, Optional, Sequence
 
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.shipped import FOLDER
-from pack_data.cli.command import typed
+from pack_data.cli.command import program_name, runnable, typed
 
 IPUS_OF_A_PROGRAM = 64  # the most that one program uses; a process has one program
 _MIN_IPUS_PER_HOST = 16  # a POD16 has one host; a POD64 has one, two or four
@@ -73,12 +75,13 @@ def _on_the_host(config: Config, options: List[str], micro_batches: Optional[int
     """Return labelled commands that start a run on the host, in one process or with torchrun."""
     processes = config.engine.processes
     if processes == 1:
-        return _lines("start", [], shlex.split(typed(config.command)) + options)
+        return _lines("start", [], shlex.split(runnable(config.command)) + options)
     # torchrun runs a file, or a module after -m.
-    python, *program = shlex.split(typed(config.command))
-    if python != "python":
+    started, *program = shlex.split(typed(config.command))
+    if started != "python":
         program = ["-m", "ipu_packed_bert", config.command]
-    lines = _lines("start", ["torchrun", "--nproc-per-node", str(processes)], program + options)
+    torchrun = program_name(os.path.join(os.path.dirname(sys.executable), "torchrun"))
+    lines = _lines("start", [torchrun, "--nproc-per-node", str(processes)], program + options)
     if micro_batches is not None:
         share = -(-micro_batches // processes)
         empty = share * processes - micro_batches

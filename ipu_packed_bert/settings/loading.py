@@ -26,7 +26,7 @@ from ipu_packed_bert.settings.schema import (
 )
 from ipu_packed_bert.settings.user_task import full_name, is_own, own_class
 from ipu_packed_bert.settings.yaml_files import ConfigError, load_yaml
-from pack_data.cli.command import typed
+from pack_data.cli.command import runnable
 from pack_data.reading.fields import named, said_of
 
 # Settings of a block `without_ipus` with the values of one IPU unless it states them.
@@ -78,7 +78,7 @@ def config_from_tree(
     if command not in (None, of_task):
         kind = "pre-training" if of_task == PRETRAIN else "fine-tuning"
         raise ConfigError(
-            f"{path}: task.name is {named(name)}, a task of {kind}; use {typed(of_task)}"
+            f"{path}: task.name is {named(name)}, a task of {kind}; use {runnable(of_task)}"
         )
 
     task: Any = _task_class(name, tree, path, stored=stored)

@@ -24,7 +24,7 @@ from ipu_packed_bert.run_files.checkpoints import Checkpoint
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.task import Task
-from pack_data.cli.command import typed
+from pack_data.cli.command import runnable
 from pack_data.reading.fields import said_of
 
 
@@ -147,7 +147,7 @@ def engine_and_batches(
 
 def resume_command(config: Config, folder: Any) -> str:
     """Return the command that resumes the run in a directory."""
-    return f"{typed(config.command)} --resume {shlex.quote(str(folder))}"
+    return f"{runnable(config.command)} --resume {shlex.quote(str(folder))}"
 
 
 def _note_other_packs(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from ipu_packed_bert.training.log import RunLog, Totals, metrics_text
 from ipu_packed_bert.training.loop import Outcome
 from ipu_packed_bert.training.picture import draw_curves, padding_avoided
 from ipu_packed_bert.training.prepared import Prepared, resume_command
-from pack_data.cli.command import NotFinite, counted, typed
+from pack_data.cli.command import NotFinite, counted, runnable
 from pack_data.display.table import text_table
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import one_line
@@ -119,7 +119,7 @@ def finish(run: Prepared, folder: Path, log: RunLog, outcome: Outcome) -> None:
     resume = resume_command(run.config, folder)
     print(f"continue  {resume} {run.longer}" if complete else f"resume    {resume}")
     if run.config.command == "pretrain":
-        print(f"use it    {typed('export')} {quoted} DIR  (a directory for transformers)")
+        print(f"use it    {runnable('export')} {quoted} DIR  (a directory for transformers)")
 
 
 @contextlib.contextmanager

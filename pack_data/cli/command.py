@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import shlex
+import shutil
 import sys
 import textwrap
 from contextlib import contextmanager
@@ -29,8 +30,26 @@ class NotFinite(ArithmeticError):
 _SCRIPT = "run_pretraining.py"
 
 
+def runnable(command: str) -> str:
+    """Return how to run a command of packed-bert from this shell, with the interpreter of this process."""
+    program, *words = shlex.split(typed(command))
+    path = sys.argv[0] if program == "packed-bert" else sys.executable
+    return shlex.join([program_name(path), *words])
+
+
+def program_name(path: str) -> str:
+    """Return how to start a program from this shell: by its name if the shell finds it, or else by its path."""
+    path = os.path.abspath(path)
+    name = os.path.basename(path)
+    found = shutil.which(name)
+    if found is not None and os.path.abspath(found) == path:
+        return name
+    below = os.path.relpath(path)
+    return path if below.startswith(os.pardir) else below
+
+
 def typed(command: str) -> str:
-    """Return how to type a command of packed-bert, in the form that started this process."""
+    """Return a command of packed-bert in the form that started this process, for usage lines."""
     started = Path(sys.argv[0])
     if started.stem == "packed-bert":
         return f"packed-bert {command}"
