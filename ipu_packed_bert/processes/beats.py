@@ -12,9 +12,10 @@ import socket
 import sys
 import threading
 from functools import partial
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List, Optional
 
-SILENCE = 30.0  # seconds without a beat after which a rank counts as lost
+# Seconds without a beat after which a rank counts as lost: all others have ended two beats later, within 30 s.
+SILENCE = 24.0
 _ROUNDS = 10  # beats in that time
 _LAST = 1.0  # seconds to wait for a beat in progress at the end, as the store may have ended
 _STARTS = 20  # factor of SILENCE before the first beat of a rank, which is still loading
@@ -22,15 +23,29 @@ _STARTS = 20  # factor of SILENCE before the first beat of a rank, which is stil
 
 def leave_error(store: Any, rank: int, status: int, text: str) -> None:
     """Store the error of a rank, so that the others end with its exit status and print nothing."""
-    store.set(f"error/{rank}", json.dumps({"status": status, "text": text}))
+    error = {"rank": rank, "host": socket.gethostname(), "status": status, "text": text}
+    store.set(f"error/{rank}", json.dumps(error))
     store.add(f"errors/{rank}", 1)
     store.add("errors", 1)
+
+
+def first_error(store: Any, size: int) -> Optional[Dict[str, Any]]:
+    """Return the stored error of the lowest of `size` ranks, with its rank, host, status and text."""
+    if store.add("errors", 0):
+        for rank in range(size):
+            if store.add(f"errors/{rank}", 0):
+                return json.loads(store.get(f"error/{rank}"))
+    return None
 
 
 class Beats:
     """Heartbeats of one rank, sent and watched by threads, so that long updates, builds and saves do not matter.
 
-    Rank 0 watches all others, and they watch rank 0, to keep the load on the store low.
+    Rank 0 watches all others, and they watch rank 0, to keep the load on the store low. A rank also ends itself if it
+    has not noticed the error of another one for as long as a silence: sums by NCCL would wait for their time limit.
+
+    Attributes:
+        spared: if True, the error of another rank does not end this one, which saves something or reports an error.
 
     Args:
         connect: opens a new connection to the store; one with a blocked waiter cannot be shared.
@@ -42,6 +57,8 @@ class Beats:
     def __init__(self, connect: Callable[[], Any], rank: int, size: int, restart: str):
         self._connect = connect
         self._rank = rank
+        self._size = size
+        self.spared = False
         self._restart = restart
         self._watched = (0,) if rank else range(1, size)
         self._silence = SILENCE
@@ -69,6 +86,7 @@ class Beats:
     def _beat(self, store: Any) -> None:
         seen = dict.fromkeys(self._watched, 0)
         missed = dict.fromkeys(self._watched, 0)
+        rounds_with_error = 0
         try:
             while not self._over.wait(self._silence / _ROUNDS):
                 store.add(f"beats/{self._rank}", 1)
@@ -82,10 +100,25 @@ class Beats:
                         self._give_up(store, rank, begun=beats > 0)
                 if store.add("given up", 0):
                     os._exit(1)
+                error = None if self.spared else first_error(store, self._size)
+                # An update that is not finite (status 3) ends every rank by itself.
+                rounds_with_error = rounds_with_error + 1 if error and error["status"] != 3 else 0
+                if error and rounds_with_error >= _ROUNDS:
+                    self._end_with(error)
                 self._rounds += 1
         except RuntimeError:
             # The store has ended with its process; the next exchange fails.
             self._over.set()
+
+    def _end_with(self, error: Dict[str, Any]) -> None:
+        text = " ".join(error["text"].split())[:150]
+        print(
+            f"error: rank {error['rank']} on {error['host']} ended with an error ({text}), so rank"
+            f" {self._rank} ends; fix it, then continue from the newest checkpoint",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(error["status"])
 
     def _give_up(self, store: Any, rank: int, *, begun: bool) -> None:
         # The rank may have ended with an error. Only the first that notices its silence reports it.

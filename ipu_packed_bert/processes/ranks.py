@@ -18,7 +18,7 @@ import time
 from datetime import timedelta
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, TypeVar
 
-from ipu_packed_bert.processes.beats import Beats, leave_error
+from ipu_packed_bert.processes.beats import Beats, first_error, leave_error
 from pack_data.cli.command import NotFinite
 
 _T = TypeVar("_T")
@@ -32,7 +32,7 @@ _OTHER_LAUNCHERS = {
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)  # in order of precedence, if ranks got different ones
 # Longest wait in one exchange: rank 0 saves, exports and scores files while the others wait.
-_PATIENCE = timedelta(hours=2)
+PATIENCE = timedelta(hours=2)
 
 
 def _end_group() -> None:
@@ -80,6 +80,11 @@ class Processes:
     @contextlib.contextmanager
     def first_alone(self) -> Iterator[None]:
         """Return a context that the other ranks enter after rank 0 has left it, however long that takes."""
+        yield
+
+    @contextlib.contextmanager
+    def spared(self) -> Iterator[None]:
+        """Return a context that the error of another process does not end, for work that is worth finishing."""
         yield
 
     def refuse_differences(self, settings: Mapping[str, Any]) -> None:
@@ -133,7 +138,7 @@ class Ranks(Processes):
             self._beats.begin()
         group = dist.PrefixStore("group", self._store)
         dist.init_process_group(
-            "gloo", store=group, rank=self.rank, world_size=self.size, timeout=_PATIENCE
+            "gloo", store=group, rank=self.rank, world_size=self.size, timeout=PATIENCE
         )
 
     @property
@@ -165,7 +170,8 @@ class Ranks(Processes):
 
         message: List[Any] = [None]
         if not self.rank:
-            value = make(*arguments)
+            with self.spared():
+                value = make(*arguments)
             data, tensors = _TensorsApart.split(value)
             message = [(data, [(tensor.shape, tensor.dtype) for tensor in tensors])]
         dist.broadcast_object_list(message)
@@ -187,9 +193,22 @@ class Ranks(Processes):
                 if self._store.add("errors", 0):
                     raise _ConnectionLost
                 time.sleep(0.1)
-        yield
-        if not self.rank:
+            yield
+        else:
+            with self.spared():
+                yield
             self._store.add(done, 1)
+
+    @contextlib.contextmanager
+    def spared(self) -> Iterator[None]:
+        if self._beats is None:
+            yield
+            return
+        self._beats.spared = True
+        try:
+            yield
+        finally:
+            self._beats.spared = False
 
     def refuse_differences(self, settings: Mapping[str, Any]) -> None:
         settings_of_ranks = self.gathered((socket.gethostname(), dict(settings)))
@@ -211,6 +230,8 @@ class Ranks(Processes):
 
     def ended(self, error: BaseException) -> Optional[int]:
         """Return the exit status if another rank reports the error; None if this process must report it."""
+        if self._beats:
+            self._beats.spared = True
         try:
             if _is_lost_connection(error):
                 return self._status_of_others()
@@ -231,7 +252,8 @@ class Ranks(Processes):
         if self.rank and self._wait_for("errors/0", seconds=patience):
             first = json.loads(self._store.get("error/0"))
             # If values are not finite, texts differ: only rank 0 knows which checkpoint was saved.
-            if first == {"status": status, "text": str(error)} or first["status"] == status == 3:
+            is_same = first["status"] == status and first["text"] == str(error)
+            if is_same or first["status"] == status == 3:
                 return status
         return None
 
@@ -239,9 +261,9 @@ class Ranks(Processes):
         """Return the exit status of the rank whose error closed the connection."""
         # If one rank has waited in vain, the others need not.
         if self._wait_for("errors", seconds=0.0 if self._store.add("lost", 0) else 1.0):
-            for rank in range(self.size):
-                if self._store.add(f"errors/{rank}", 0):
-                    return int(json.loads(self._store.get(f"error/{rank}"))["status"])
+            error = first_error(self._store, self.size)
+            if error:
+                return int(error["status"])
         return None if self._store.add("lost", 1) == 1 else 1
 
     def _wait_for(self, key: str, *, seconds: float) -> bool:
@@ -258,12 +280,19 @@ class _ConnectionLost(RuntimeError):
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Return True if another process has ended; torch before 2.1 has no class for that."""
-    if isinstance(error, _ConnectionLost):
+    """Return True if another process has ended."""
+    import torch.distributed as dist
+
+    # gloo raises plain RuntimeErrors; before torch 2.1, so do NCCL and the store.
+    words = ["gloo"]
+    error_class = getattr(dist, "DistError", None)
+    if error_class is None:
+        error_class = _ConnectionLost
+        words += ["nccl", "connection", "socket"]
+    if isinstance(error, (_ConnectionLost, error_class)):
         return True
     text = str(error).lower()
-    names = ("gloo", "nccl", "connection", "socket")
-    return isinstance(error, RuntimeError) and any(name in text for name in names)
+    return isinstance(error, RuntimeError) and any(word in text for word in words)
 
 
 class _TensorsApart:

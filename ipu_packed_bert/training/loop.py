@@ -199,9 +199,10 @@ class _Saver:
             step, state, run.batches.state(), run.config.to_yaml(), *run.vocabulary
         )
         try:
-            save_checkpoint(
-                folder, checkpoint, keep=run.config.run.keep_checkpoints, protect=self._good
-            )
+            with run.engine.processes.spared():
+                save_checkpoint(
+                    folder, checkpoint, keep=run.config.run.keep_checkpoints, protect=self._good
+                )
         except OSError as error:
             raise OSError(
                 f"{error}; free some space, then continue with --resume {folder.parent}"

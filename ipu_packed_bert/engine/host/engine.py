@@ -44,7 +44,7 @@ from ipu_packed_bert.model.optimizer import (
 )
 from ipu_packed_bert.model.packed import AttentionMask, PaddingMask, hidden_score
 from ipu_packed_bert.model.varlen import SDPA_BLOCKS, attend_within_sequences
-from ipu_packed_bert.processes.ranks import ONE, Processes
+from ipu_packed_bert.processes.ranks import ONE, PATIENCE, Processes
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.task import Task
 from pack_data.reading.fields import one_line
@@ -439,7 +439,10 @@ class _Reduction:
 
             dynamo.optimize_ddp = False
         # Numbers and objects use the default group, gloo: it needs no device and detects a lost process at once.
-        group = dist.new_group(backend="nccl") if device.type == "cuda" else None
+        group = None
+        if device.type == "cuda":
+            # The ranks watch each other by heartbeats, so NCCL need not: rank 0 may save for longer than its 10 minutes.
+            group = dist.new_group(backend="nccl", timeout=PATIENCE)
         self._reduced = DistributedDataParallel(
             _Called(network, program), gradient_as_bucket_view=True, process_group=group
         )

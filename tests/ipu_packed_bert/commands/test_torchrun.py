@@ -297,6 +297,35 @@ def test_a_rank_that_hangs_is_named_and_the_others_end(main, size, stopped):
     assert line.startswith(f"error: rank {stopped} on ") and "silent for 3 s" in line and line.count("\n") == 1
 
 
+def _fails_unnoticed(processes):
+    """Sums of NCCL do not notice that another rank has ended."""
+    processes.summed([1.0])
+    if processes.rank == 1:
+        raise ValueError("no such file")
+    if processes.rank == 0:
+        with processes.spared():
+            time.sleep(5)
+            print("saved", file=sys.stderr)
+    time.sleep(50)
+
+
+_fails_unnoticed.prepare = _soon
+
+
+def test_a_rank_that_fails_unnoticed_is_named_by_all_others_once_they_have_saved():
+    found = ended(_fails_unnoticed, size=3)
+    assert [status for status, _ in found] == [2, 2, 2]
+    (zeroth, first, second) = [words for _, words in found]
+    assert zeroth.startswith("saved\nerror: rank 1 on ") and zeroth.count("\n") == 2
+    assert first.startswith("error: rank 1 on ") and first.count("\n") == 1
+    assert second.startswith("error: rank 1 on ") and "no such file" in second and second.count("\n") == 1
+
+
+def test_all_ranks_have_ended_30_seconds_after_a_silence():
+    beat = beats.SILENCE / beats._ROUNDS
+    assert beats.SILENCE + 2 * beat < 30
+
+
 def _works_long(processes):
     """Each for longer than a silence may last: in Python, in an update and in a build, while the others wait."""
     processes.summed([1.0])
