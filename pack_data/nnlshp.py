@@ -179,6 +179,7 @@ main = partial(
     run_packer,
     pack=pack,
     name="nnlshp",
+    own_depth=3,
     description="Non-negative least squares histogram-packing: strategies that fill a pack.",
     options={
         "--rounds": dict(

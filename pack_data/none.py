@@ -32,6 +32,7 @@ main = partial(
     name="none",
     description="The baseline: one sequence in each pack.",
     default_depth=1,
+    own_depth=1,
 )
 
 

@@ -32,6 +32,7 @@ from pack_data.store.data_set import MANIFEST, PackStore
 
 # Options that only apply to lengths, to the page of lengths, and to the page of a data set.
 _LENGTH_OPTIONS = ("max_sequence_length", "workers", "plot", "out")
+_DEPTH_OF_PAPER = 3  # for the bundled histograms
 _PACKING_OPTIONS = ("packer", "depth")
 _DATA_SET_OPTIONS = ("pack",)
 
@@ -103,7 +104,12 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("--packer", help="packer used for the page (default optimal)")
     parser.add_argument(
-        "--depth", type=parse_depth, metavar="D", help="depth limit used for the page (default 3)"
+        "--max-sequences-per-pack",
+        "--depth",
+        dest="depth",
+        type=parse_depth,
+        metavar="D",
+        help="depth limit used for the page (default unlimited, and 3 for a bundled histogram)",
     )
     parser.add_argument(
         "--pack", type=count_from_zero, metavar="N", help="index of the pack to draw (data sets)"
@@ -128,7 +134,8 @@ def _counts_only(args: argparse.Namespace) -> bool:
 
 def _look_at_lengths(args: argparse.Namespace) -> None:
     packer = getattr(args, "packer", "optimal")
-    depth = getattr(args, "depth", 3)
+    is_published = all(source in PUBLISHED for source in args.what)
+    depth = getattr(args, "depth", _DEPTH_OF_PAPER if is_published else None)
     if packer not in PACKERS:
         raise ValueError(f"--packer {packer}: no such packer; choose one of {', '.join(PACKERS)}")
     if not packs_at_depth(packer, depth):

@@ -34,18 +34,27 @@ def _figure2(table: Table) -> List[Picture]:
     for row in table.rows:
         cells = [float(row[key]) for key in keys]
         values.append(tuple(cells))
-    sides = ("sequence of the slot that is seen", "sequence of the slot")
     slots = tuple(names)
-    return [HeatMap(table.title, slots, slots, tuple(values), ".0f", *sides)]
+    heat_map = HeatMap(
+        title=table.title,
+        columns=slots,
+        rows=slots,
+        values=tuple(values),
+        form=".0f",
+        along="sequence of the slot that is seen",
+        down="sequence of the slot",
+    )
+    return [heat_map]
 
 
 def _figure5(table: Table) -> List[Picture]:
     """Draw the speed-ups by the number of accelerators."""
-    accelerators = tuple(float(row["accelerators"]) for row in table.rows)
+    accelerators, *series = table.columns
+    numbers = tuple(float(row[accelerators.key]) for row in table.rows)
     lines = []
-    for column in table.columns[1:]:
+    for column in series:
         speed_ups = tuple(row[column.key] for row in table.rows)
-        line = Line(column.title, accelerators, speed_ups)
+        line = Line(column.title, numbers, speed_ups)
         lines.append(line)
     across = Axis("accelerators", log=2)
     up = Axis("speed-up over padding")
@@ -93,19 +102,21 @@ def _headline(answer: Table, run: Optional[Table]) -> Tuple[str, Tuple[Figure, .
     if run is None:  # the configuration does not fit into memory
         return answer.notes[0], (_speed_up(graph),)
     rates, _, days = run.rows[1:]
+    speed_up = whole["ours"]
+    longer = overhead["ours"]
     words = (
-        f"Packing makes a whole run {whole['ours']:.2f} times as fast; a packed row takes {overhead['ours']:.2f} % "
-        "longer."
+        f"Packing makes a whole run {speed_up:.2f} times as fast; "
+        f"a packed row takes {longer:.2f} % longer."
     )
-    figures = (
-        _speed_up(whole),
-        Figure(rates["packed"], "sequences/s", f"{rates['unpacked']} unpacked; all replicas"),
-        Figure(f"{days['packed']:.2f}", "days", f"{days['unpacked']:.2f} unpacked; {days['what']}"),
-    )
-    return words, figures
+    rate = Figure(rates["packed"], "sequences/s", f"{rates['unpacked']} unpacked; all replicas")
+    unpacked_days = f"{days['unpacked']:.2f} unpacked; {days['what']}"
+    duration = Figure(f"{days['packed']:.2f}", "days", unpacked_days)
+    return words, (_speed_up(whole), rate, duration)
 
 
 def _speed_up(row: Mapping[str, Any]) -> Figure:
-    ends = f"{row['ours_lower']:.3f} to {row['ours_upper']:.3f}"
-    interval = f"{ends}, range of the fits; the cycle model"
-    return Figure(f"{row['ours']:.3f} times", "as fast as unpacked", interval)
+    speed_up = row["ours"]
+    lower = row["ours_lower"]
+    upper = row["ours_upper"]
+    interval = f"{lower:.3f} to {upper:.3f}, range of the fits; the cycle model"
+    return Figure(f"{speed_up:.3f} times", "as fast as unpacked", interval)

@@ -53,7 +53,7 @@ from pack_data.reading.durable import free_bytes, write_array, write_atomically
 from pack_data.reading.fields import Fields, read_object
 from pack_data.reading.files import sha256_of
 from pack_data.reading.npy import map_array, read_array
-from pack_data.solver.free_slots import longest_first
+from pack_data.solver.free_slots import cost_of_depth
 from pack_data.store.data_set import PackStore, StoredFile, finish_data_set
 from pack_data.store.packs import PREDICTION, PackSchema, predictions_per_pack
 from pack_data.text.vocabulary import (
@@ -71,8 +71,6 @@ _INDEX_ROWS = 1 << 18
 _REFRESH_SECONDS = 1.0
 # A build warns about a vocabulary that leaves a larger share of the tokens unknown.
 _MOST_UNKNOWN = 0.05
-# A build warns about a depth that needs more rows than this multiple of those needed at unlimited depth.
-_MOST_EXCESS_ROWS = 1.05
 
 
 class Built(NamedTuple):
@@ -168,14 +166,10 @@ class Stages:
         options = self.options
         depth = packing.max_sequences_per_pack
         is_chosen = depth == options.max_sequences_per_pack and not options.recipe
-        if is_chosen and options.packer != "none" and packing.largest_depth == depth:
-            unlimited = longest_first(LengthHistogram(packing.placed()), None)
-            fewest = sum(count for _, count in unlimited)
-            if packing.packs > _MOST_EXCESS_ROWS * fewest:
-                yield (
-                    f"depth {depth} costs {packing.packs / fewest:.1f} times the rows here: "
-                    "--max-sequences-per-pack unlimited"
-                )
+        if is_chosen and options.packer != "none":
+            cost = cost_of_depth(packing)
+            if cost:
+                yield cost
 
     def _read(self, path: Path) -> Fields:
         """Read a JSON file of the work directory."""

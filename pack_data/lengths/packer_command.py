@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from typing import Any, Callable, Mapping, Optional, Sequence
 
@@ -14,7 +15,9 @@ from pack_data.cli.command import (
     positive_int,
 )
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
+from pack_data.packing.histogram import PUBLISHED
 from pack_data.packing.packing import Packing
+from pack_data.solver.free_slots import cost_of_depth
 
 
 def run_packer(
@@ -25,6 +28,7 @@ def run_packer(
     description: str,
     options: Mapping[str, Mapping[str, Any]] = {},
     default_depth: Optional[int] = 3,
+    own_depth: Optional[int] = None,
     rare: Sequence[str] = (),
     statement: Optional[Callable[[Packing], str]] = None,
 ) -> int:
@@ -36,18 +40,22 @@ def run_packer(
         name: its module in `pack_data`.
         description: of the command, for --help.
         options: the packer's own options (`--seed`), with the arguments of `add_argument`. Each is a keyword of `pack`.
-        default_depth: packing depth without an option.
+        default_depth: packing depth of a bundled or synthetic histogram without an option, as in the paper.
+        own_depth: packing depth of the user's own lengths without an option; None is unlimited.
         rare: those of its own options that --help leaves out.
         statement: checks the packing and returns a sentence that is printed after the table.
     """
+    depths = (
+        f"{depth_text(own_depth)}; {depth_text(default_depth)} for a bundled or synthetic histogram"
+    )
     parser = ArgumentParser(prog=f"python -m pack_data.{name}", description=description)
     add_histogram_arguments(parser)
     parser.add_argument(
         "--max-sequences-per-pack",
         type=parse_depth,
-        default=default_depth,
+        default=argparse.SUPPRESS,
         metavar="D",
-        help=f"packing depth, a number or 'unlimited'; default {depth_text(default_depth)}",
+        help=f"packing depth, a number or 'unlimited'; default {depths}",
     )
     parser.add_argument(
         "--multiple-of",
@@ -73,8 +81,11 @@ def run_packer(
 
     unrounded = histogram_from(args)
     histogram = unrounded.rounded_up(args.multiple_of)
+    is_published = args.synthetic is not None or args.histogram in PUBLISHED
+    default = default_depth if is_published else own_depth
+    depth = getattr(args, "max_sequences_per_pack", default)
     values = {option[2:]: getattr(args, option[2:]) for option in options}
-    packing = pack(histogram, max_sequences_per_pack=args.max_sequences_per_pack, **values)
+    packing = pack(histogram, max_sequences_per_pack=depth, **values)
     stated = statement(packing) if statement else ""
     packing.check(histogram)
     if args.out:
@@ -89,6 +100,9 @@ def run_packer(
         print(
             f"\nrounded up to multiples of {args.multiple_of}: {added} of the tokens above are rounding"
         )
+    cost = cost_of_depth(packing) if name != "none" else ""
+    if cost:
+        print(f"\n{cost}")
     if args.out:
         print(f"\nrecipe written to {args.out}")
     if stated:

@@ -6,6 +6,10 @@ from bisect import bisect_left, insort
 from typing import Dict, List, Optional, Tuple
 
 from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
+
+# A limit on depth is reported if it needs more packs than this multiple of those needed without it.
+_MOST_EXCESS_PACKS = 1.05
 
 Strategy = Tuple[int, ...]  # lengths of the sequences in one pack
 Packs = List[Tuple[Strategy, int]]  # (strategy, number of packs with it)
@@ -86,3 +90,17 @@ def longest_first(histogram: LengthHistogram, max_sequences_per_pack: Optional[i
             packs.add(strategy + (length,) * times, used, room - times * length)
             left -= used * times
     return packs.all()
+
+
+def cost_of_depth(packing: Packing) -> str:
+    """Return a sentence on a limit on depth that costs many packs, with the way out; "" if it does not."""
+    depth = packing.max_sequences_per_pack
+    if depth is None or packing.largest_depth < depth:
+        return ""
+    fewest = count_packs(longest_first(LengthHistogram(packing.placed()), None))
+    if packing.packs <= _MOST_EXCESS_PACKS * fewest:
+        return ""
+    return (
+        f"the limit of {depth} sequences per pack costs packs: {packing.packs:,} instead of at most {fewest:,}; to "
+        "lift it, add --max-sequences-per-pack unlimited"
+    )
