@@ -7,7 +7,7 @@ out, because it is the same on all sides.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -47,22 +47,23 @@ class HuggingFaceSide:
         )
         self._model.load_state_dict(weights, strict=False)
         self._model.to(device).train()
-        self._forwards = forwards
+        self.forwards = forwards
         self._device = device
         self._engine = config.engine
-        self._tokens = sum(len(forward.masked) for forward in forwards)
-        self._sequences = sum(len(forward.first) for forward in forwards)
 
     def __call__(self) -> float:
         """Compute all forward and backward passes, clear the gradients, and return the mean loss."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
+        tokens = sum(len(forward.masked) for forward in self.forwards)
+        sequences = sum(len(forward.first) for forward in self.forwards)
         with numerics_of(self._engine, self._device):
-            for forward in self._forwards:
+            for forward in self.forwards:
                 # As in the feed of the host engine: from pinned memory, while the host continues.
                 moved = [self._moved(value) for value in forward[1:]]
                 inputs = {name: self._moved(value) for name, value in forward.inputs.items()}
                 with autocast(self._engine.precision, self._device):
-                    loss = self._loss(inputs, *moved)
+                    mlm_sum, nsp_sum = self._losses(inputs, *moved)
+                    loss = mlm_sum / tokens + nsp_sum / sequences
                 loss.backward()
                 total += loss.detach()
         self._model.zero_grad(set_to_none=True)
@@ -75,16 +76,17 @@ class HuggingFaceSide:
             value = value.pin_memory()
         return value.to(self._device, non_blocking=True)
 
-    def _loss(self, inputs, masked, first, ids, labels) -> torch.Tensor:
+    def _losses(self, inputs, masked, first, ids, labels) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Compute the sums of both losses."""
         model = self._model
         hidden_TH = model.bert(**inputs)[0].flatten(0, 1)
         mlm = _at_least_float32(model.cls.predictions(hidden_TH[masked]))
         # The pooler takes the first slot of each row.
         pooled = model.bert.pooler(hidden_TH[first].unsqueeze(1))
         nsp = _at_least_float32(model.cls.seq_relationship(pooled))
-        mlm_loss = F.cross_entropy(mlm, ids, reduction="sum") / self._tokens
-        nsp_loss = F.cross_entropy(nsp, labels, reduction="sum") / self._sequences
-        return mlm_loss + nsp_loss
+        mlm_sum = F.cross_entropy(mlm, ids, reduction="sum")
+        nsp_sum = F.cross_entropy(nsp, labels, reduction="sum")
+        return mlm_sum, nsp_sum
 
 
 def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:
@@ -107,12 +109,14 @@ def _sorted_by_budget(unpacked: Batch, slots: int) -> List[_Forward]:
 
 
 def _padded(unpacked: Batch, chosen: np.ndarray, slots: int) -> _Forward:
-    """Truncate the chosen rows to ``slots``."""
+    """Truncate the chosen rows to ``slots``; rows without padding get no mask, which is faster."""
     inputs = {
         "input_ids": unpacked["input_ids"][chosen, :slots],
-        "attention_mask": unpacked["input_mask"][chosen, :slots],
         "token_type_ids": unpacked["segment_ids"][chosen, :slots],
     }
+    mask = unpacked["input_mask"][chosen, :slots]
+    if not mask.all():
+        inputs["attention_mask"] = mask
     return _forward(unpacked, chosen, inputs, np.arange(len(chosen)) * slots)
 
 

@@ -21,7 +21,7 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import SideBySide, side_by_side
-from pack_data.cli.timing import Clock, quartiles, rounds_in_turn, timed
+from pack_data.cli.timing import Clock, quartiles, rounds_in_turn, seconds_in_turn, timed
 from pack_data.display.table import Column, Table, spread, with_interval
 from pack_data.reading.fields import one_line
 
@@ -112,7 +112,7 @@ def _compare_rivals(
 ) -> Dict[str, Any]:
     """Time our packs and alternatives in turn; return the times of the alternatives divided by ours.
 
-    - sorted: Hugging Face's BERT without packs at its best, sorted by length, with the slots of a micro-batch.
+    - sorted: Hugging Face's BERT without packs at its best: all sequences sorted by length, the fastest batch size.
     - dense: our packs with a mask over whole rows.
     - flash: Hugging Face's BERT with FlashAttention and without padding.
 
@@ -120,17 +120,17 @@ def _compare_rivals(
     """
     engine = _engine(config, work)
     device = find_device(config.engine)
-    budget = config.batch.micro_batch * work.slots
     clock = clock_of(device, of_process=torch.get_num_threads() == 1)
-    forwards = {name: layout.lay_out(work.unpacked, budget) for name, layout in LAYOUTS.items()}
+    figures: Dict[str, Any] = {}
 
     def build(name: str) -> Callable[[], float]:
         if name == "packed":
             return partial(_accumulated, engine, work)
         if name == "dense":
             return partial(_accumulated, _engine(config, work, "sdpa"), work)
-        attention = LAYOUTS[name].attention
-        return HuggingFaceSide(config, engine.weights(), forwards[name], device, attention)
+        side, about_batches = _rival(name, config, engine.weights(), work, clock)
+        figures.update(about_batches)
+        return side
 
     sides = {}
     for name in ("packed", *RIVALS[device.type]):
@@ -149,14 +149,48 @@ def _compare_rivals(
                 seconds[name].append(elapsed)
 
     packed_seconds = np.array(seconds.pop("packed"))
-    figures: Dict[str, Any] = {}
     for name, rival_seconds in seconds.items():
         time = quartiles(np.array(rival_seconds) / packed_seconds)
         figures[f"{name}_time"] = time.median
         figures[f"{name}_time_quartiles"] = [time.low, time.high]
-    sorted_slots = sum(forward.inputs["input_ids"].numel() for forward in forwards["sorted"])
-    figures["sorted_slots"] = sorted_slots / work.packed["input_ids"].size
     return figures
+
+
+def _rival(
+    name: str, config: Config, weights: Any, work: BenchmarkWork, clock: Clock
+) -> Tuple[HuggingFaceSide, Dict[str, Any]]:
+    """Build a side without packs; that of sorted sequences has the fastest of three batch sizes, which are returned."""
+    device = find_device(config.engine)
+    layout = LAYOUTS[name]
+    side = HuggingFaceSide(config, weights, [], device, layout.attention)
+    rows = config.batch.micro_batch
+    if name != "sorted":
+        side.forwards = layout.lay_out(work.unpacked, rows * work.slots)
+        return side, {}
+
+    # A GPU may have too little memory for more rows than ours.
+    largest = rows if device.type == "cuda" else max(8, rows)
+    choices = {max(1, largest // 4), max(1, largest // 2), largest}
+    forwards = {rows: layout.lay_out(work.unpacked, rows * work.slots) for rows in choices}
+    fastest = _fastest(side, forwards, clock)
+    slots = sum(forward.inputs["input_ids"].numel() for forward in side.forwards)
+    return side, {
+        "sorted_rows": fastest,
+        "sorted_slots": slots / work.packed["input_ids"].size,
+    }
+
+
+def _fastest(side: HuggingFaceSide, forwards: Mapping[int, Any], clock: Clock) -> int:
+    """Give a side the batches that take it the least time of two rounds, and return their rows."""
+
+    def compute(rows: int) -> float:
+        side.forwards = forwards[rows]
+        return side()
+
+    seconds = seconds_in_turn({rows: partial(compute, rows) for rows in forwards}, 2, clock)
+    fastest = min(forwards, key=lambda rows: float(seconds[rows].min()))
+    side.forwards = forwards[fastest]
+    return fastest
 
 
 def _timed_turn(side: Callable[[], float], clock: Clock, number: int) -> Tuple[float, float]:

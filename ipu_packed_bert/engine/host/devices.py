@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import platform
-import sys
 import time
 from typing import Any, Iterator, Optional, Tuple
 
@@ -19,9 +16,6 @@ from pack_data.cli.timing import Clock, seconds_in_turn
 
 # Compute capability of the first NVIDIA GPUs with bfloat16 and TF32 products and the variable-length kernel.
 AMPERE = (8, 0)
-# Parameters of mallopt in malloc.h: blocks that malloc maps separately; bytes at the end of the heap to keep.
-_M_MMAP_MAX = -4
-_M_TRIM_THRESHOLD = -1
 
 
 def find_device(engine: EngineConfig, processes: Processes = ONE) -> torch.device:
@@ -50,18 +44,6 @@ def find_device(engine: EngineConfig, processes: Processes = ONE) -> torch.devic
             "engine.device is cuda, but torch finds no CUDA device here: --set engine.device=cpu"
         )
     return torch.device(engine.device)
-
-
-def keep_freed_memory() -> None:
-    """Let glibc reuse freed memory, as torch does on CUDA, instead of returning large blocks to the system.
-
-    Each micro-batch allocates logits and gradients again, and the system would clear their pages each time: 6 % of an
-    update in float32 and 13 % in bfloat16 (hidden 256, 512 slots, an AMD EPYC).
-    """
-    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_MAX, 0)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def device_name(device: torch.device) -> str:

@@ -26,7 +26,6 @@ from ipu_packed_bert.engine.host.devices import (
     autocast,
     device_name,
     find_device,
-    keep_freed_memory,
     numerics_of,
     refuse_precision,
 )
@@ -131,7 +130,6 @@ class HostEngine(Engine):
     ):
         if config.engine.threads is not None:
             torch.set_num_threads(config.engine.threads)
-        keep_freed_memory()
         self.task = task
         self._config = config
         self.processes = processes
