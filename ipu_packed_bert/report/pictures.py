@@ -13,8 +13,9 @@ from pack_data.lengths.counting import picture as lengths
 
 def pictures(table: Table) -> List[Picture]:
     """Return the pictures of a table; only figures of the paper have one."""
-    draw = _DRAWN.get(table.name)
-    return [] if draw is None else draw(table)
+    if table.name not in _DRAWN:
+        return []
+    return _DRAWN[table.name](table)
 
 
 def _figure1(table: Table) -> List[Picture]:
@@ -22,7 +23,8 @@ def _figure1(table: Table) -> List[Picture]:
     drawn: List[Picture] = []
     for histogram in lengths_of_figure1():
         picture = lengths(histogram)
-        drawn.append(picture._replace(title=f"Lengths, {histogram.name}"))
+        title = f"Lengths, {histogram.name}"
+        drawn.append(picture._replace(title=title))
     return drawn
 
 
@@ -32,8 +34,8 @@ def _figure2(table: Table) -> List[Picture]:
     keys = [column.key for column in table.columns[1:]]
     values = []
     for row in table.rows:
-        cells = [float(row[key]) for key in keys]
-        values.append(tuple(cells))
+        cells = tuple(float(row[key]) for key in keys)
+        values.append(cells)
     slots = tuple(names)
     heat_map = HeatMap(
         title=table.title,
@@ -58,10 +60,15 @@ def _figure5(table: Table) -> List[Picture]:
         lines.append(line)
     across = Axis("accelerators", log=2)
     up = Axis("speed-up over padding")
-    return [Lines(table.title, across, up, tuple(lines))]
+    picture = Lines(table.title, across, up, tuple(lines))
+    return [picture]
 
 
-_DRAWN = {"figure1": _figure1, "figure2": _figure2, "figure5": _figure5}
+_DRAWN = {
+    "figure1": _figure1,
+    "figure2": _figure2,
+    "figure5": _figure5,
+}
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -89,7 +96,8 @@ def page_of(name: str, lead: str, tables: Sequence[Table], words: Sequence[str])
             if table.parts:  # several tables may have parts of the same title
                 short_title = table.title.split(":")[0]
                 title = f"{short_title}. {title}"
-            parts.append(part._replace(name=f"{part.name}-{number}", title=title))
+            name_of_part = f"{part.name}-{number}"
+            parts.append(part._replace(name=name_of_part, title=title))
         sections.append(Section(table.title, tuple(parts)))
     if words:
         sections.append(Section("About the model", tuple(words)))
