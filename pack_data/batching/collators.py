@@ -137,38 +137,33 @@ def padding_free_batch(
         raise ValueError(
             f"the row has {len(real)} examples, max_examples is {max_examples}; pass a larger number"
         )
-    if multiple_of > 1:
-        aligned = []
-        for column in columns:
-            aligned.append(column)
-            gap = -len(column["input_ids"]) % multiple_of
-            if gap:
-                aligned.append(_padding(gap, pad_id))
-        columns = aligned
-    if slots is not None:
-        tokens = sum(len(column["input_ids"]) for column in columns)
-        if tokens > slots:
-            raise ValueError(
-                f"the examples of a row have {tokens} tokens, slots is {slots}; pass a larger number of slots"
-            )
-        padding = _padding(1, pad_id)
-        columns += [padding] * (slots - tokens)
-
-    lengths = np.array([len(column["input_ids"]) for column in columns])
+    padded = rounded_up(real, multiple_of)
+    tokens = int(padded.sum())
+    width = tokens if slots is None else slots
+    if tokens > width:
+        raise ValueError(
+            f"the examples of a row have {tokens} tokens, slots is {slots}; pass a larger number of slots"
+        )
+    runs = np.stack([real, padded - real], axis=1).ravel()  # tokens and padding in turn
+    lengths = np.concatenate([runs[runs > 0], np.ones(width - tokens, np.int64)])
     boundaries = cumulative(lengths)
-    labels = np.concatenate([column["labels"] for column in columns])
+    begins = np.cumsum(padded) - padded
+    places = np.repeat(begins, real) + positions_of(real)
+    row = _padding(width, pad_id)
+    for name, values in row.items():
+        values[places] = np.concatenate([column[name] for column in columns])
     if causal:
-        labels[boundaries[:-1]] = _IGNORED
-    real_boundaries = cumulative(real)
-    padded_boundaries = cumulative(rounded_up(real, multiple_of))
-    padded_boundaries[-1] = boundaries[-1]
+        row["labels"][boundaries[:-1]] = _IGNORED
+
+    padded_boundaries = cumulative(padded)
+    padded_boundaries[-1] = width
     unused = (0, 0 if max_examples is None else max_examples - len(real))
     return {
-        "input_ids": np.concatenate([column["input_ids"] for column in columns])[None],
-        "labels": labels[None],
+        "input_ids": row["input_ids"][None],
+        "labels": row["labels"][None],
         "position_ids": positions_of(lengths)[None],
         "cumulative_lengths": boundaries,
-        "cu_seqlens": np.pad(real_boundaries, unused, "edge"),
+        "cu_seqlens": np.pad(cumulative(real), unused, "edge"),
         "cu_seqlens_padded": np.pad(padded_boundaries, unused, "edge"),
         "max_length": np.asarray(lengths.max()),
     }
@@ -224,15 +219,9 @@ def collate(
         for number, start, stop in row:
             columns = token_columns(dataset[number], f"example {number}")
             pieces.append({name: values[start:stop] for name, values in columns.items()})
-        if way.padding_free:
-            texts += pieces
-        else:
+        if not way.padding_free:
             names = [name for name in ("input_ids", "labels") if name in pieces[0]]
-            texts.append(
-                {name: np.concatenate([piece[name] for piece in pieces]) for name in names}
-            )
-    return (
-        padding_free_batch(texts, pad_id=pad_id)
-        if way.padding_free
-        else padded_batch(texts, pad_id=pad_id)
-    )
+            pieces = [{name: np.concatenate([piece[name] for piece in pieces]) for name in names}]
+        texts += pieces
+    batch_of = padding_free_batch if way.padding_free else padded_batch
+    return batch_of(texts, pad_id=pad_id)

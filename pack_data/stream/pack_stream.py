@@ -156,7 +156,6 @@ class PackStream:
         window = max(_MIN_WINDOW, self.buffer_sequences // _WINDOWS)
         self._buffer = Buffer()
         self._lengths = Lengths(self.max_sequence_length, self.max_sequences_per_pack, window)
-        self._owed = 0.0  # sequences by which rows fell short of the mean so far, between -1 and 1
         self._ready: Deque[Pack] = deque()  # closed packs that have not been handed out
         self._taken = 0  # sequences of the stream, those of other ranks included
         self._arrived = 0  # sequences of this rank
@@ -281,6 +280,7 @@ class PackStream:
         alike = lengths.in_random_order and lengths.are_alike
         rows = Rows(buffer, S, self._depth, most, int(shortfall * S), by_age=not alike)
         oldest_first = iter(buffer if alike else ())
+        owed = 0.0  # sequences by which the rows fell short of the mean so far, between -1 and 1
         kept: List[Tuple[float, int, int, List[int]]] = []  # waste, empty slots, place, row
         while to_close:
             due = None if kept else self._due()
@@ -291,9 +291,9 @@ class PackStream:
                 first = due
             if first <= 0:
                 break
-            row = rows.build(first, max(1, int(wanted + self._owed)))
+            row = rows.build(first, max(1, int(wanted + owed)))
             if due is None:
-                self._owed = min(max(self._owed + wanted - len(row), -1.0), 1.0)
+                owed = min(max(owed + wanted - len(row), -1.0), 1.0)
             waste = self._waste(row, worth, by_seats)
             if due is None and waste > shortfall:
                 kept.append((waste, S - sum(row), len(kept), row))
@@ -421,7 +421,6 @@ class PackStream:
             "waiting": [list(sequence) for sequence in self._buffer],
             "ready": [[pack.examples, pack.lengths] for pack in self._ready],
             "lengths": self._lengths.state(),
-            "owed": self._owed,
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -454,7 +453,6 @@ class PackStream:
         new._arrived = fields.integer("arrived", least=0)
         waits = fields.object("waits")
         new._waits = Waits(*(waits.integer(name, least=0) for name in Waits._fields))
-        new._owed = fields.number("owed", least=-1, most=1)
         self.__dict__.update(new.__dict__)  # after everything was read without an error
 
     def _read_waiting(self, fields: Fields) -> None:

@@ -418,7 +418,7 @@ def test_a_state_of_another_stream_is_refused():
         ("waiting", [[0, 0, "a", "x"]]),
         ("ready", [3]),
         ("ready", [[[], [], []]]),
-        ("owed", 2),
+        ("rounding", -1),
         ("lengths", {"arrived": [11]}),
         ("lengths", {"arrived": [3] * 64}),
         ("lengths", {"seen": [[11], [1]]}),
