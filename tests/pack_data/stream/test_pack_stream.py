@@ -235,7 +235,7 @@ def test_an_order_that_is_not_random_is_noticed(order):
 
 def test_prices_of_two_lengths_are_exact_and_rise_from_nothing():
     counts = np.bincount([1367, 683] * 50, minlength=4097)  # rows of 2 + 1, 1 + 3 and 0 + 5
-    assert np.allclose(solve(counts, 4096, None), ([683, 1367], [0.2, 0.4]))
+    assert np.allclose(solve(counts, 4096, None), [[683, 1367], [0.2, 0.4]])
     lengths = Lengths(4096, None, 64)
     lengths.add_counts(counts)
     lengths.solve()
