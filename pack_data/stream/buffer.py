@@ -75,7 +75,8 @@ class Rows:
     ) -> None:
         """Begin with the oldest `most` sequences that wait.
 
-        spare: slots that a row of two may leave empty. by_age: take the pair that has waited longest.
+        spare: slots that a row of two may leave empty. by_age: take the pair that has waited longest,
+        of all that wait.
         """
         self._numbers = buffer.numbers
         self._S = S
@@ -83,12 +84,8 @@ class Rows:
         self._spare = spare
         self._by_age = by_age
         self.left = {length: len(numbers) for length, numbers in buffer.numbers.items()}
-        self._newer: Dict[int, int] = {}  # sequences of a length that are too new
         if most < len(buffer):
-            everything = self.left
             self.left = Counter(sequence.length for sequence in islice(buffer, most))
-            for length, number in self.left.items():
-                self._newer[length] = everything[length] - number
         self._present = bytearray(S + 1)  # 1 at each length of which sequences are left
         for length in self.left:
             self._present[length] = 1
@@ -165,9 +162,7 @@ class Rows:
 
     def _age(self, length: int) -> int:
         """Return the number of the oldest sequence of this length that is left."""
-        numbers = self._numbers[length]
-        newer = self._newer.get(length, 0)
-        return numbers[len(numbers) - newer - self.left[length]]
+        return self._numbers[length][-self.left[length]]
 
 
 def _bits_of(present: np.ndarray) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import product
+from itertools import groupby, product
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -192,17 +192,14 @@ place in the stream, in sequences, of the shortest and of the longest quarter.""
 
 def _pictures(measured: Sequence[_Measured]) -> List[Lines]:
     """Draw the gap against the buffer, a picture for each stream and a line for each depth."""
-    points: Dict[str, Dict[Optional[int], List[Tuple[float, float]]]] = {}
-    for result in measured:
-        if result.way == "stream":
-            point = float(result.buffer), 100 * result.gap
-            points.setdefault(result.stream, {}).setdefault(result.depth, []).append(point)
     pictures = []
-    for stream, by_depth in points.items():
+    for stream, of_stream in groupby(measured, lambda result: result.stream):
         lines = []
-        for depth, line in by_depth.items():
-            x, y = zip(*sorted(line))
-            lines.append(Line(f"depth {depth_text(depth)}", x, y))
+        for depth, results in groupby(of_stream, lambda result: result.depth):
+            gaps = {result.buffer: result.gap for result in results if result.way == "stream"}
+            buffers = sorted(gaps)
+            y = [100 * gaps[buffer] for buffer in buffers]
+            lines.append(Line(f"depth {depth_text(depth)}", tuple(map(float, buffers)), tuple(y)))
         axes = Axis("sequences in the buffer", log=2), Axis("packs above the bound, %")
         pictures.append(Lines(stream, *axes, tuple(lines)))
     return pictures
