@@ -263,7 +263,8 @@ class PackStream:
         S = self.max_sequence_length
         buffer = self._buffer
         lengths = self._lengths
-        by_seats = self._seats_are_scarce()
+        # True if the depth limits the rows, not their slots.
+        by_seats = len(buffer) * S >= self._depth * buffer.tokens
         worth = None
         shortfall = 0.0
         if lengths.in_random_order and not by_seats:
@@ -310,16 +311,6 @@ class PackStream:
         if by_seats:
             return 1.0 - len(row) / self._depth
         return 1.0 - sum(row) / self.max_sequence_length
-
-    def _seats_are_scarce(self) -> bool:
-        """Return True if the depth limits the rows, not their slots: now, and in random order for all that was seen."""
-        S = self.max_sequence_length
-        buffer = self._buffer
-        scarce = len(buffer) * S >= self._depth * buffer.tokens
-        mean = self._lengths.mean
-        if scarce and mean and self._lengths.in_random_order:
-            scarce = self._depth * mean <= S
-        return scarce
 
     def _prices(self) -> Optional[List[float]]:
         """Return the price of each length if rows are judged by prices; compute them when they are needed first."""
