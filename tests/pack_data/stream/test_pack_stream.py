@@ -282,6 +282,13 @@ def test_a_buffer_of_4096_needs_no_more_packs_than_one_of_1024():
     assert packs[1] <= packs[0] + 2
 
 
+def test_long_sequences_do_not_pile_up_near_the_depth():
+    lengths = np.random.default_rng(2).lognormal(np.log(424.6), 1.2, 6000)  # rows hold 9.7 on average
+    lengths = np.clip(np.rint(lengths), 1, 8192).astype(int).tolist()
+    packs = list(PackStream(8192, max_sequences_per_pack=10, buffer_sequences=256).packs(enumerate(lengths)))
+    assert len(packs) <= 1.06 * sum(lengths) / 8192
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_stay_near_their_bound(name):
     lengths, S, depth, most = FAMILIES[name]
