@@ -36,8 +36,8 @@ _MOST_ALIKE = 1024
 # Value that a row may lack and still count as good.
 _SHORTFALL = 2e-3
 # Prices judge the rows from the start if slots alone would fill a row to this share of the depth. Below it, prices gain
-# nothing. Above it, chance decides if the programme prices seats or slots, and long sequences pile up at prices of seats:
-# chats at 8,192 slots and depth 10 need 25 % more packs with a buffer of 256.
+# nothing. Above it, chance decides if the programme prices seats or slots, and at prices of seats long sequences pile
+# up: chats at 8,192 slots and depth 10 need 25 % more packs with a buffer of 256.
 _NEAR_DEPTH = (0.6, 0.8)
 _WINDOWS = 4  # windows of arrivals in a buffer, and the least sequences of one
 _MIN_WINDOW = 64
@@ -77,9 +77,9 @@ class PackStream:
 
     At most `buffer_sequences` sequences (and `buffer_tokens` tokens) wait. When the buffer is full, rows are built from
     it, and those without waste are closed, or the ones of highest value. A row's value is its fullness: of slots, or of
-    seats if those are scarcer. If lengths are alike, or rows come near the depth, full rows alone do not lead to the
-    fewest packs; there the value is the sum of the prices of the sequences in the packing programme over the lengths
-    seen so far.
+    seats if those are scarcer. If lengths are alike, or slots alone would fill rows to 60 to 80 % of the depth, full
+    rows alone do not lead to the fewest packs; there the value is the sum of the prices of the sequences in the packing
+    programme over the lengths seen so far.
 
     Rows begin with the longest sequence. If lengths are alike and their order is random, they begin with the oldest:
     then what waits stays like what comes. In an order that is not random, prices are not used.
