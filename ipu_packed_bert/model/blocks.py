@@ -6,7 +6,7 @@ sequence, n sequences of the same length.
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -76,21 +76,32 @@ def attend_in_blocks(
     Returns:
         Context [T, N, A] of every token.
     """
+    contexts = []
+    for piece in split_in_blocks(heads, blocks):
+        contexts.append(attend(*piece))
+    return join_blocks(contexts, blocks)
+
+
+def split_in_blocks(
+    heads: Sequence[torch.Tensor], blocks: AttentionBlocks
+) -> Iterator[List[torch.Tensor]]:
+    """Yield the heads [T, N, A] of each group as [n, N, L, A]."""
     if blocks.order is not None:
         heads = [head.index_select(0, blocks.order) for head in heads]
     sizes = [count * length for count, length in blocks.groups]
     pieces_by_group = zip(*(head.split(sizes) for head in heads))
-
-    contexts = []
     for (count, length), pieces in zip(blocks.groups, pieces_by_group):
         group_heads = []
         for piece in pieces:
             piece_nLNA = piece.unflatten(0, (count, length))
             group_heads.append(piece_nLNA.transpose(1, 2))
-        context_nNLA = attend(*group_heads)
-        contexts.append(context_nNLA.transpose(1, 2).flatten(0, 1))
+        yield group_heads
 
-    context_TNA = torch.cat(contexts)
+
+def join_blocks(pieces: Sequence[torch.Tensor], blocks: AttentionBlocks) -> torch.Tensor:
+    """Return the results [n, N, L, A] of all groups as [T, N, A]."""
+    flat = [piece_nNLA.transpose(1, 2).flatten(0, 1) for piece_nNLA in pieces]
+    context_TNA = torch.cat(flat)
     if blocks.back is None:
         return context_TNA
     return context_TNA.index_select(0, blocks.back)

@@ -439,7 +439,7 @@ class _Reduction:
         # Numbers and objects use the default group, gloo: it needs no device and detects a lost process at once.
         group = None
         if device.type == "cuda":
-            # The ranks watch each other by heartbeats, so NCCL need not: rank 0 may save for longer than its 10 minutes.
+            # The ranks watch each other by heartbeats, so NCCL need not: rank 0 may save for longer than 10 minutes.
             group = dist.new_group(backend="nccl", timeout=PATIENCE)
         self._reduced = DistributedDataParallel(
             _Called(network, program), gradient_as_bucket_view=True, process_group=group
