@@ -19,11 +19,11 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 
-from ipu_packed_bert.run_files.safetensors_files import file_bytes, read_tensors, tensor_bytes
+from ipu_packed_bert.run_files.safetensors_files import file_pieces, read_tensors, tensor_bytes
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from pack_data.reading.durable import (
     discard,
@@ -160,16 +160,22 @@ def _write(path: Path, checkpoint: Checkpoint) -> None:
         entries = {}
         for stem, by_name in tensors.items():
             name = f"{stem}.safetensors"
-            entries[name] = _write_file(partial / name, file_bytes(by_name))
-        entries[STATE] = _write_file(partial / STATE, state)
-        _write_file(partial / MANIFEST, _json({"format": _FORMAT, "files": entries}))
+            entries[name] = _write_file(partial / name, file_pieces(by_name))
+        entries[STATE] = _write_file(partial / STATE, [state])
+        manifest = _json({"format": _FORMAT, "files": entries})
+        _write_file(partial / MANIFEST, [manifest])
 
 
-def _write_file(path: Path, data: bytes) -> Dict[str, Any]:
-    """Write a file and return its entry in the manifest."""
+def _write_file(path: Path, pieces: Iterable[Union[bytes, memoryview]]) -> Dict[str, Any]:
+    """Write a file piece by piece and return its entry in the manifest."""
+    size = 0
+    digest = hashlib.sha256()
     with open(path, "wb") as file:
-        file.write(data)
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+            size += len(piece)
+    return {"bytes": size, "sha256": digest.hexdigest()}
 
 
 def _json(values: Mapping[str, Any]) -> bytes:

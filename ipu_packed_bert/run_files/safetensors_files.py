@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from pathlib import Path
-from typing import Dict, Mapping, Set
+from typing import Any, Dict, Iterator, Mapping, Union
 
 import torch
 
@@ -11,37 +13,61 @@ from pack_data.reading.fields import one_line
 from pack_data.reading.files import check_regular
 from pack_data.reading.packages import load_package
 
+_TYPES = {
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.float8_e4m3fn": "F8_E4M3",
+    "torch.float8_e5m2": "F8_E5M2",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.int16": "I16",
+    "torch.int8": "I8",
+    "torch.uint8": "U8",
+    "torch.bool": "BOOL",
+}
+
 
 def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
     """Return the bytes that tensors need in a file, without the header."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def file_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Serialise tensors of any device as a safetensors file; tensors that share memory are written separately.
+def file_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[Union[bytes, memoryview]]:
+    """Yield the parts of a safetensors file: its header, then the memory of each tensor, which is not copied.
 
-    Raises ValueError if the format does not support a tensor.
+    Tensors of other devices and tensors with gaps are copied one at a time; those that share memory are written
+    separately. Large elements come first, so that all of them are aligned.
+
+    Args:
+        tensors: tensors of any device, by name.
+
+    Raises:
+        ValueError: the format does not support a tensor.
     """
-    save = load_package("safetensors.torch", "writing a checkpoint").save
-    plain: Dict[str, torch.Tensor] = {}
-    memory: Set[int] = set()
-    for name, tensor in tensors.items():
-        if tensor.layout != torch.strided:
-            raise ValueError(f"{name}: safetensors files do not support {tensor.layout}")
-        copy = tensor.detach().cpu().contiguous()
-        if copy.untyped_storage().data_ptr() in memory:
-            copy = copy.clone()
-        memory.add(copy.untyped_storage().data_ptr())
-        plain[name] = copy
-    try:
-        return save(plain)
-    except MemoryError:
-        raise
-    except Exception as error:
-        # The package raises several classes for data types that it does not support.
-        raise ValueError(
-            f"safetensors files do not support a tensor ({one_line(error, 120)})"
-        ) from None
+    header: Dict[str, Any] = {}
+    position = 0
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    for name, tensor in ordered:
+        dtype = _TYPES.get(str(tensor.dtype))
+        if dtype is None or tensor.layout != torch.strided:
+            raise ValueError(
+                f"{name}: safetensors files do not support {tensor.dtype} in {tensor.layout}"
+            )
+        end = position + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text)) + text
+    for _, tensor in ordered:
+        memory = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        yield memory.numpy().data
 
 
 def read_tensors(path: Path) -> Dict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ from pack_data.cli.timing import left_text
 from pack_data.reading.durable import write_atomically
 
 _RECENT = 20  # steps over which the progress line averages its rates
+_LONG_SAVE = 2.0  # seconds of a checkpoint above which its time is printed
 _LINES = 20  # progress lines of a run without a terminal
 
 _PADDING_AVOIDED = "padding avoided: the share of the padding of unpacked rows (one sequence each) that packing removes"
@@ -191,6 +192,10 @@ class RunLog(Log):
         self.say(
             f"held out after step {step}: {metrics_text(metrics)}  ({counts['sequences']:,} sequences)"
         )
+
+    def saved(self, step: int, seconds: float) -> None:
+        if seconds > _LONG_SAVE:
+            self.say(f"saved     step {step} in {seconds:.1f} s")
 
     def lacks_evaluation(self, step: int) -> bool:
         return step not in self._evaluated_before

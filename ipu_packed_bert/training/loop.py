@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, NamedTuple, Optional
 
@@ -39,6 +40,9 @@ class Log:
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Record the evaluation of the held-out packs after update ``step``."""
         self.evaluated = step
+
+    def saved(self, step: int, seconds: float) -> None:
+        """Record the time that the checkpoint after update ``step`` took."""
 
     def lacks_evaluation(self, step: int) -> bool:
         """Return True if an earlier process made update ``step`` but did not record its evaluation."""
@@ -188,6 +192,7 @@ class _Saver:
 
     def _save(self, folder: Path, step: int) -> None:
         run = self._run
+        start = time.perf_counter()
         state = run.engine.state()
         # An update can break the weights although its loss, computed before, is finite.
         broken = _first_not_finite(state)
@@ -207,6 +212,7 @@ class _Saver:
             raise OSError(
                 f"{error}; free some space, then continue with --resume {folder.parent}"
             ) from None
+        run.log.saved(step, time.perf_counter() - start)
         self._newest = step
         self.prove(self._proven)
 

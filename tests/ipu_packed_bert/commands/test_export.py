@@ -15,7 +15,7 @@ from ipu_packed_bert.commands.export import main
 from ipu_packed_bert.model.hugging_face import load_into, read_folder, write_folder
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
-from ipu_packed_bert.run_files.safetensors_files import file_bytes
+from ipu_packed_bert.run_files.safetensors_files import file_pieces
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.loading import config_from_tree, load_config
 from ipu_packed_bert.settings.schema import LossConfig
@@ -48,7 +48,7 @@ def folder(tmp_path):
 
 def with_weights(folder, weights):
     """The folder with these weights instead of its own."""
-    (folder / "model.safetensors").write_bytes(file_bytes(weights))
+    (folder / "model.safetensors").write_bytes(b"".join(file_pieces(weights)))
 
 
 def same(found, expected):

@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 from ipu_packed_bert.commands import export
-from ipu_packed_bert.run_files.safetensors_files import file_bytes, read_tensors, tensor_bytes
+from ipu_packed_bert.run_files.safetensors_files import file_pieces, read_tensors, tensor_bytes
 from pack_data.cli.command import run_main
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -18,7 +19,7 @@ TYPES = [getattr(torch, name) for name in NAMES.split() if hasattr(torch, name)]
 
 
 def file_of(path, tensors):
-    path.write_bytes(file_bytes(tensors))
+    path.write_bytes(b"".join(file_pieces(tensors)))
     return path
 
 
@@ -60,6 +61,14 @@ def test_layouts_and_shared_memory_are_of_no_account(tmp_path):
     assert {name: bits(tensor) for name, tensor in found.items()} == {n: bits(t.detach()) for n, t in tensors.items()}
 
 
+def test_files_are_those_of_the_package_and_tensors_are_not_copied():
+    tensors = {name: torch.rand(3, 5) for name in ("b", "a/ä", "c")}
+    pieces = list(file_pieces(tensors))
+    assert b"".join(pieces) == save(tensors)
+    tensors["c"].zero_()
+    assert bytes(pieces[-1]) == bytes(60)
+
+
 def test_what_was_read_does_not_hang_on_the_file(tmp_path):
     path = file_of(tmp_path / "a.safetensors", {"a": torch.ones(1000)})
     found = read_tensors(path)["a"]
@@ -70,7 +79,7 @@ def test_what_was_read_does_not_hang_on_the_file(tmp_path):
 def test_a_type_that_the_format_lacks_is_refused():
     for tensor in (torch.zeros(2, dtype=torch.complex128), torch.zeros(2, 2).to_sparse()):
         with pytest.raises(ValueError, match="do not support"):
-            file_bytes({"a": tensor})
+            next(file_pieces({"a": tensor}))
 
 
 @pytest.mark.parametrize("data", [b"", b"12345678", b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}more"])

@@ -303,3 +303,12 @@ def test_evaluating_is_seen_and_changes_no_batch(tmp_path, capsys, monkeypatch):
     assert list(log.watched(iter(batches))) == batches
     log.close()
     assert "evaluating, batch 3" in capsys.readouterr().err
+
+
+def test_only_a_long_save_is_printed(tmp_path):
+    stream = io.StringIO()
+    log = RunLog(tmp_path, steps=9, max_sequence_length=100, stream=stream)
+    log.saved(3, 2.0)
+    log.saved(6, 2.06)
+    log.close()
+    assert stream.getvalue().splitlines() == ["saved     step 6 in 2.1 s"]
