@@ -19,7 +19,6 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy.ndimage import maximum_filter1d
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix, csc_matrix, diags, hstack
 
@@ -28,30 +27,24 @@ from pack_data.solver.search import MAX_SINGLE_DEPTH
 # ---- numerical errors ------------------------------------------------------------------------------------------------
 
 _TOLERANCE = 1e-9  # relative; HiGHS solves the linear programmes to about 1e-9
-_ROUNDING = 1e-12  # of a price or a slope; a pack is worth about 1
 _BOUND_ERROR = 1e-6  # of a bound, in packs
 
 # ---- cost of the knapsack tables, in elements that NumPy adds in the same time ---------------------------------------
 
 _BLOCK = 1 << 17  # elements of one block of the tables, so that a block stays in the cache
 _CALL_COST = 3000  # of the overhead of one NumPy call
-_FILTER_CALL_COST = 60_000  # of the overhead of one sliding maximum
-_FILTER_COST = 16  # of a sliding maximum, for each element of the table
 
 # ---- size of the programmes ------------------------------------------------------------------------------------------
 
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
-# Rows up to which the full programme is solved. It takes seconds if lengths are scarce, a minute or more if tokens are.
-FULL_ROWS = 4200
-# If tokens are scarce, the full programme is solved only if the mean number of sequences per length is at least this,
-# and the number of lengths at most this.
+# If tokens are scarce, the full programme may take a minute. It is solved only if the mean number of sequences per
+# length is at least this, and the number of lengths at most this.
 _MIN_MEAN_COUNT = 40
 _MAX_ROWS_SCARCE_TOKENS = 1000
 # Number of rows from which the interior-point method, with crossover to a vertex, is faster.
 _INTERIOR_ROWS = 150
 _CANDIDATES = 512  # strategies sought in one round
 _STRATEGIES_PER_LENGTH = 3  # strategies that are kept after a round
-_STRATEGIES_COARSE = 1500  # the same while knots are added, in all
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------
 
@@ -60,14 +53,7 @@ _SMOOTHING = (0.8, 0.4, 0.0)
 _MAX_ROUNDS_ON_KNOTS = 40
 _GAP_ON_KNOTS = 1e-5  # relative gap at which a programme on knots ends
 _SPARE_GAP_ON_KNOTS = 0.2  # or this share of what rounding the bound up to whole packs adds
-_GAP_COARSE = 1e-7  # relative gap at which knots are added
 _MAX_ROUNDS = 60
-# The programme ends after this many additions of knots without a higher bound.
-_ROUNDS_WITHOUT_GAIN = 3
-_FIRST_KNOTS = 24
-_NEW_KNOTS = 24  # added at a time
-# Number of the shortest lengths: prices often bend at them and at the lengths that fill a pack with them.
-_SPECIAL_LENGTHS = 8
 _ROUNDS_BEFORE_ROUNDING = 8  # after these the programme ends if no whole pack can be saved
 _NEAR_ONE = 1e-3  # strategies worth more than 1 - this are kept for the full programme
 _NOISE = 1e-6  # on the prices, relative, to find other strategies that are equally good
@@ -80,80 +66,13 @@ _Progress = Callable[[float, float, np.ndarray], None]
 # ---- the knapsack: best packs at given prices ------------------------------------------------------------------------
 
 
-class _Piece(NamedTuple):
-    """A range of lengths whose prices lie on one line."""
-
-    shortest: int
-    longest: int
-    price: float  # of the shortest
-    slope: float  # price of one more token
-
-    def add_to(self, table: np.ndarray, before: np.ndarray) -> None:
-        """Raise `table` to the best that one sequence of these lengths adds to `before`, both float64 [S + 1]."""
-        # The shortest length leaves capacities of 0, 1, ... tokens: this many.
-        capacities = len(before) - self.shortest
-        line = self.slope * np.arange(capacities)
-        window = self.longest - self.shortest + 1
-        best = before[:capacities] - line
-        if window > 1:
-            # over capacities that are 0..window - 1 smaller
-            best = maximum_filter1d(
-                best, window, mode="constant", cval=-np.inf, origin=(window - 1) // 2
-            )
-        above = table[self.shortest :]
-        np.maximum(above, best + (line + self.price), out=above)
-
-
-def _pieces(lengths: np.ndarray, prices: np.ndarray) -> List[_Piece]:
-    """Return the fewest pieces, taken from the shortest length on; lengths that are worth nothing are left out."""
-    is_priced = prices > 0
-    lengths = lengths[is_priced]
-    prices = prices[is_priced]
-    if not len(lengths):
-        return []
-    slopes = np.diff(prices) / np.diff(lengths)
-    # Interpolated prices are rounded, so slopes that ought to be equal differ by this much.
-    is_bend = np.abs(np.diff(slopes)) > _ROUNDING
-    bends = np.flatnonzero(is_bend) + 1
-    pieces: List[_Piece] = []
-    start = 0
-    for bend in (*bends.tolist(), len(lengths) - 1):
-        stop = bend + 1
-        if stop > start:
-            _add_straight(pieces, lengths[start:stop], prices[start:stop])
-            start = stop
-    return pieces
-
-
-def _add_straight(pieces: List[_Piece], lengths: np.ndarray, prices: np.ndarray) -> None:
-    """Add these lengths as one piece, or as several if small bends of one direction have added up."""
-    shortest = int(lengths[0])
-    longest = int(lengths[-1])
-    slope = 0.0
-    if longest > shortest:
-        slope = float((prices[-1] - prices[0]) / (longest - shortest))
-    if len(lengths) > 2:
-        line = prices[0] + slope * (lengths - shortest)
-        errors = np.abs(prices - line)
-        worst = int(errors.argmax())
-        if errors[worst] > _ROUNDING:
-            split = worst + 1
-            _add_straight(pieces, lengths[:split], prices[:split])
-            _add_straight(pieces, lengths[split:], prices[split:])
-            return
-    pieces.append(_Piece(shortest, longest, float(prices[0]), slope))
-
-
 class _PackTables:
     """Most valuable packs of up to k sequences, by max-plus products.
 
         value_(i + j)(c) = max over s of value_i(s) + value_j(c - s)         c: tokens in the pack, the capacity
 
     A slot may stay empty, so value_k is non-decreasing in k and in c. With few different prices one sequence is added
-    at a time (i = 1), because value_1 has few steps s. So it is with prices that are piecewise linear in the length, in
-    few pieces: a piece is the maximum over a sliding window. A length inside a piece that no sequence has then
-    counts as well, at its price on the line; the values are upper bounds, which is what a bound of the programme needs.
-    With many steps and pieces, the number of sequences is doubled each time.
+    at a time (i = 1), because value_1 has few steps s. With many the number of sequences is doubled each time.
     lengths int [m] ascending; prices float64 [m] by length, non-decreasing.
     """
 
@@ -180,15 +99,11 @@ class _PackTables:
             shortest = max(1, int(self._steps[0]))
             self._most_fitting = max_sequence_length // shortest
 
-        self._pieces = _pieces(lengths, prices)
         doublings = int(np.ceil(np.log2(max(2, most_sequences))))
         products = 2 * doublings - 1
         product_cost = products * slots**2 / 2
         step_cost = len(self._steps) * (_CALL_COST + slots)
-        piece_cost = len(self._pieces) * (_FILTER_CALL_COST + _FILTER_COST * slots)
-        if piece_cost > step_cost:
-            self._pieces = []
-        single_cost = most_sequences * min(step_cost, piece_cost)
+        single_cost = most_sequences * step_cost
         self._single = most_sequences <= MAX_SINGLE_DEPTH and single_cost < product_cost
 
     def _factors(self, sequences: int) -> Tuple[int, int]:
@@ -212,13 +127,10 @@ class _PackTables:
         if sequences > 2 and before is self._tables[sequences - 2]:
             return before
         table = before.copy()
-        for piece in self._pieces:
-            piece.add_to(table, before)
-        if not self._pieces:
-            prices = self._tables[1][self._steps]
-            for step, price in zip(self._steps.tolist(), prices.tolist()):
-                above = table[step:]
-                np.maximum(above, before[: len(above)] + price, out=above)
+        prices = self._tables[1][self._steps]
+        for step, price in zip(self._steps.tolist(), prices.tolist()):
+            above = table[step:]
+            np.maximum(above, before[: len(above)] + price, out=above)
         return before if (table == before).all() else table
 
     def _product(self, sequences: int) -> np.ndarray:
@@ -416,7 +328,7 @@ class Relaxation:
     prices: np.ndarray
     strategies: np.ndarray  # int64 [n, depth]: the strategies in use, longest first, 0 = empty slot
     packs: np.ndarray  # float64 [n]: packs made with each
-    exact: bool  # True if they have a slot for every sequence, False if they fit in total only (`_solve_coarse`)
+    exact: bool  # True if they have a slot for every sequence, False if they fit in total only (`solve_on`)
 
 
 def _first_prices(
@@ -580,7 +492,10 @@ class Programme:
         return float(np.ceil(self.bound - _BOUND_ERROR))
 
     def solve_on(self, knots: np.ndarray, progress: _Progress) -> Relaxation:
-        """Solve the coarse programme with these rows (see `_solve_coarse`), to 1e-5 or a fraction of a pack.
+        """Solve for prices that are piecewise linear in the length, to 1e-5 or a fraction of a pack.
+
+        Such prices give a bound of the full programme. Its optimal prices mostly have few kinks, so few knots give
+        nearly the full bound.
 
         Args:
             knots: indices of lengths, ascending.
@@ -602,83 +517,6 @@ class Programme:
             if not self._improve(prices):
                 break
         return replace(relaxation, bound=self.bound, prices=self.prices)
-
-    def _solve_coarse(self, progress: _Progress) -> Relaxation:
-        """Solve for prices that are piecewise linear in the length, between knots.
-
-        Such prices give a bound of the full programme. Its optimal prices mostly have few kinks, so few knots give
-        nearly the full bound. The strategies have, between two knots, the right number of slots and the right mean
-        length, but not the right number for each length. Knots are added where the two differ most.
-        """
-        lengths = self._lengths
-        knots = self._knots_to_begin_with()
-        rounds_without_gain = 0
-        settled_bound = self.bound
-        for _ in range(_MAX_ROUNDS):
-            hats = _hats(lengths, knots)
-            self._pool.add(lengths[knots][:, None])  # so that each row can be met
-            slots = self._pool.matrix()
-            master = _solve_master(hats @ slots, hats @ self._weights)
-            relaxation = self._relaxation(master, exact=len(knots) == len(lengths))
-            prices = hats.T @ master.prices
-            excess = slots @ master.packs - self._weights
-            self._forget(prices, master.packs > 0, _STRATEGIES_COARSE)
-            added = self._improve(prices)
-            progress(master.value, self.bound, self.prices)
-            if added and master.value - self.bound > _GAP_COARSE * master.value:
-                continue
-
-            if self.bound <= settled_bound * (1 + _TOLERANCE):
-                rounds_without_gain += 1
-            else:
-                rounds_without_gain = 0
-            settled_bound = self.bound
-            if rounds_without_gain == _ROUNDS_WITHOUT_GAIN or len(knots) == len(lengths):
-                break
-            new_knots = self._new_knots(knots, excess)
-            knots = np.union1d(knots, new_knots)
-        return replace(
-            relaxation, bound=self.bound, prices=self.prices, exact=len(knots) == len(lengths)
-        )
-
-    def _knots_to_begin_with(self) -> np.ndarray:
-        """Return indices of lengths: evenly spaced ones, and those at which prices are likely to bend."""
-        lengths = self._lengths
-        shortest = lengths[:_SPECIAL_LENGTHS]
-        halves = self._S // 2 + np.arange(2)
-        thirds = self._S // 3 + np.arange(2)
-        complements = self._S - shortest
-        special = np.concatenate([shortest, halves, thirds, complements, complements + 1])
-        indices = np.searchsorted(lengths, special)
-        indices = np.clip(indices, 0, len(lengths) - 1)
-        even = _even_indices(len(lengths), min(len(lengths), _FIRST_KNOTS))
-        return np.union1d(even, indices)
-
-    def _new_knots(self, knots: np.ndarray, excess: np.ndarray) -> np.ndarray:
-        """Return new knots where slots and sequences differ most; excess: slots - sequences, float [lengths]."""
-        lengths = self._lengths.astype(float)
-        number = _sums_below(excess)
-        tokens = _sums_below(excess * lengths)
-        index = np.setdiff1d(np.arange(len(lengths)), knots)
-        if not len(index):
-            return index
-
-        # How far the excess misses a hat function with its peak at the index, between the knots on both sides.
-        stretch = np.searchsorted(knots, index) - 1
-        low = knots[stretch]
-        high = knots[stretch + 1]
-        tokens_below = tokens[index + 1] - tokens[low + 1]
-        number_below = number[index + 1] - number[low + 1]
-        tokens_above = tokens[high] - tokens[index + 1]
-        number_above = number[high] - number[index + 1]
-        rising = (tokens_below - lengths[low] * number_below) / (lengths[index] - lengths[low])
-        falling = (lengths[high] * number_above - tokens_above) / (lengths[high] - lengths[index])
-        misfit = np.abs(rising + falling)
-
-        order = np.argsort(-misfit, kind="stable")
-        _, first = np.unique(stretch[order], return_index=True)  # the worst of each stretch
-        worst = order[np.sort(first)]
-        return index[worst[:_NEW_KNOTS]]
 
     def _tokens_are_scarce(self) -> bool:
         """Return True if programmes have not improved the first bound, so that tokens are scarce, not lengths."""
@@ -752,8 +590,8 @@ def relax(
     """Solve the linear programme over these lengths.
 
     Stop at the optimum, at a value of `good_enough`, if the bound shows that a packing of `incumbent` packs is optimal,
-    and, after some rounds, if no whole pack can be saved. With more than FULL_ROWS lengths only the coarse programme is
-    solved, unless `exact` asks for the full one.
+    and, after some rounds, if no whole pack can be saved. If the full programme would take very long for a last
+    thousandth, a coarse one is solved, unless `exact` asks for the full one.
 
     Args:
         lengths: ascending, int [m].
@@ -775,8 +613,6 @@ def relax(
         )
     if seeds is not None:
         programme._pool.add(seeds)
-    if len(lengths) > FULL_ROWS and not exact:
-        return programme._solve_coarse(progress)
     few_rows = len(lengths) <= 2 * _COARSE_ROWS[0]
     if not few_rows and (seeds is None or not exact):
         coarse = programme._begin_full(not exact, progress)

@@ -9,32 +9,19 @@ from typing import Any, Optional
 import numpy as np
 
 from pack_data.cli.command import progress_bar
-from pack_data.solver.column_generation import (
-    FULL_ROWS,
-    Programme,
-    Relaxation,
-    relax,
-    with_dearest_long,
-)
+from pack_data.solver.column_generation import Relaxation, relax, with_dearest_long
 from pack_data.solver.free_slots import Packs, count_packs
 from pack_data.solver.grid_programme import grid_prices
 from pack_data.solver.rounding import whole_packs
 from pack_data.solver.search import LONG_ROWS, ProvedPacks
 
-# Number of different lengths up to which the full programme is solved for any gap that the coarse one leaves.
+# Number of different lengths up to which the full programme is solved for any gap that the coarse one leaves. With more
+# a gap of this many packs is not worth it, because it may take a minute.
 _FEW_LENGTHS = 256
-# Number of different lengths above which prices on knots come first.
-_MANY_LENGTHS = 1000
-# Number of lengths at which such prices bend, among the shortest and among the longest.
-_KNOTS = 64
-# Slots x depth up to which they take a second or two.
-_KNOT_SLOTS = 1 << 18
-# With more than a few lengths a gap of this many packs is not worth the full programme, which may take a minute; with
-# many lengths, a gap of this share of the packs is not either.
 _SMALL_FULL_GAP = 2
-_SMALL_FULL_GAP_SHARE = 2e-4
-# Estimated seconds of a programme over all lengths of long rows above which a grid of lengths is used.
-_MAX_SECONDS = 2.0
+# Estimated seconds of a programme over all lengths of long rows above which a grid of lengths is used. At 2 s, 20,000
+# preference pairs at 4,096 slots and 20,000 lengths near a third of 32,768 needed as many packs.
+_MAX_SECONDS = 1.0
 # Slots x depth up to which tables over all slots prove the prices of the grid.
 _MAX_TABLE = 1 << 20
 # Additions that proving the prices of the grid may take: some seconds.
@@ -47,17 +34,14 @@ _RELATIVE_BOUND_ERROR = 1e-12
 
 def improved(best: ProvedPacks) -> ProvedPacks:
     """Return fewer packs and a higher bound by the linear programmes that pay."""
-    S = best.histogram.max_sequence_length
-    if len(best.histogram.lengths) > _MANY_LENGTHS and S * best.deepest <= _KNOT_SLOTS:
-        best = _on_knots(best)
-    long_rows = S > LONG_ROWS
+    long_rows = best.histogram.max_sequence_length > LONG_ROWS
     if long_rows and best.gap <= max(1, _SMALL_GAP_SHARE * best.lower_bound):
         return best
-    if best.pays(best.programme_seconds):
-        if long_rows and best.programme_seconds > _MAX_SECONDS:
-            return _by_grid(best)
-        best = _by_programme(best).mended()
-    return best
+    if not best.pays(best.programme_seconds):
+        return best
+    if long_rows and best.programme_seconds > _MAX_SECONDS:
+        return _by_grid(best)
+    return _by_programme(best).mended()
 
 
 def _by_programme(best: ProvedPacks) -> ProvedPacks:
@@ -84,38 +68,13 @@ def _by_programme(best: ProvedPacks) -> ProvedPacks:
 
     with _Progress(histogram.sequences, best.limits.until) as bar, contextlib.suppress(_TimeIsUp):
         relaxation = solve(exact=False)
-        packs = _fewer(packs, relaxation, counts, depth, bar)
-        target = _target(relaxation)
-        many_lengths = len(lengths) > _MANY_LENGTHS
-        gap = count_packs(packs) - target
-        small_gap = 0.0
-        if len(lengths) > _FEW_LENGTHS:
-            small_gap = _SMALL_FULL_GAP
-        if many_lengths:
-            small_gap = max(small_gap, _SMALL_FULL_GAP_SHARE * count_packs(packs))
-        if not relaxation.exact and gap > small_gap and len(lengths) <= FULL_ROWS:
-            packs = _fewer(packs, solve(exact=True), counts, depth, bar)
+        small_gap = _SMALL_FULL_GAP if len(lengths) > _FEW_LENGTHS else 0
+        if not relaxation.exact and count_packs(packs) - _target(relaxation) > small_gap:
+            relaxation = solve(exact=True)
+        if relaxation.exact:
+            packs = _fewer(packs, relaxation, counts, depth, bar)
     best = best._replace(packs=packs)
     return best if bar.prices is None else best.proved_by(bar.prices)
-
-
-def _on_knots(best: ProvedPacks) -> ProvedPacks:
-    """Return the packing with prices that are piecewise linear in the length, mended by them.
-
-    The knots are densest among the shortest and the longest lengths: if sequences are scarcer than slots, the worth
-    of a long sequence depends on how many of the shortest can share its pack.
-    """
-    histogram = best.histogram
-    lengths = histogram.lengths
-    near = np.unique(np.geomspace(1, len(lengths), _KNOTS).astype(np.int64))
-    knots = np.union1d(near - 1, len(lengths) - near)
-    with _Progress(histogram.sequences, best.limits.until) as bar, contextlib.suppress(_TimeIsUp):
-        programme = Programme(
-            lengths, histogram.counts[lengths], histogram.max_sequence_length, best.deepest
-        )
-        programme.solve_on(knots, bar.programme)
-        bar.keep(programme.bound, programme.prices)
-    return best if bar.prices is None else best.proved_by(bar.prices).mended()
 
 
 def _by_grid(best: ProvedPacks) -> ProvedPacks:

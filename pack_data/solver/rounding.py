@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Dict, List, Tuple
 
 import numpy as np
 
@@ -13,10 +13,7 @@ from pack_data.solver.free_slots import Packs, count_packs, longest_first
 _Run = List[Tuple[int, int]]  # (length, sequences), for the packs of a strategy in turn
 
 _ROUNDING = 1e-6  # error of a number of packs in a solution of the programme
-_SLACK_SHARE = 0.2  # share of the packs left above the bound that the packs of one step may waste
-_MIN_PROGRESS = 0.1  # share of the packs; if a step makes fewer, single lengths matter and the full programme is solved
-_ROUNDS_COARSE = 12  # rounds of the programme for what is left, while the coarse one leads
-_ROUNDS_FULL = 8  # the same for the full one
+_ROUNDS = 8  # rounds of the programme for what is left
 _SHARE_TAKEN = 0.5  # of the packs that a step makes at least, if they can be made
 
 
@@ -66,76 +63,6 @@ def _fill(
     return filled, left
 
 
-def _follow(
-    strategies: np.ndarray,
-    repeats: np.ndarray,
-    counts: np.ndarray,
-    prices: np.ndarray,
-    least_worth: float,
-) -> Tuple[Packs, np.ndarray]:
-    """Make packs like these strategies if those fit the sequences in total but not length by length.
-
-    Each slot but the last takes the sequences nearest to it in rank; short ones in one slot meet long ones in the next.
-    The last slot takes the length that gives the pack the total of its strategy. Only packs worth at least
-    `least_worth` are made; prices: float64 [S + 1]. Return them and the counts of the sequences left.
-    """
-    S = len(counts) - 1
-    left = counts.copy()
-    packs: Packs = []
-    for index in np.argsort(-repeats, kind="stable").tolist():
-        slots = strategies[index][strategies[index] > 0].tolist()
-        wanted = min(int(repeats[index]), int(left.sum()) // len(slots))
-        if not wanted:
-            continue
-        runs: List[_Run] = []
-        for position, length in enumerate(slots[:-1]):
-            run = _nearest_in_rank(left, length, wanted)
-            for near, count in run:
-                left[near] -= count
-            runs.append(run[::-1] if position % 2 else run)
-
-        for lengths, count in merge_runs(runs, wanted) if runs else [((), wanted)]:
-            room = S - sum(lengths)
-            wished = sum(slots) - sum(lengths)
-            # Worth of the pack by the length in its last slot, float64 [S + 1].
-            worth = prices[list(lengths)].sum() + prices
-            while count:
-                last = _longest_worth(left, (min(room, wished), room), worth, least_worth)
-                if not last:
-                    break
-                packed = min(count, int(left[last]))
-                packs.append((lengths + (last,), packed))
-                left[last] -= packed
-                count -= packed
-            for length in lengths:
-                left[length] += count
-    return packs, left
-
-
-def _longest_worth(
-    left: np.ndarray, rooms: Sequence[int], worth: np.ndarray, least_worth: float
-) -> int:
-    """Return the longest length left in the first of these rooms in which it is worth enough, 0 if there is none."""
-    for room in rooms:
-        fitting = np.flatnonzero(left[: max(0, room) + 1])
-        if len(fitting) and worth[fitting[-1]] >= least_worth:
-            return int(fitting[-1])
-    return 0
-
-
-def _nearest_in_rank(counts: np.ndarray, length: int, wanted: int) -> _Run:
-    """Return the `wanted` sequences nearest in rank to the middle of those of this length, ascending."""
-    below = np.cumsum(counts)
-    middle = (int(below[length - 1]) + int(below[length])) // 2
-    start = max(0, min(middle - wanted // 2, int(below[-1]) - wanted))
-    first = int(np.searchsorted(below, start, side="right"))
-    last = int(np.searchsorted(below, start + wanted, side="left"))
-    ends = np.clip(below[first : last + 1], None, start + wanted)
-    taken = np.diff(np.concatenate([[start], ends]))
-    near = np.flatnonzero(taken)
-    return list(zip((near + first).tolist(), taken[near].tolist()))
-
-
 def merge_runs(runs: List[_Run], total: int) -> Packs:
     """Return `total` packs from a run of lengths for each slot; a short run leaves its slot empty in the last packs."""
     ends = {0, total}
@@ -167,7 +94,7 @@ def whole_packs(
     """Pack sequences by a fractional packing of them; stop at `target` packs.
 
     Args:
-        relaxation: the fractional packing.
+        relaxation: the fractional packing, with a slot for every sequence.
         counts: sequences by length, int [S + 1].
         max_sequences_per_pack: largest depth.
         target: number of packs that is few enough.
@@ -177,36 +104,6 @@ def whole_packs(
     left = counts
     packed: Packs = []
     total = 0
-
-    def solve_again(strategies: np.ndarray, rounds: int, exact: bool) -> Relaxation:
-        """Solve the programme for the sequences that are left, from these strategies."""
-        lengths = np.flatnonzero(left)
-        return relax(
-            lengths,
-            left[lengths],
-            S,
-            max(1, min(max_sequences_per_pack, S // int(lengths[0]))),
-            seeds=_shortened_to(lengths, strategies, S),
-            good_enough=target - total,
-            rounds=rounds,
-            exact=exact,
-        )
-
-    while not relaxation.exact:
-        prices = np.zeros(S + 1)
-        prices[np.flatnonzero(left)] = relaxation.prices
-        slack = (target + 0.5 - total - relaxation.bound) / max(1.0, relaxation.bound)
-        least_worth = 1 - max(1e-9, _SLACK_SHARE * slack)
-        repeats = np.floor(relaxation.packs + _ROUNDING).astype(np.int64)
-        packs, left = _follow(relaxation.strategies, repeats, left, prices, least_worth)
-        packed += packs
-        total += count_packs(packs)
-        progress(int(left.sum()))
-        if not left.any():
-            return packed
-        exact = count_packs(packs) < _MIN_PROGRESS * relaxation.bound
-        relaxation = solve_again(relaxation.strategies, _ROUNDS_COARSE, exact)
-
     repeats = np.floor(relaxation.packs + _ROUNDING).astype(np.int64)
     best: Packs = []
     best_total = 0
@@ -223,7 +120,17 @@ def whole_packs(
             best_total = complete
         if best_total <= target or not left.any():
             return best
-        relaxation = solve_again(strategies, _ROUNDS_FULL, exact=True)
+        lengths = np.flatnonzero(left)
+        relaxation = relax(
+            lengths,
+            left[lengths],
+            S,
+            max(1, min(max_sequences_per_pack, S // int(lengths[0]))),
+            seeds=_shortened_to(lengths, strategies, S),
+            good_enough=target - total,
+            rounds=_ROUNDS,
+            exact=True,
+        )
         if total + np.ceil(relaxation.bound - _ROUNDING) >= best_total:  # no better packing is left
             return best
         repeats = _round(relaxation, left)

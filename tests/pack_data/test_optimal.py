@@ -13,7 +13,7 @@ from pack_data.cli.command import run_main
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, prove
-from pack_data.solver import column_generation, programmes
+from pack_data.solver import programmes
 from pack_data.solver.free_slots import longest_first
 from pack_data.solver.search import Limits, pack_quickly
 from tests.pack_data_strategies import histograms
@@ -74,18 +74,6 @@ def test_degenerate_sets(lengths, S, depth):
     packing.check(histogram)
     prove(packing)
     assert packing.gap == 0
-
-
-def test_more_lengths_than_the_full_programme_takes(monkeypatch):
-    # Bound and packs come from the coarse programme: everything is placed, the bound is proved, the gap is small.
-    for module in (column_generation, programmes):
-        monkeypatch.setattr(module, "FULL_ROWS", 100)
-    histogram = synthetic_histogram("lognormal:mean=60,max=512,n=20000,seed=1")
-    packing = optimal.pack(histogram, max_sequences_per_pack=6)
-    packing.check(histogram)
-    prove(packing)
-    assert len(histogram.lengths) > 300
-    assert packing.gap <= 0.005 * packing.lower_bound
 
 
 def test_rounded_prices_do_not_weaken_the_bound_of_plain_ones():
@@ -181,13 +169,13 @@ def test_prices_that_prove_less_do_not_replace_those_that_prove_more():
         bar.left(1)
 
 
-def test_prices_on_knots_account_for_scarce_short_sequences():
+def test_prices_of_the_programme_account_for_scarce_short_sequences():
     # A sequence of nearly a whole row takes two of the shortest, of which there are few. Plain prices take them for
-    # granted; prices on knots do not.
+    # granted; those of the programme do not.
     lengths = np.clip(np.rint(np.random.default_rng(0).lognormal(6.2, 1.0, 20_000)), 1, 2048).astype(np.int64)
     histogram = LengthHistogram.from_lengths(lengths, 2048)
     plain = pack_quickly(histogram, Limits.of(histogram, 3, None))
-    found = programmes._on_knots(plain)
+    found = programmes.improved(plain)
     assert len(histogram.lengths) > 1000 and found.lower_bound > plain.lower_bound and found.gap <= 2
     assert prove(
         Packing.of(
@@ -209,7 +197,6 @@ def test_the_grid_packs_everything_and_its_prices_prove_a_bound(depth, seed, mon
     histogram = synthetic_histogram(f"lognormal:mean=90,max=300,n=3000,seed={seed}")
     full = optimal.pack(histogram, max_sequences_per_pack=depth)
     monkeypatch.setattr(programmes, "LONG_ROWS", 64)
-    monkeypatch.setattr(programmes, "_MANY_LENGTHS", 16)
     monkeypatch.setattr(programmes, "relax", None)
     packing = optimal.pack(histogram, max_sequences_per_pack=depth)
     packing.check(histogram)

@@ -44,7 +44,7 @@ def test_pack_tables_find_the_best_packs(one_at_a_time, priced, sequences):
     S = 20
     capacities = np.arange(S + 1)
     tables = _PackTables(lengths, prices, S, sequences)
-    tables._single, tables._pieces = one_at_a_time, []  # otherwise a matter of cost, and at this size always the same
+    tables._single = one_at_a_time  # otherwise a matter of cost, and at this size always the same
     values = tables.value(sequences, capacities)
     packs = tables.packs(sequences, capacities)
     price_of = dict(zip([0, *lengths.tolist()], [0.0, *prices.tolist()]))
@@ -59,46 +59,11 @@ def test_pack_tables_find_the_best_packs(one_at_a_time, priced, sequences):
         )
 
 
-@given(
-    lengths=st.lists(st.integers(1, 40), min_size=2, max_size=20, unique=True),
-    corners=st.lists(st.integers(0, 50), min_size=3, max_size=3),
-    sequences=st.integers(1, 5),
-)
-def test_sliding_windows_bound_the_best_packs(lengths, corners, sequences):
-    """Equal to the best packs where every length occurs; never below them where some do not."""
-    S = 50
-    every = np.arange(min(lengths), max(lengths) + 1)
-    for occurring, equal in ((every, True), (np.array(sorted(lengths)), False)):
-        prices = np.interp(occurring, every[[0, len(every) // 2, -1]], np.maximum.accumulate(corners))
-        windows = _PackTables(occurring, prices, S, sequences)
-        windows._single, windows._pieces = True, column_generation._pieces(occurring, prices)
-        single = _PackTables(occurring, prices, S, sequences)
-        single._single, single._pieces = True, []
-        assert len(windows._pieces) <= (3 if equal else len(occurring))
-        found, least = (tables.value(sequences, np.arange(S + 1)) for tables in (windows, single))
-        assert (found >= least - 1e-9).all()
-        if equal:
-            np.testing.assert_allclose(found, least, atol=1e-9)
-
-
 def test_a_programme_without_a_solution_is_an_error(monkeypatch):
     failed = OptimizeResult(status=4, x=None, message="no pivot")
     monkeypatch.setattr(column_generation, "linprog", lambda *args, **options: failed)
     with refused("HiGHS", "no pivot", kind=RuntimeError):
         relax(np.array([3, 5, 7]), np.array([2, 2, 2]), 16, 4)
-
-
-def test_slopes_that_drift_make_several_pieces():
-    # Each slope is 5e-13 below the one before it: no bend by itself, but 1e-6 in all over the chord of 2,000 lengths.
-    lengths = np.arange(1, 2001)
-    prices = np.cumsum(1e-3 - 5e-13 * np.arange(2000))
-    pieces = column_generation._pieces(lengths, prices)
-    assert pieces[0].shortest == 1 and pieces[-1].longest == 2000
-    for piece in pieces:
-        inside = (lengths >= piece.shortest) & (lengths <= piece.longest)
-        line = piece.price + piece.slope * (lengths[inside] - piece.shortest)
-        assert np.abs(line - prices[inside]).max() <= 2e-12
-    assert [a.longest + 1 for a in pieces[:-1]] == [b.shortest for b in pieces[1:]]
 
 
 @given(histograms(max_count=40), st.data())

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pack_data.solver import column_generation
-from pack_data.solver.rounding import _fill, _follow, _round
+from pack_data.solver.rounding import _fill, _round
 from tests.pack_data_strategies import histograms
 
 
@@ -33,20 +33,6 @@ def test_filling_slots_loses_nothing_and_respects_them(histogram, data):
     assert (placed(packs, S) + left == histogram.counts).all() and (left >= 0).all()
     # Slots of at least a length hold all sequences of at least that length but those left, or all of them are full.
     assert sum(count for _, count in packs) <= repeats.sum()
-
-
-@given(histograms(max_count=40), st.data())
-def test_following_strategies_loses_nothing_and_overfills_nothing(histogram, data):
-    S = histogram.max_sequence_length
-    strategies = np.array(
-        data.draw(st.lists(st.lists(st.integers(1, S), min_size=1, max_size=1), min_size=1, max_size=4))
-    )
-    strategies = np.hstack([strategies, np.minimum(strategies, S - strategies)])
-    repeats = np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(strategies), max_size=len(strategies))))
-    prices = np.arange(S + 1) / S
-    packs, left = _follow(strategies, repeats, histogram.counts, prices, 0.5)
-    assert (placed(packs, S) + left == histogram.counts).all() and (left >= 0).all()
-    assert all(sum(lengths) <= S and sum(lengths) / S >= 0.5 and count > 0 for lengths, count in packs)
 
 
 def placed(packs, S):
