@@ -85,6 +85,7 @@ class _Lamb(torch.optim.Optimizer):
         with_gradients = [parameter for parameter in parameters if parameter.grad is not None]
         for number, parameter in enumerate(with_gradients):
             state = self.state[parameter]
+            assert parameter.grad is not None
             gradient = parameter.grad.contiguous()
             tensors = (parameter, gradient, state["exp_avg"], state["exp_avg_sq"])
             size = _PIECE if parameter.device.type == "cpu" else sys.maxsize
@@ -93,8 +94,7 @@ class _Lamb(torch.optim.Optimizer):
                     batches.append(_Batch([], [], [], [], []))
                     room = size
                 room -= len(pieces[0])
-                for values, value in zip(batches[-1], (number, *pieces)):
-                    values.append(value)
+                batches[-1].add(number, pieces)
         return batches
 
 
@@ -106,6 +106,13 @@ class _Batch(NamedTuple):
     updates: List[torch.Tensor]  # gradients before `_update_moments`
     first: List[torch.Tensor]  # moments
     second: List[torch.Tensor]
+
+    def add(self, number: int, pieces: Sequence[torch.Tensor]) -> None:
+        """Add a piece of tensor `number`: of the weight, its gradient and its moments."""
+        self.numbers.append(number)
+        lists: Tuple[List[torch.Tensor], ...] = self[1:]
+        for tensors, piece in zip(lists, pieces):
+            tensors.append(piece)
 
 
 def _update_moments(batch: _Batch, group: Mapping[str, Any]) -> None:

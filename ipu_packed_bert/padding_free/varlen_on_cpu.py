@@ -45,7 +45,7 @@ class _Reach(NamedTuple):
     after: Optional[int]
 
 
-class _Piece(NamedTuple):
+class _WindowPiece(NamedTuple):
     """Queries, the keys that they may attend to, and a mask [queries, keys] that is added to the scores."""
 
     queries: slice
@@ -62,7 +62,7 @@ def _is_causal(queries: int, keys: int, reach: _Reach) -> Optional[bool]:
     return None
 
 
-def _pieces(queries: int, keys: int, reach: _Reach, like: torch.Tensor) -> Iterator[_Piece]:
+def _pieces(queries: int, keys: int, reach: _Reach, like: torch.Tensor) -> Iterator[_WindowPiece]:
     """Divide the attention of sequences of one length so that all keys of a piece are near its queries."""
     before, after = reach
     shift = keys - queries
@@ -82,7 +82,7 @@ def _pieces(queries: int, keys: int, reach: _Reach, like: torch.Tensor) -> Itera
             is_hidden |= -distance > after
         mask = torch.zeros(is_hidden.shape, dtype=like.dtype)
         mask.masked_fill_(is_hidden, float("-inf"))
-        yield _Piece(slice(begin, end), slice(first, last), mask)
+        yield _WindowPiece(slice(begin, end), slice(first, last), mask)
 
 
 # ---- sequences of one length: [n, N, L, A]
@@ -191,7 +191,7 @@ def _blocks(lengths: Tuple[int, ...]) -> AttentionBlocks:
     return blocks_of(lengths)
 
 
-class _Row:
+class _Sequences:
     """The sequences of a row, of queries and of keys."""
 
     def __init__(
@@ -276,7 +276,7 @@ def _forward(
         raise ValueError(
             "seqused_k and block_table, which are for caches, are not supported on CPUs; omit them"
         )
-    row = _Row((query, key, value), cu_seq_q, cu_seq_k)
+    row = _Sequences((query, key, value), cu_seq_q, cu_seq_k)
     reach = _reach(is_causal, window_size)
     contexts = []
     sums = []
@@ -305,7 +305,7 @@ def _backward(
     window_size: Optional[List[int]] = None,
 ) -> _Three:
     """Compute the gradients of query, key and value."""
-    row = _Row((query, key, value), cu_seq_q, cu_seq_k)
+    row = _Sequences((query, key, value), cu_seq_q, cu_seq_k)
     reach = _reach(is_causal, window_size)
     grads = []
     sums = lse.t().unsqueeze(2)

@@ -31,7 +31,7 @@ class CheapDropout:
         layer: Any
         for index, layer in enumerate(network.modules()):
             if isinstance(layer, nn.Dropout) and layer.p > 0.0:
-                layer.forward = partial(self._drop, layer, index)
+                layer.forward = partial(self._drop, layer, index)  # type: ignore[method-assign]
 
     def seed(self, entropy: Sequence[int]) -> None:
         """Start the streams of a micro-batch."""

@@ -77,8 +77,9 @@ def accumulate_in_place(network: nn.Module, *, products: bool) -> None:
     part: Any
     for part in network.modules():
         if isinstance(part, nn.Embedding):
-            part.forward = partial(_Embedding.apply, part.weight)
+            part.forward = partial(_Embedding.apply, part.weight)  # type: ignore[method-assign]
         elif products and isinstance(part, nn.Linear):
-            part.forward = partial(_linear, weight=part.weight, bias=part.bias)
+            in_place = partial(_linear, weight=part.weight, bias=part.bias)
+            part.forward = in_place  # type: ignore[method-assign]
         elif products and isinstance(part, VocabularyProduct):
-            part.forward = _linear
+            part.forward = _linear  # type: ignore[method-assign,assignment]
