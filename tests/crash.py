@@ -178,9 +178,10 @@ def again(one: Drive, root: Path, output: Path) -> Tuple[int, str]:
     """Do the work in a child; return its exit status and what it printed."""
 
     def work() -> Optional[int]:
-        with open(output, "wb") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
+        file = open(output, "w", buffering=1)  # noqa: SIM115 (until the child ends)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        sys.stdout = sys.stderr = file  # pytest has put others there
         return one.work(root)
 
     status = wait(in_child(work), None)

@@ -50,7 +50,7 @@ from pack_data.cli.bad_records import BadRecords
 from pack_data.cli.command import counted, progress_bar
 from pack_data.formats.source import Source, integer_columns, open_source
 from pack_data.packing.histogram import LengthHistogram
-from pack_data.reading.durable import rename, sync_file, sync_folder, write_atomically
+from pack_data.reading.durable import naming, rename, sync_file, sync_folder, write_atomically
 from pack_data.reading.fields import Fields, read_object, said_of
 from pack_data.reading.files import COMPRESSED, sha256_of
 from pack_data.store.data_set import MANIFEST
@@ -173,6 +173,19 @@ class _BuildInput(abc.ABC):
             write_atomically(path.with_name(file.name), file.read_bytes())
         write_atomically(path, vocabulary.read_bytes())
 
+    def _loaded(self, path: Path) -> VocabularyFile:
+        """Load a vocabulary of the work directory. ValueError if it is not the one that the build began with."""
+        way_out = remove_and_build_again(self.work)
+        note_file = self.work / "vocabulary.json"
+        sha256 = sha256_of(path)
+        if not note_file.exists():
+            write_json(note_file, {"sha256": sha256})
+        if read_object(note_file, way_out=way_out).hex_digest("sha256", 64) != sha256:
+            raise ValueError(
+                f"{path}: differs from the vocabulary that the build began with; {way_out}"
+            )
+        return VocabularyFile(len(load_either(path, self.options.lower_case)), path)
+
     def schema(self, vocabulary_size: int) -> PackSchema:
         """Return the columns of the parts."""
         return PackSchema.bert(
@@ -257,7 +270,7 @@ class _TextInput(_BuildInput):
         for side in self.sides[1:]:
             for file in vocabulary_files(path):
                 write_atomically(side.work / file.name, file.read_bytes())
-        return VocabularyFile(len(load_either(path, options.lower_case)), path)
+        return self._loaded(path)
 
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[ExamplesTask]:
         lower_case = self.options.lower_case
@@ -498,7 +511,7 @@ class _SourceInput(_BuildInput):
             return VocabularyFile(0, None)
         if not path.exists():
             self._copy_vocabulary(path)
-        return VocabularyFile(len(load_either(path, self.options.lower_case)), path)
+        return self._loaded(path)
 
     def schema(self, vocabulary_size: int) -> PackSchema:
         """Return the columns of the first record, with the widest types. ValueError if there is no record."""
@@ -679,7 +692,7 @@ class _TextWriter:
     def _write(self) -> None:
         for path, lines in self._waiting.items():
             data = b"".join(lines)
-            with open(path, "ab") as out:
+            with naming(path), open(path, "ab") as out:
                 out.write(data)
             self._hashes[path].update(data)
             self._sizes[path] += len(data)

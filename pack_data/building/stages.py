@@ -63,6 +63,8 @@ from pack_data.text.vocabulary import (
     vocabulary_files,
 )
 
+# Note that every part is made, with the number of parts of each side.
+_GATHERED = "examples.json"
 # Slots in one shard, so that a worker's memory does not depend on S.
 SLOTS_PER_SHARD = 1 << 22
 # Rows of the parts' indices in memory at a time: a row has 24 bytes in the file and becomes a tuple of three numbers.
@@ -261,7 +263,7 @@ class Stages:
             "sources": self._plan["sources"],
             "parts": len(side.notes),
             "documents": sum(note["documents"] for note in side.notes),
-            **self._read(self.work / "examples.json").tree,
+            **self._gathered().object("omitted").tree,
         }
         if side.name == HELD_OUT:
             made_with[TRAINING_DIGEST] = f"{self.sides[0].digest:016x}"
@@ -294,7 +296,7 @@ class Stages:
     @property
     def is_gathered(self) -> bool:
         """True if all parts are made and numbered."""
-        return (self.work / "examples.json").exists()
+        return (self.work / _GATHERED).exists()
 
     def _gather(self) -> None:
         """Assign numbers to all parts of every side; raise ValueError if parts or sequences are missing."""
@@ -303,8 +305,14 @@ class Stages:
                 raise ValueError(
                     f"{self.work}: not all is counted; --missing N names the tasks to run"
                 )
-            write_json(self.work / "examples.json", self.input.gathered())
+            omitted = self.input.gathered()
+            parts = [len(read_notes(side.work, "examples")) for side in self.sides]
+            write_json(self.work / _GATHERED, {"omitted": omitted, "parts": parts})
         self._read_notes()
+
+    def _gathered(self) -> Fields:
+        """Read the note that every part is made."""
+        return self._read(self.work / _GATHERED)
 
     def load(self) -> bool:
         """Read what `recipe` has left, for a process that has not run it. Return False if it is not complete."""
@@ -314,8 +322,14 @@ class Stages:
         return all(map(_is_assigned, self.sides))
 
     def _read_notes(self) -> None:
-        for side in self.sides:
+        parts_of_sides = self._gathered().integers("parts", len(self.sides))
+        for side, parts in zip(self.sides, parts_of_sides):
             side.notes = read_notes(side.work, "examples")
+            if len(side.notes) != parts:
+                raise ValueError(
+                    f"{side.work}: has {len(side.notes)} of {counted(parts, 'file')} examples-*.json; "
+                    f"{remove_and_build_again(side.work)}"
+                )
         empty = [side for side in self.sides if not any(part.sequences for part in side.totals)]
         if empty:
             documents = sum(note["documents"] for side in self.sides for note in side.notes)
@@ -373,7 +387,8 @@ class Stages:
             packing.save(recipe)
             schema = training_schema or self._schema(side, packing, masked)
             write_json(schema_file, schema.to_json())
-        return Packing.load(recipe), PackSchema.from_json(self._read(schema_file))
+        packing = Packing.from_recipe(self._read(recipe))
+        return packing, PackSchema.from_json(self._read(schema_file))
 
     def _schema(self, side: BuildSide, packing: Packing, masked: np.ndarray) -> PackSchema:
         """Return the schema of the packs. masked[l]: the most masked tokens of a sequence of l tokens."""
@@ -524,8 +539,8 @@ class Stages:
         notes = read_notes(side.work, "shard")
         if (sum(note["digest"] for note in notes) - side.digest) % (1 << 64):
             raise ValueError(
-                f"{side.work}: the packs do not hold exactly the sequences that were made; the disk lost data, "
-                "remove the directory and build again"
+                f"{side.work}: the packs do not hold exactly the sequences that were made; "
+                f"{remove_and_build_again(side.work)}"
             )
         files = ["recipe.json"]
         # Solving takes another time in every build; the file must have the same bytes.

@@ -14,7 +14,7 @@ import json
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -118,9 +118,15 @@ class SpilledRun(NamedTuple):
     def _sizes(self) -> RunningTotals:
         return RunningTotals(*(end - start for start, end in zip(self.start, self.end)))
 
+    def _open(self) -> BinaryIO:
+        try:
+            return open(self.path, "rb")
+        except FileNotFoundError:
+            raise self._changed() from None
+
     def _changed(self) -> ValueError:
         return ValueError(
-            f"{self.path}: cut short or changed; {remove_and_build_again(self.path.parent)}"
+            f"{self.path}: lost, cut short or changed; {remove_and_build_again(self.path.parent)}"
         )
 
     def _check(self, lengths: np.ndarray, counts: np.ndarray) -> None:
@@ -182,7 +188,7 @@ class SpillFormat(NamedTuple):
         for run, begin, end in zip(runs, ends, ends[1:]):
             column_start = 0
             slices = []
-            with open(run.path, "rb") as file:
+            with run._open() as file:
                 for axis, name, total, dtype in self._parts():
                     values = columns[axis][name][begin[total] : end[total]]
                     slices.append(values)
@@ -202,7 +208,8 @@ def lengths_of_part(
 ) -> Tuple[np.ndarray, np.ndarray]:
     """Return slots and masked tokens of the sequences of a part that is not sorted yet, [sequences] both."""
     run = _whole_file(work / file_of("examples", part, "bin"), totals)
-    values = np.fromfile(run.path, SpillFormat.of(schema).lengths_type, 2 * totals.sequences)
+    with run._open() as file:
+        values = np.fromfile(file, SpillFormat.of(schema).lengths_type, 2 * totals.sequences)
     if len(values) != 2 * totals.sequences:
         raise run._changed()
     lengths, counts = values.reshape(2, -1)
@@ -369,7 +376,7 @@ def sort_part(task: SortTask) -> int:
         return task.part
     try:
         sequences = SpillFormat.of(task.part_schema).read([_whole_file(source, task.totals)])
-    except FileNotFoundError:
+    except ValueError:
         if index_file.exists():  # another task has sorted it in the meantime
             return task.part
         raise

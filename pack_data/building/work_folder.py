@@ -33,7 +33,7 @@ _TABLES = r"(packs-\d{5,}|lengths)-[0-9a-f]{8}\.npy"
 _TEMPORARY = r"[\w.-]+\.\d+\.tmp"
 # The names of files that builds make, those of version 1 included, in their work directory; no others are removed.
 _WORK_FILES = re.compile(
-    rf"lock|{_VOCABULARIES}|(plan|commit|text|examples|recipe|schema|skipped|former|manifest)\.json|{_TABLES}|"
+    rf"lock|{_VOCABULARIES}|(plan|commit|text|vocabulary|examples|recipe|schema|skipped|former|manifest)\.json|{_TABLES}|"
     r"(pack|slot)(-\d{5,})?\.npy|(scattered|shuffled|read)-\d{5,}-\d{5,}\.(bin|npy|json)|"
     rf"(text|examples|sorted|shard|group)-\d{{5,}}\.(jsonl|json|bin|npy)|{_TEMPORARY}"
 )

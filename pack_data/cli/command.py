@@ -249,13 +249,21 @@ def _status(
         return 130
 
 
+_MAKE_ROOM = "make room, then run the command again"
+# Error of the system -> instruction to the user.
+_WAYS_OUT = {
+    errno.EMFILE: "raise the limit of this shell with ulimit -n",
+    errno.ENOSPC: _MAKE_ROOM,
+    errno.EDQUOT: _MAKE_ROOM,
+    errno.EIO: "check the disk, then run the command again",
+}
+
+
 def _print_error(error: Exception) -> None:
     text = str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         # The message of the system names no way out.
-        way_out = "choose another file or directory, or fix this one"
-        if error.errno == errno.EMFILE:
-            way_out = "raise the limit of this shell with ulimit -n"
+        way_out = _WAYS_OUT.get(error.errno, "choose another file or directory, or fix this one")
         text = f"{error.filename}: {error.strerror}; {way_out}"
     separator = "\n" if isinstance(error, Problems) else " "
     print("error: " + separator.join(map(_escaped, text.splitlines())), file=sys.stderr)

@@ -61,16 +61,24 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = temporary_name(path)
     try:
-        yield temporary
+        with naming(path):
+            yield temporary
         finish(temporary, path)
     except BaseException as error:
         if temporary.exists():
             temporary.unlink()
-        if (
-            isinstance(error, OSError)
-            and error.errno
-            and error.filename in (None, str(temporary), temporary)
-        ):
+        if isinstance(error, OSError) and str(error.filename) == str(temporary):
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an OSError in the block that names no file, such as that of a full disk, name `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
             error.filename = str(path)
         raise
 
@@ -189,7 +197,7 @@ def _hidden(path: Path, suffix: str) -> Path:
 
 def sync_file(path: Path) -> None:
     """Make the content of a file survive a power cut."""
-    with open(path, "rb+") as file:
+    with naming(path), open(path, "rb+") as file:
         os.fsync(file.fileno())
 
 
@@ -199,7 +207,8 @@ def sync_folder(folder: Path) -> None:
         return
     descriptor = os.open(str(folder), os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     except OSError as error:
         if error.errno not in _CANNOT_SYNC:
             raise

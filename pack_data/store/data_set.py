@@ -39,6 +39,7 @@ import numpy as np
 
 from pack_data.reading.durable import (
     finish,
+    naming,
     remove_stale,
     sync_folder,
     temporary_name,
@@ -351,7 +352,7 @@ def _write_table(
     checksums: List[int] = []
     written = 0
     temporary = temporary_name(folder / stem)
-    with open(temporary, "wb") as out:
+    with naming(temporary), open(temporary, "wb") as out:
         out.write(header.getvalue())
         for table in filter(len, tables):
             ends_of_blocks = np.arange(

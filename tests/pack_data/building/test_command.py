@@ -244,7 +244,7 @@ def test_a_build_says_what_a_limit_on_depth_costs(tmp_path, capsys):
     said = capsys.readouterr().err
     with PackStore.open(tmp_path / "three") as three, PackStore.open(tmp_path / "unlimited") as unlimited:
         times = len(three) / len(unlimited)
-    assert times > 2 and f"depth 3 costs {times:.1f} times the rows here: --max-sequences-per-pack unlimited" in said
+    assert times > 2 and "3 sequences per pack" in said and "--max-sequences-per-pack unlimited" in said
 
 
 @pytest.mark.parametrize("array", [np.array([5, 3]), np.array([[5, 7], [9]], object)], ids=["lengths", "ragged"])

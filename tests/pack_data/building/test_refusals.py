@@ -1,11 +1,15 @@
 """Refusals of builds and conversions that no other test meets: damaged work files, and mistakes that need a patch."""
 
+import itertools
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +17,11 @@ import pytest
 from pack_data.building import convert, runner
 from pack_data.building.command import BuildOptions, build
 from pack_data.building.held_out import _position
+from pack_data.building.verify import verify
 from pack_data.store.data_set import StoreWriter
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn
-from tests.pack_data.text_corpus import build_small, stop_at, write_corpus
+from tests.crash import REMOVE
+from tests.pack_data.text_corpus import build_small, content, stop_at, write_corpus
 from tests.refusals import refusal_of, refused
 
 # The function of pack_data.building.stages at which a build is stopped, by what is then in the work directory.
@@ -33,14 +39,30 @@ def stopped(tmp_path_factory):
     """A corpus, and the directories of builds of it that were stopped at each step."""
     folder = tmp_path_factory.mktemp("stopped")
     corpus = write_corpus(folder / "corpus", 12)
+    return _stopped(folder, corpus)
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory):
+    """The same with a held-out side."""
+    folder = tmp_path_factory.mktemp("held-out")
+    return _stopped(folder, write_corpus(folder / "corpus", 12), held_out=0.3)
+
+
+def _stopped(folder, corpus, **options):
     with pytest.MonkeyPatch.context() as patch:
         for step, name in STEPS.items():
-            stop_at(patch, name, corpus, folder / step / "data")
+            stop_at(patch, name, corpus, folder / step / "data", **options)
+    build_small(corpus, folder / "calm" / "data", **options).close()
     return folder
 
 
 def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
+
+
+def halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def empty(path):
@@ -78,6 +100,18 @@ def far_packs(path):
     start = sum(np.dtype(kind).itemsize * count for kind in types)
     values[start : start + 4 * count] = 255
     values.tofile(path)
+
+
+@pytest.mark.parametrize("damage", [halve, empty, Path.unlink])
+def test_a_damaged_data_set_is_built_again_as_its_error_says(stopped, tmp_path, damage):
+    expected = content(stopped / "calm" / "data")
+    shutil.copytree(stopped / "calm", tmp_path, dirs_exist_ok=True)
+    for name in sorted(expected):
+        damage(tmp_path / "data" / name)
+        with refused(tmp_path / "data", "build .*(--overwrite|--out)"):
+            verify(tmp_path / "data")
+        build_small(stopped / "corpus", tmp_path / "data", overwrite=True).close()
+        assert content(tmp_path / "data") == expected
 
 
 def no_numbers(path):
@@ -127,20 +161,53 @@ def another_digest(path):
         ("written", "shard-00000.json", another_digest, ["exactly the sequences"]),
     ],
 )
-def test_a_damaged_work_file_is_named(stopped, tmp_path, step, name, damage, names):
+def test_a_damaged_work_file_is_named_and_the_advice_helps(stopped, tmp_path, step, name, damage, names):
     shutil.copytree(stopped / step, tmp_path, dirs_exist_ok=True)
     damage(tmp_path / "data.building" / name)
-    with refused("data.building", *names):
+    with refused("data.building", *names) as caught:
         build_small(stopped / "corpus", tmp_path / "data")
     assert not (tmp_path / "data").exists()
+    follow(caught, lambda: build_small(stopped / "corpus", tmp_path / "data"))
+    assert content(tmp_path / "data") == content(stopped / "calm" / "data")
 
 
-def test_a_lost_part_is_named(stopped, tmp_path):
-    shutil.copytree(stopped / "assigned", tmp_path, dirs_exist_ok=True)
-    path = tmp_path / "data.building" / "examples-00000.bin"
-    path.unlink()
-    with refused(path, kind=FileNotFoundError):
-        build_small(stopped / "corpus", tmp_path / "data")
+def follow(caught, work, most=3):
+    """Remove or move away what the error says, and do the work again, until it succeeds."""
+    for _ in range(most):
+        text = f"{caught.value};"
+        advised = REMOVE.search(text) or re.match("(.+): was not made by a build.*; move it away", text)
+        assert advised, text
+        path = Path(advised.group(1))
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.exists():  # a build that has nothing to continue with removes its directory itself
+            path.unlink()
+        try:
+            return work().close()
+        except ValueError as error:
+            caught = SimpleNamespace(value=error)
+    pytest.fail(f"{caught.value}")
+
+
+@pytest.mark.parametrize("side", [".", "held-out"])
+@pytest.mark.parametrize("step", STEPS)
+def test_every_file_of_a_stopped_build_may_be_damaged(held_out, tmp_path, step, side):
+    """The build ends as if undisturbed, or is refused with an advice that leads there. No document is lost."""
+    names = sorted(path.name for path in (held_out / step / "data.building" / side).iterdir() if path.is_file())
+    for name, damage in zip(names, itertools.cycle([Path.unlink, halve, empty])):
+        folder = tmp_path / name
+        shutil.copytree(held_out / step, folder)
+        damage(folder / "data.building" / side / name)
+
+        def work(folder=folder):
+            return build_small(held_out / "corpus", folder / "data", held_out=0.3)
+
+        try:
+            work().close()
+        except (ValueError, OSError) as error:
+            follow(SimpleNamespace(value=error), work)
+        for data in ("data", "data-held-out"):
+            assert content(folder / data) == content(held_out / "calm" / data), name
 
 
 def test_a_side_without_a_token_is_refused(tmp_path):

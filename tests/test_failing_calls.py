@@ -1,0 +1,21 @@
+"""A sample of calls that fail; all of them: python -m tests.failing_calls all."""
+
+import pytest
+
+from tests.failing_calls import WRITE, complaint, try_calls
+from tests.kills import memory_folder
+
+
+@pytest.mark.parametrize("call, every", [(WRITE, 31), ("fsync", 61), ("replace", 31), ("mkdir", 2), ("unlink", 41)])
+def test_a_build_goes_on_once_the_cause_is_gone(call, every):
+    with memory_folder("calls-") as folder:
+        problems = list(try_calls("replace", folder, every, [call]))
+    assert len(problems) > 3 and sum(problems, []) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["error: [Errno 28] No space left on device", "Traceback\nerror: /x: no; y", "error: /x: no"]
+)
+def test_a_line_without_path_or_way_out_is_noticed(tmp_path, text):
+    assert complaint(text, tmp_path.parent)
+    assert complaint(f"error: {tmp_path}: No space left on device; make room", tmp_path) is None
