@@ -20,7 +20,6 @@ import json
 import math
 import os
 import platform
-import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from ipu_packed_bert.cycles.matmul import cache_folder
 from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.data.data_sets import described
+from ipu_packed_bert.engine.sdk_errors import SdkError, classify
 from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.report import ipu_bundle, popvision
 from ipu_packed_bert.settings.config import Config
@@ -112,29 +112,23 @@ class _Failed(Exception):
     """The failure of a stage that raised no error; the argument is an `_Explained`."""
 
 
-_NO_MEMORY = re.compile(
-    r"out of memory on tile (\d+)|out of memory|memory allocation|graph_memory_allocation", re.I
-)
-
-
 def _explained(error: BaseException, config: Config) -> _Explained:
-    """Explain an error of the SDK."""
+    """Explain an error of a stage."""
     if isinstance(error, _Failed):
         return error.args[0]
-    text = " ".join(str(error).split())[:400] or type(error).__name__
-    memory = _NO_MEMORY.search(text)
-    if memory:
-        ipu = int(memory[1]) // MK2.tiles if memory[1] else None
-        name = "an IPU" if ipu is None else f"IPU {ipu}"
-        way_out = "; or ".join(_ways_out(config, ipu))
-        return _Explained(text, f"the program does not fit on {name}", way_out)
-    if isinstance(error, ValueError):  # our own errors name the remedy
-        return _Explained(text, "this stage needs a change first", "see the error")
-    return _Explained(
-        f"{type(error).__name__}: {text}",
-        "an unexpected error of the SDK or of this program",
-        "see docs/ipu.md, What may go wrong; or attach the bundle to a report",
-    )
+    problem = error.problem if isinstance(error, SdkError) else classify(error)
+    if isinstance(error, ValueError) and not isinstance(error, SdkError):
+        # Our own errors name the remedy.
+        return _Explained(problem.text, "this stage needs a change first", "see the error")
+    if problem.kind != "tile memory":
+        text = (
+            f"{type(error).__name__}: {problem.text}" if problem.kind == "other" else problem.text
+        )
+        return _Explained(text, problem.cause, problem.remedy)
+    ipu = None if problem.tile is None else problem.tile // MK2.tiles
+    name = "an IPU" if ipu is None else f"IPU {ipu}"
+    remedy = "; or ".join(_ways_out(config, ipu))
+    return _Explained(problem.text, f"the program does not fit on {name}", remedy)
 
 
 def _ways_out(config: Config, ipu: Optional[int]) -> List[str]:

@@ -17,11 +17,13 @@ except AssertionError as error:
     # On import, PopTorch asserts that torch is the version it was built with.
     raise ImportError(str(error)) from None
 
-_OLDEST = (3, 1)  # first PopTorch with all names used here; they are checked against 3.4
+_OLDEST = (3, 3)  # SDK 3.3 is the first for torch 2; SDK 3.1 and 3.2 are for torch 1.13.1
 
 _version = tuple(int(part) for part in re.findall(r"\d+", poptorch.__version__)[:2])
 if _version < _OLDEST:
-    raise ImportError(f"PopTorch {poptorch.__version__} is too old; install 3.4")
+    raise ImportError(
+        f"PopTorch {poptorch.__version__} is too old: it is for torch 1.13.1 or older, not 2.0.1"
+    )
 
 
 class Device(NamedTuple):

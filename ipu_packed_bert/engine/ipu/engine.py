@@ -26,6 +26,7 @@ from ipu_packed_bert.engine.ipu.options import build_optimizer, evaluation_optio
 from ipu_packed_bert.engine.ipu.poprun import find_instance
 from ipu_packed_bert.engine.ipu.program import Predictions, build_program
 from ipu_packed_bert.engine.ipu.state import fill, moments, plain
+from ipu_packed_bert.engine.sdk_errors import SdkError, classify
 from ipu_packed_bert.model.optimizer import MOMENTS, refuse_other_shapes
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.config import Config
@@ -33,6 +34,18 @@ from ipu_packed_bert.settings.placement import place
 from ipu_packed_bert.settings.rules import check_for_ipus
 from ipu_packed_bert.tasks.task import Task
 from pack_data.cli.command import counted
+
+
+@contextlib.contextmanager
+def _classified_errors() -> Iterator[None]:
+    """Raise SdkError for errors of the SDK."""
+    try:
+        yield
+    except (poptorch.Error, RuntimeError, MemoryError) as error:
+        problem = classify(error)
+        if problem.kind == "other" and not isinstance(error, poptorch.Error):
+            raise
+        raise SdkError(problem) from error
 
 
 class _Inference:
@@ -143,6 +156,7 @@ class IpuEngine(Engine):
         stages = counted(len(self.placement.stages), "forward stage")
         return f"{self.device.reason}; {weights} weights, {stages}"
 
+    @_classified_errors()
     def compile(self, batch: Batch) -> None:
         if self._training.isCompiled():
             return
@@ -173,12 +187,15 @@ class IpuEngine(Engine):
         try:
             self._training.loadExecutable(path)
         except poptorch.Error as error:
-            problem = " ".join(str(error).split())[:300]
+            problem = classify(error)
+            if problem.kind not in ("wrong version", "other"):  # not a fault of the file
+                raise
             raise ValueError(
-                f"engine.executable {path}: PopTorch cannot load it ({problem}); compile it again with "
+                f"engine.executable {path}: PopTorch cannot load it ({problem.text[:200]}); compile it again with "
                 "engine.offline_export"
             ) from error
 
+    @_classified_errors()
     def step(self, batch: Batch, learning_rate: float) -> StepResult:
         if self.device.offline:
             raise ValueError(
@@ -213,6 +230,7 @@ class IpuEngine(Engine):
         outputs, _ = self._infer("prediction", batch, self.task.prediction_fields)
         return outputs.numpy()
 
+    @_classified_errors()
     def _infer(
         self, name: str, batch: Batch, fields: Optional[Tuple[str, ...]] = None
     ) -> Tuple[Any, float]:
@@ -329,6 +347,7 @@ class IpuEngine(Engine):
 
     # -- state --------------------------------------------------------------------------------------------------------
 
+    @_classified_errors()
     def state(self) -> Dict[str, Any]:
         random = self._read_back()
         parameters = self._parameters()
@@ -380,6 +399,7 @@ class IpuEngine(Engine):
             return torch.from_numpy(random)
         return torch.from_numpy(np.stack(self.processes.gathered(random)))
 
+    @_classified_errors()
     def load_state(self, state: Dict[str, Any]) -> None:
         parameters = dict(self._network.named_parameters())
         refuse_other_shapes("model state", state["model"], parameters)

@@ -15,6 +15,7 @@ import torch
 
 from ipu_packed_bert.data.global_batches import GlobalBatches
 from ipu_packed_bert.engine import build_engine, choose_engine
+from ipu_packed_bert.engine.sdk_errors import SdkError
 from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.loading import load_config
@@ -497,12 +498,49 @@ def test_a_batch_of_the_wrong_size(sdk, rows, complaint):
     assert machine.compilations == []
 
 
-def test_too_old_a_poptorch(monkeypatch):
+@pytest.mark.parametrize("version", ["2.6.0", "3.1.0", "3.2.1"])
+def test_too_old_a_poptorch(monkeypatch, version):
     from tests.fakes import poptorch as stand_in
 
-    monkeypatch.setattr(stand_in, "__version__", "2.6.0")
-    with pytest.raises(ImportError, match="too old"), installed():
+    monkeypatch.setattr(stand_in, "__version__", version)
+    with pytest.raises(ImportError, match=rf"{version}.*1\.13\.1"), installed():
         pass
+
+
+@pytest.mark.parametrize(
+    "kind, message",
+    [
+        ("host memory", "'poplar_stream_memory_allocation_error': memory allocation of a stream buffer failed"),
+        ("host memory", "std::bad_alloc"),
+        ("tile memory", "'poplar_graph_memory_allocation_error': Out of memory on tile 12: 7 bytes"),
+        # graphcore/poptorch, issues 3 and 14.
+        (
+            "no device",
+            "In a/Compiler.cpp:627: 'poptorch_cpp_error': Failed to acquire 1 IPU(s)\nError raised in:\n [0] x",
+        ),
+        ("link", "'poplar_unrecoverable_runtime_error': Fabric error: connection not established: CONNECTION_KILL"),
+        ("reset needed", "'poplar_recoverable_runtime_error': host sync timeout [IPU_RESET]"),
+        ("wrong version", "Invalid file x: Version mismatch: 3.3 is not 3.4"),
+        ("other", "'std::out_of_range': basic_string::replace: __pos (which is 5) > this->size() (which is 0)" * 9),
+    ],
+)
+def test_an_error_of_the_sdk_is_one_line(sdk, monkeypatch, kind, message):
+    config = make_config()
+    batch = make_batch(config)
+    engine = make_engine(sdk, config)
+
+    def fail(*_, **__):
+        raise sdk[1].Error(message)
+
+    calls = {"compile": lambda: engine.compile(batch), "__call__": lambda: engine.step(batch, 0.01)}
+    calls["copyWeightsToHost"] = lambda: engine.evaluate(batch)
+    for method, call in calls.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sdk[1].PoplarExecutor, method, fail)
+            with refused("engine.kind ipu", kind=SdkError) as caught:
+                call()
+        assert caught.value.problem.kind == kind and len(str(caught.value)) < 300
+        engine.step(batch, 0.01)
 
 
 @pytest.mark.parametrize(

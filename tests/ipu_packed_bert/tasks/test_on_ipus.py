@@ -272,6 +272,19 @@ def test_a_run_from_our_own_pretraining(checkpoint, tmp_path, capsys):
     assert all(torch.equal(again.engine["model"][name], each) for name, each in whole.engine["model"].items())
 
 
+def test_an_error_of_the_sdk_ends_the_command(checkpoint, tmp_path, monkeypatch, capsys):
+    config = written(tmp_path, checkpoint, "tokens")
+    with installed(ipus=16) as (_, poptorch):
+
+        def fail(*_, **__):
+            raise poptorch.Error("Failed to acquire 4 IPU(s)")
+
+        monkeypatch.setattr(poptorch.PoplarExecutor, "compile", fail)
+        assert command("--config", config, "--engine", "ipu", "--out", tmp_path / "run") == 2
+    error = capsys.readouterr().err
+    assert "Failed to acquire 4 IPU(s)" in error and "gc-info" in error and "Traceback" not in error
+
+
 def test_a_program_compiled_elsewhere(checkpoint, tmp_path, capsys):
     config, file = written(tmp_path, checkpoint, "tokens"), tmp_path / "programs" / "tokens.poptorch"
     run = ("--config", config, "--engine", "ipu", "--out", tmp_path / "run")
