@@ -276,7 +276,7 @@ def _line_to_build_again(config: Config, manifest: Manifest) -> str:
     """Return the command that builds a data set again with held-out documents; CORPUS stands for unknown texts."""
     options = _options(manifest)
     values = {f"data.{name}": options[name] for name in _BUILT_WITH if name in options}
-    embedded = [name for name, _ in manifest.made_with.get("sources", ())] == ["embedded"]
+    embedded = of_embedded_corpus(manifest)
     if embedded or config.data.corpus == "embedded":
         values["data.corpus"] = "embedded" if embedded else "CORPUS"
     return config.with_settings(values, "data set").build_line(overwrite=True)
@@ -411,6 +411,12 @@ def built_otherwise(config: Config, manifest: Manifest) -> List[str]:
         if name in options and options[name] != wanted:
             differences.append(f"{name} {options[name]} (data.{name} is {wanted})")
     return differences
+
+
+def of_embedded_corpus(manifest: Manifest) -> bool:
+    """Return True if a data set was built from the embedded corpus."""
+    sources = [name for name, _ in manifest.made_with.get("sources", ())]
+    return sources == ["embedded"]
 
 
 def of_the_same_corpus(config: Config, manifest: Manifest) -> bool:

@@ -48,6 +48,7 @@ class Begun(NamedTuple):
     processes: Processes
     choice: EngineChoice
     resources: contextlib.ExitStack  # closed at the end of the run
+    packing_factor: Optional[float] = None  # --packing-factor, for a program that is only compiled
 
 
 @dataclass(frozen=True)

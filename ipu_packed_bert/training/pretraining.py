@@ -9,6 +9,8 @@ from typing import Mapping, Optional, Sequence
 from ipu_packed_bert.data.constant_baseline import unigram_baseline
 from ipu_packed_bert.data.data_sets import (
     built_otherwise,
+    known_packing_factor,
+    of_embedded_corpus,
     of_the_same_corpus,
     open_evaluation,
     open_or_build,
@@ -39,6 +41,7 @@ from pack_data.store.data_set import Manifest, PackStore
 
 # Sizes of the network; the data set may determine the others.
 _NETWORK = sorted(SIZES - {"model.vocabulary_size", "model.max_position_embeddings"})
+_MOST_EPOCHS = 100  # of the embedded corpus; a test of an installation on IPUs needs fewer
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class PacksRun(Prepared):
         vocabulary = _vocabulary(begin, config, manifest)
         _refuse_other_sizes(begin, config, sorted(SIZES))
 
-        factor = packing_factor(config, manifest)
+        factor = _factor_of_program(config, manifest, begun.packing_factor)
         if begun.choice.kind == "ipu_model":
             config = config.for_simulation(factor.value)
         config = config.with_schedule()
@@ -114,6 +117,8 @@ class PacksRun(Prepared):
         )
         _print_data(config, manifest, resumed=begin.checkpoint is not None)
         _print_batch(config, factor, manifest, batches)
+        if begun.choice.hardware:
+            _warn_of_epochs(config, manifest, batches)
         return cls(
             config=config,
             task=task,
@@ -163,6 +168,16 @@ def _vocabulary(begin: Beginning, config: Config, manifest: Manifest) -> Identit
     return vocabulary
 
 
+def _factor_of_program(config: Config, manifest: Manifest, given: Optional[float]) -> PackingFactor:
+    """Return the factor of the data set or, if the program is only compiled here, of the data where it runs."""
+    of_data = packing_factor(config, manifest)
+    if config.engine.offline_export is None:
+        return of_data
+    if given is None and not of_embedded_corpus(manifest):
+        return of_data
+    return known_packing_factor(config, None, given) or of_data
+
+
 def _longer(config: Config, step: int) -> str:
     """Return the options that continue a run after update ``step``, to the end of its schedule or with a longer one."""
     if step < config.schedule_steps:
@@ -197,7 +212,10 @@ def _print_batch(
     unpacked = config.batch.gradient_accumulation
     divided = "" if accumulation == unpacked else f" ({unpacked} / {factor.value:.3f}, rounded up)"
     sequences = config.expected_sequences_per_update(factor.value)
-    print(f"packing   factor {factor.value:.3f} {of_at_most(factor.value / manifest.efficiency)}")
+    limit = of_at_most(factor.value / manifest.efficiency)
+    if config.engine.offline_export is not None:
+        limit = f"of {factor.source}"
+    print(f"packing   factor {factor.value:.3f} {limit}")
     print(
         f"batch     {counted(batches.packs_per_update, 'pack')}, about {sequences:,.0f} sequences an update ="
         f" micro-batch {config.batch.micro_batch} x accumulation {accumulation}{divided}"
@@ -209,4 +227,15 @@ def _print_batch(
         print(
             f"note      the data set has {counted(len(batches.packs), 'pack')}, fewer than an update: the other packs"
             " of each batch are empty"
+        )
+
+
+def _warn_of_epochs(config: Config, manifest: Manifest, batches: GlobalBatches) -> None:
+    """Warn of a long run on the embedded corpus."""
+    epochs = config.run.steps / batches.updates_per_epoch
+    if epochs > _MOST_EPOCHS and of_embedded_corpus(manifest):
+        print(
+            f"warning   the run makes {epochs:,.0f} epochs of the embedded corpus, which is meant for tests; name"
+            " a data set: --data data/wikipedia (docs/how_to/wikipedia.md)",
+            flush=True,
         )

@@ -46,7 +46,8 @@ def run(
     """
     with contextlib.ExitStack() as resources:
         begin = processes.of_first(_claim, args, resources)
-        begun = Begun(begin, processes, choose_engine(config, simulated=kind.simulated), resources)
+        choice = choose_engine(config, simulated=kind.simulated)
+        begun = Begun(begin, processes, choice, resources, args.packing_factor)
         config = kind.settle(config.on_engine(begun.choice.kind), begun)
         changes = Changes()
         allowed = check_allowed(args.allow_change, config)

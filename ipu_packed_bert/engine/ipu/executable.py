@@ -101,6 +101,8 @@ def refuse_another(executable: str, facts: Facts) -> None:
     ]
     if different:
         name = different[0]
+        if name == "accumulation":
+            again += " --packing-factor P, with the factor of this data set (see --plan)"
         more = f" ({len(different) - 1} more differ)" if len(different) > 1 else ""
         value = shown(compiled.any(name))[:200] if name in compiled else "of another version"
         raise ValueError(

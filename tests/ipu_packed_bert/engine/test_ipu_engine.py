@@ -6,8 +6,10 @@ test_ipu_tier.py has what also runs on what the stand-in stands for.
 import json
 import os
 import pickle
+import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.rules import cross_check
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_packed_bert.training import pretraining
 from pack_data.store.data_set import PackStore
 from pack_data.store.packs import PackSchema
 from tests.fakes.machine import machine
@@ -778,6 +781,34 @@ def test_a_program_is_exported_and_run_by_the_command(tmp_path, capsys):
     with installed(ipus=16):
         assert command(*line, "--out", str(run), "--set", f"engine.executable={file}") == 0
         assert machine.compilations == ["inference"]  # the evaluation at the end
+
+
+def test_a_program_compiled_away_from_the_data(tmp_path, monkeypatch, capsys):
+    """The embedded corpus does not determine its accumulation; the run on the data names both and the option."""
+    monkeypatch.setattr(pretraining, "of_embedded_corpus", lambda manifest: True)
+    config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
+    file = tmp_path / "training.poptorch"
+    line = ["--config", config, "--engine", "ipu", "--steps", "5000", "--set", "engine.half_weights=false"]
+    line += ["--set", "batch.gradient_accumulation=24", "--set", "optimizer.packing_adjustment=accumulation"]
+    with installed(ipus=0):
+        assert command(*line, "--set", f"engine.offline_export={file}", "--packing-factor", "3") == 0
+    printed = capsys.readouterr().out
+    assert "factor 3.000 of --packing-factor" in printed and "accumulation 8" in printed
+    assert re.search(r"warning .* [\d,]+ epochs of the embedded corpus.*--data", printed)
+    with installed(ipus=16), refused("accumulation 8", "this run has 1", "--packing-factor"):
+        command(*line, "--out", str(tmp_path / "run"), "--set", f"engine.executable={file}")
+
+
+def test_a_program_for_published_lengths():
+    config = load_config("configs/packed_phase2_pod16.yml", ["data.packer=spfhp"])
+    manifest = SimpleNamespace(packing_factor=1.806, made_with={"sources": [("embedded", 1)]})
+    assert pretraining._factor_of_program(config, manifest, None).value == 1.806
+    exported = change(config, engine={"offline_export": "x.poptorch"})
+    published = pretraining._factor_of_program(exported, manifest, None)
+    assert "published histogram wikipedia_512" in published.source and published.value == pytest.approx(1.790005)
+    assert (
+        pretraining._factor_of_program(exported, SimpleNamespace(packing_factor=1.9, made_with={}), None).value == 1.9
+    )
 
 
 def test_build_engine_takes_the_ipus(sdk):
