@@ -236,6 +236,6 @@ def _warn_of_epochs(config: Config, manifest: Manifest, batches: GlobalBatches) 
     if epochs > _MOST_EPOCHS and of_embedded_corpus(manifest):
         print(
             f"warning   the run makes {epochs:,.0f} epochs of the embedded corpus, which is meant for tests; name"
-            " a data set: --data data/wikipedia (docs/how_to/wikipedia.md)",
+            " a data set: --data DIR (see docs/how_to/wikipedia.md)",
             flush=True,
         )
