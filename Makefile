@@ -11,7 +11,7 @@ TESTS ?= tests
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo $$n)
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
-.PHONY: help pretrain bench test gpu check coverage mutants test-sdk test-ipu test-wheel weights print-python38 clean
+.PHONY: help pretrain bench test gpu check coverage mutants crash test-sdk test-ipu test-wheel weights print-python38 clean
 .PHONY: test-pages test-trainers test-trainers-newest test-trainers-older test-engines docs figures release-check
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
@@ -22,6 +22,7 @@ help:
 	@echo "make figures    draw the tables and pictures of docs/evidence.md from the committed results, without training"
 	@echo "make coverage   run the tests and list the lines that none of them runs"
 	@echo "make mutants    make small random mistakes: do the tests notice? (hours; continues where it was stopped)"
+	@echo "make crash      cut the power of a simulated disk at every moment, and let every system call fail (hours)"
 	@echo "make test-sdk   run the tests with the versions of IPU machines (Python 3.8, torch 2.0.1)"
 	@echo "make test-ipu   run the IPU tests with the Poplar SDK, on IPUs or on the IPU Model; PYTHON=the SDK's environment"
 	@echo "make test-trainers"
@@ -73,6 +74,10 @@ coverage: .venv/ready
 # MUTANTS="--areas store --count 30 --seed 1" chooses areas, number and draw.
 mutants: .venv/ready
 	nice -n 10 .venv/bin/python tests/mutants.py $(MUTANTS)
+
+crash: .venv/ready
+	nice -n 10 .venv/bin/python -m tests.crash all
+	nice -n 10 .venv/bin/python -m tests.failing_calls all
 
 # Install torch first and alone, so that later resolutions keep it.
 .venv/ready: requirements.txt setup.cfg pyproject.toml
