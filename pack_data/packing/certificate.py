@@ -53,6 +53,11 @@ class Certificate:
                 "certificate: prices must be at least 0, the denominator at least 1; make it again"
             )
 
+    def worth(self, counts: np.ndarray) -> Fraction:
+        """Return the worth of all sequences in packs; counts: integers [S + 1], the sequences of each length."""
+        units = sum(int(counts[length]) * price for length, price in zip(self.lengths, self.prices))
+        return Fraction(units, self.denominator)
+
     def to_json(self) -> Dict[str, Any]:
         """Return plain values, as a recipe holds them."""
         return {
@@ -119,8 +124,8 @@ def proven_bound(certificate: Certificate, counts: np.ndarray) -> Proof:
             f"certificate: a pack within the limits is worth {best}/{unit}, more than 1, so the prices prove nothing; "
             "make the recipe again"
         )
-    worth = sum(int(counts[length]) * price for length, price in zip(lengths, prices))
-    return Proof(best, Fraction(worth, unit), -(-worth // unit))
+    worth = certificate.worth(counts)
+    return Proof(best, worth, math.ceil(worth))
 
 
 def plain_certificate(

@@ -15,7 +15,7 @@ linear-programming based stabilization techniques in column generation" (2018).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -59,6 +59,10 @@ _NEAR_ONE = 1e-3  # strategies worth more than 1 - this are kept for the full pr
 _NOISE = 1e-6  # on the prices, relative, to find other strategies that are equally good
 _NOISY_ROUNDS = 5
 
+# The prices to begin with are mixtures of tokens / S and 1 / depth, by these shares of the latter. The bound L2
+# (Martello and Toth, 1990) beside them saved no pack.
+_FIRST_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
 # Called after every programme solved with its value, the bound so far and the prices that give it.
 _Progress = Callable[[float, float, np.ndarray], None]
 
@@ -90,8 +94,7 @@ class _PackTables:
         fitting = np.maximum.accumulate(fitting)
         self._longest = np.concatenate([[0], lengths])[fitting]  # 0 if none fits
         values = np.concatenate([[0.0], prices])[fitting]
-        nothing = np.zeros(slots)
-        self._tables: Dict[int, np.ndarray] = {0: nothing, 1: values}
+        self._tables: Dict[int, np.ndarray] = {0: np.zeros(slots), 1: values}
         # The shortest length of each price.
         self._steps = np.flatnonzero(np.diff(values, prepend=0.0))
         self._most_fitting = 1
@@ -216,11 +219,6 @@ def with_dearest_long(
         return np.ones(len(lengths))
     room = S - lengths[~short]
     short_prices = prices[short]
-    if short_prices[0] == short_prices[-1]:  # all alike: as many as fit
-        shortest = int(lengths[0])
-        most = min(depth, S // shortest)
-        companions = np.minimum(depth - 1, room // shortest)
-        return np.concatenate([np.full(short.sum(), 1.0), most - companions]) / most
     tables = _PackTables(lengths[short], short_prices, S, depth)
     full_pack = np.array([S])
     dearest = max(float(tables.value(depth, full_pack)[0]), _TOLERANCE)
@@ -269,18 +267,6 @@ class _Pool:
         """Return the sum of the prices [lengths] in each of the strategies."""
         prices_of_rows = np.concatenate([[0.0], prices])
         return prices_of_rows[self._row[strategies]].sum(axis=1)
-
-    def solve(self, weights: np.ndarray) -> _Master:
-        """Solve the programme over these strategies; weights: sequences, float [lengths].
-
-        A length for which no strategy has a slot goes into slots of the next longer one that has: it shares that row
-        and its price.
-        """
-        rows = np.unique(self._row[self.strategies])
-        rows = rows[rows > 0] - 1
-        group = np.searchsorted(rows, np.arange(len(weights)))
-        master = _solve_master(self.matrix()[rows], np.bincount(group, weights))
-        return master._replace(prices=master.prices[group])
 
     def matrix(self) -> csc_matrix:
         """Return the slots of each length, sparse [lengths, strategies]."""
@@ -331,39 +317,6 @@ class Relaxation:
     exact: bool  # True if they have a slot for every sequence, False if they fit in total only (`solve_on`)
 
 
-def _first_prices(
-    lengths: np.ndarray,
-    counts: np.ndarray,
-    max_sequence_length: int,
-    depth: int,
-) -> List[np.ndarray]:
-    """Return good prices [lengths] that need no programme.
-
-    They are: tokens / S with 1 for every length above S - t and 0 for every length below t, at the best t (Martello and
-    Toth's bound L2, 1990); tokens / S; 1 / depth for each sequence; and mixtures of the last two.
-    """
-    S = max_sequence_length
-    tokens = lengths / S
-    below = _sums_below(counts)
-    tokens_below = _sums_below(counts * tokens)
-    thresholds = np.concatenate([[0], lengths[lengths <= S // 2]])
-    low = np.searchsorted(lengths, thresholds)
-    high = np.searchsorted(lengths, S - thresholds, side="right")
-    bounds = below[-1] - below[high] + tokens_below[high] - tokens_below[low]
-    t = thresholds[int(np.argmax(bounds))]
-    l2_prices = np.where(lengths < t, 0.0, tokens)
-    l2_prices[lengths > S - t] = 1.0
-    prices = [l2_prices]
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        prices.append((1 - share) * tokens + share / depth)
-    return prices
-
-
-def _sums_below(values: np.ndarray) -> np.ndarray:
-    """Return the sum of the values below each index, float64 [values + 1]."""
-    return np.concatenate([[0.0], np.cumsum(values)])
-
-
 def _hats(lengths: np.ndarray, knots: np.ndarray) -> csc_matrix:
     """Return the piecewise linear interpolation between lengths, sparse [knots, lengths]; knots: ascending indices."""
     if len(knots) == 1:
@@ -381,7 +334,7 @@ def _hats(lengths: np.ndarray, knots: np.ndarray) -> csc_matrix:
     return coo_matrix((shares, places), shape=(len(knots), len(lengths))).tocsc()
 
 
-def _even_indices(rows: int, number: int) -> np.ndarray:
+def even_indices(rows: int, number: int) -> np.ndarray:
     """Return about `number` indices of rows, evenly spaced, including the first and the last."""
     even = np.linspace(0, rows - 1, number)
     return np.unique(even.round().astype(np.int64))
@@ -410,7 +363,8 @@ class Programme:
         self._turn = 0  # which of the lengths at this stride are sought next
         self.bound = -1.0
         self.prices = np.zeros(len(lengths))  # that give the bound
-        tables = [self._bound(prices) for prices in _first_prices(lengths, counts, self._S, depth)]
+        tokens = lengths / self._S
+        tables = [self._bound((1 - share) * tokens + share / depth) for share in _FIRST_SHARES]
         self._first_bound = self.bound
         mean_depth = int(self._weights.sum() / self.bound)
         # Depth of the strategies that are sought.
@@ -529,7 +483,7 @@ class Programme:
         few_gain = mean_count < _MIN_MEAN_COUNT or rows > _MAX_ROWS_SCARCE_TOKENS
         for coarse_rows in _COARSE_ROWS:
             if 2 * coarse_rows < rows:
-                coarse = self.solve_on(_even_indices(rows, coarse_rows), progress)
+                coarse = self.solve_on(even_indices(rows, coarse_rows), progress)
                 # If tokens are scarce, the full programme would need very long for the last thousandth, and with few
                 # sequences of a length rounding would undo it.
                 if good_enough_coarse and self._tokens_are_scarce() and few_gain:
@@ -557,7 +511,7 @@ class Programme:
     ) -> Relaxation:
         """Solve the programme with a row for every length."""
         for round_ in range(rounds):
-            master = self._pool.solve(self._weights)
+            master = _solve_master(self._pool.matrix(), self._weights)
             progress(master.value, self.bound, self.prices)
             relaxation = self._relaxation(master, exact=True)
             whole_bound = self._whole_bound()

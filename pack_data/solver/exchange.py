@@ -24,12 +24,10 @@ _MOST_SEATS = 1 << 7
 _NOISE = 0.05
 # Exchanges tried for a pack, step by step until one makes it fit. Twice as many take twice the time and save no pack.
 _EXCHANGES = (1 << 11, 1 << 14, 1 << 19)
-# The search ends after this many packs that no exchange improves. Searches that succeeded had none.
-_MOST_FAILURES = 3
 # Exchanges that improve a pack without making it fit, as a share of the packs, beyond two for each pack that fits. One
 # of 28 searches that succeeded needed more than a hundredth.
 _MOST_PARTIAL = 0.12
-_MIN_PARTIAL = 100  # the least number of such exchanges
+_MIN_PARTIAL = 100  # such exchanges allowed beside that share
 
 
 def exchange(counts: np.ndarray, depth: int, packs: int) -> Packs:
@@ -53,17 +51,18 @@ def exchange(counts: np.ndarray, depth: int, packs: int) -> Packs:
     too_full: List[Tuple[int, int]] = []
     for row in np.flatnonzero(room < 0).tolist():
         heapq.heappush(too_full, (int(room[row]), row))
-    failures_left = _MOST_FAILURES
-    partial_left = max(_MIN_PARTIAL, _MOST_PARTIAL * packs)
+    partial_left = _MIN_PARTIAL + _MOST_PARTIAL * packs
     while too_full:
         _, row = heapq.heappop(too_full)
-        failures_left -= not _relieve(rows, room, row, random)
+        if not _relieve(rows, room, row, random):
+            # Searches that succeeded found an exchange for every pack.
+            return []
         if room[row] < 0:
             heapq.heappush(too_full, (int(room[row]), row))
             partial_left -= 1
         else:
             partial_left += 2
-        if failures_left < 0 or partial_left < 0:
+        if partial_left < 0:
             return []
     return [(tuple(row[row > 0].tolist()), 1) for row in rows]
 

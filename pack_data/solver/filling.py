@@ -25,10 +25,6 @@ from pack_data.solver.free_slots import Packs, Strategy, count_packs, longest_fi
 
 SECONDS_PER_STRATEGY = 4e-5  # measured mean time for one strategy, on one core
 _MAX_SPARE_SLOTS = 2  # slots that a pair of sequences may leave empty
-# Pairs looked at first, from the middle of the room outwards: nearly always one of these windows has a pair.
-_WINDOWS_OF_PAIRS = (32, 512, 8192)
-# Slots per occurring length above which pairs are searched by length instead of by slot.
-_SPARSE_SLOTS = 16
 # Runs of packs without room for a sequence after which `fill_seats` gives the sequence up: 10 more save no pack.
 _RUNS_TRIED = 16
 
@@ -56,6 +52,29 @@ def fill_exactly(counts: np.ndarray, max_sequences_per_pack: Optional[int], targ
     return best
 
 
+def take(
+    pack: Dict[int, int], left: List[int], present: bytearray, most: int
+) -> Tuple[Strategy, int]:
+    """Take packs from the sequences left, as many as they and `most` allow.
+
+    Args:
+        pack: number of sequences by length.
+        left: sequences by length, [S + 1].
+        present: 1 for lengths of which sequences are left, else 0.
+        most: most packs.
+
+    Returns:
+        The lengths in a pack, and the number of packs.
+    """
+    repeats = min(most, *(left[length] // number for length, number in pack.items()))
+    strategy: List[int] = []
+    for length, number in pack.items():
+        left[length] -= repeats * number
+        present[length] = left[length] > 0
+        strategy += [length] * number
+    return tuple(strategy), repeats
+
+
 class _Filling:
     """The sequences that are left, by length."""
 
@@ -67,7 +86,6 @@ class _Filling:
         self._present = bytearray((counts > 0).tobytes())
         self._present_array = np.frombuffer(self._present, np.uint8)  # the same memory
         self._lengths = np.flatnonzero(counts)
-        self._sparse = _SPARSE_SLOTS * len(self._lengths) < self._S
         self._sequences = int(counts.sum())
         self._tokens = int(counts @ np.arange(self._S + 1))
 
@@ -81,13 +99,8 @@ class _Filling:
                 needed = max(self._tokens / self._S, self._sequences / self._depth)
                 wanted = round(self._sequences / needed)
             pack = self._pack(longest, wanted)
-            repeats = min(self._left[length] // number for length, number in pack.items())
-            strategy: List[int] = []
-            for length, number in pack.items():
-                self._left[length] -= repeats * number
-                self._present[length] = self._left[length] > 0
-                strategy += [length] * number
-            packs.append((tuple(strategy), repeats))
+            strategy, repeats = take(pack, self._left, self._present, self._sequences)
+            packs.append((strategy, repeats))
             self._sequences -= repeats * len(strategy)
             self._tokens -= repeats * sum(strategy)
             longest = self._present.rfind(1, 0, longest + 1)
@@ -138,14 +151,13 @@ class _Filling:
             half = total // 2  # pairs are (total - half + i, half - i) for i = 0, 1, ...
             middle_occurs_once = total == 2 * half and self._left[half] < 2 + pack.get(half, 0)
             first = 1 if middle_occurs_once else 0
-            search = self._sparse_pair if self._sparse else self._dense_pair
-            shorter = search(total, first)
+            shorter = self._shorter_of_pair(total, first)
             if shorter:
                 return total - shorter, shorter
         return ()
 
-    def _sparse_pair(self, total: int, first: int) -> int:
-        """Return the shorter length of the pair, from pair `first` on, by a search over lengths; 0 if there is none."""
+    def _shorter_of_pair(self, total: int, first: int) -> int:
+        """Return the shorter length of the pair, from pair `first` on; 0 if there is none."""
         longest = total // 2 - first
         shorter = self._lengths[: self._lengths.searchsorted(longest, side="right")][::-1]
         if not len(shorter):
@@ -153,24 +165,6 @@ class _Filling:
         both = self._present_array[shorter] & self._present_array[total - shorter]
         index = int(both.argmax())
         return int(shorter[index]) if both[index] else 0
-
-    def _dense_pair(self, total: int, first: int) -> int:
-        """Return the shorter length of the pair, from pair `first` on, by a search over slots; 0 if there is none."""
-        half = total // 2
-        start = first
-        for window in (*_WINDOWS_OF_PAIRS, half):
-            stop = min(half, window)
-            if start < stop:
-                longer = self._present_array[total - half + start : total - half + stop]
-                shorter = self._present_array[half - stop + 1 : half - start + 1][::-1]
-                both = longer & shorter
-                index = int(both.argmax())
-                if both[index]:
-                    return half - start - index
-                start = stop
-            if stop == half:
-                break
-        return 0
 
 
 class _OpenRun(NamedTuple):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from typing import Any, Optional
 
 import numpy as np
 
 from pack_data.cli.command import progress_bar
-from pack_data.solver.column_generation import Relaxation, relax, with_dearest_long
-from pack_data.solver.free_slots import Packs, count_packs
+from pack_data.solver.column_generation import relax, with_dearest_long
+from pack_data.solver.free_slots import count_packs
 from pack_data.solver.grid_programme import grid_prices
 from pack_data.solver.rounding import whole_packs
 from pack_data.solver.search import LONG_ROWS, ProvedPacks
@@ -47,33 +48,29 @@ def improved(best: ProvedPacks) -> ProvedPacks:
 def _by_programme(best: ProvedPacks) -> ProvedPacks:
     """Return packs and prices of the linear programme over the lengths."""
     histogram = best.histogram
-    S = histogram.max_sequence_length
     counts = histogram.counts
     lengths = histogram.lengths
     depth = best.deepest
-    packs = best.packs
-
-    def solve(exact: bool) -> Relaxation:
-        relaxation = relax(
-            lengths,
-            counts[lengths],
-            S,
-            depth,
-            incumbent=count_packs(packs),
-            exact=exact,
-            progress=bar.programme,
-        )
-        bar.keep(relaxation.bound, relaxation.prices)
-        return relaxation
-
+    small_gap = _SMALL_FULL_GAP if len(lengths) > _FEW_LENGTHS else 0
     with _Progress(histogram.sequences, best.limits.until) as bar, contextlib.suppress(_TimeIsUp):
-        relaxation = solve(exact=False)
-        small_gap = _SMALL_FULL_GAP if len(lengths) > _FEW_LENGTHS else 0
-        if not relaxation.exact and count_packs(packs) - _target(relaxation) > small_gap:
-            relaxation = solve(exact=True)
-        if relaxation.exact:
-            packs = _fewer(packs, relaxation, counts, depth, bar)
-    best = best._replace(packs=packs)
+        for exact in (False, True):
+            relaxation = relax(
+                lengths,
+                counts[lengths],
+                histogram.max_sequence_length,
+                depth,
+                incumbent=count_packs(best.packs),
+                exact=exact,
+                progress=bar.programme,
+            )
+            bar.keep(relaxation.bound, relaxation.prices)
+            # A numerical error above a whole number does not count.
+            target = math.ceil(relaxation.bound * (1 - _RELATIVE_BOUND_ERROR) - _BOUND_ERROR)
+            gap = count_packs(best.packs) - target
+            if relaxation.exact and gap > 0:
+                best = best.with_fewer(whole_packs(relaxation, counts, depth, target, bar.left))
+            if relaxation.exact or gap <= small_gap:
+                break
     return best if bar.prices is None else best.proved_by(bar.prices)
 
 
@@ -138,19 +135,3 @@ class _Progress:
     def _check(self) -> None:
         if time.perf_counter() > self._until:
             raise _TimeIsUp
-
-
-def _target(relaxation: Relaxation) -> int:
-    """Return the bound rounded up to whole packs; a numerical error above a whole number does not count."""
-    return int(np.ceil(relaxation.bound * (1 - _RELATIVE_BOUND_ERROR) - _BOUND_ERROR))
-
-
-def _fewer(
-    packs: Packs, relaxation: Relaxation, counts: np.ndarray, depth: int, progress: _Progress
-) -> Packs:
-    """Return these packs, or those that follow from the relaxation if they are fewer."""
-    target = _target(relaxation)
-    if count_packs(packs) <= target:
-        return packs
-    rounded = whole_packs(relaxation, counts, depth, target, progress.left)
-    return min(packs, rounded, key=count_packs)

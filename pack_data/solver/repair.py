@@ -105,15 +105,11 @@ def _opened(
     worst_first = np.argsort(-shortfalls, kind="stable")
     missing = np.cumsum((shortfalls * repeats)[worst_first])
     strategies = int(np.searchsorted(missing, _SHORTFALL_OPENED * missing[-1])) + 1
+    worst_first = worst_first[:strategies]
+    ends = np.minimum(np.cumsum(repeats[worst_first]), most_worst)
     opened = np.zeros(len(repeats), np.int64)
-    room = most_worst
-    for index in worst_first[:strategies].tolist():
-        opened[index] = min(int(repeats[index]), room)
-        room -= int(opened[index])
-        if not room:
-            break
-
-    worst = most_worst - room
+    opened[worst_first] = np.diff(ends, prepend=0)
+    worst = int(ends[-1])
     others = max(_MIN_OTHERS, worst)
     ends = np.cumsum(repeats - opened)
     if others >= ends[-1]:

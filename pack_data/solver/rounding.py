@@ -8,9 +8,8 @@ import numpy as np
 
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.solver.column_generation import Relaxation, relax
+from pack_data.solver.filling import take
 from pack_data.solver.free_slots import Packs, count_packs, longest_first
-
-_Run = List[Tuple[int, int]]  # (length, sequences), for the packs of a strategy in turn
 
 _ROUNDING = 1e-6  # error of a number of packs in a solution of the programme
 _ROUNDS = 8  # rounds of the programme for what is left
@@ -20,68 +19,29 @@ _SHARE_TAKEN = 0.5  # of the packs that a step makes at least, if they can be ma
 def _fill(
     strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray
 ) -> Tuple[Packs, np.ndarray]:
-    """Put each sequence into a free slot of its length or, if there is none, of the next longer length.
+    """Put into each slot the longest sequence left that is no longer, so that as few as possible stay without a slot.
 
     strategies: slot lengths, int [n, depth], 0 for no slot. repeats: int [n]. counts: sequences to place, int [S + 1].
     Return the packs, without slots that stayed empty, and the counts of the sequences without a slot.
     """
-    left = counts.copy()
-    used = repeats > 0
-    strategies = strategies[used]
-    repeats = repeats[used]
-    rows, columns = np.nonzero(strategies)
-    slot_lengths = strategies[rows, columns]
-    order = np.argsort(-slot_lengths, kind="stable")
-    slots = list(zip(slot_lengths[order].tolist(), rows[order].tolist(), columns[order].tolist()))
-    runs: Dict[Tuple[int, int], _Run] = {}  # by row and column
-    free: List[List[int]] = []  # [row, column, packs], the shortest slot last
-    next_slot = 0
-    for length in np.flatnonzero(left)[::-1].tolist():
-        while next_slot < len(slots) and slots[next_slot][0] >= length:
-            _, row, column = slots[next_slot]
-            free.append([row, column, int(repeats[row])])
-            next_slot += 1
-
-        wanted = int(left[length])
-        while wanted and free:
-            row, column, packs = free[-1]
-            placed = min(packs, wanted)
-            runs.setdefault((row, column), []).append((length, placed))
-            wanted -= placed
-            if placed == packs:
-                free.pop()
-            else:
-                free[-1][2] -= placed
-        left[length] = wanted
-
-    runs_of_rows: List[List[_Run]] = [[] for _ in repeats]
-    for (row, _), run in runs.items():
-        runs_of_rows[row].append(run)
-    filled: Packs = []
-    for row_runs, total in zip(runs_of_rows, repeats.tolist()):
-        filled += merge_runs(row_runs, total)
-    return filled, left
-
-
-def merge_runs(runs: List[_Run], total: int) -> Packs:
-    """Return `total` packs from a run of lengths for each slot; a short run leaves its slot empty in the last packs."""
-    ends = {0, total}
-    slots = []
-    for run in runs:
-        bounds = np.cumsum([count for _, count in run])
-        ends.update(bounds.tolist())
-        slots.append((bounds, [length for length, _ in run]))
-    marks = sorted(ends)
+    left: List[int] = counts.tolist()
+    # By length: 1 if sequences are left, else 0.
+    present = bytearray((counts > 0).tobytes())
     packs: Packs = []
-    for start, stop in zip(marks, marks[1:]):
-        strategy = []
-        for bounds, lengths in slots:
-            index = int(np.searchsorted(bounds, start, side="right"))
-            if index < len(lengths):
-                strategy.append(lengths[index])
-        if strategy:
-            packs.append((tuple(strategy), stop - start))
-    return packs
+    for slots, wanted in zip(strategies.tolist(), repeats.tolist()):
+        while wanted:
+            pack: Dict[int, int] = {}
+            for slot in slots:
+                length = present.rfind(1, 1, slot + 1)
+                if length > 0:
+                    pack[length] = pack.get(length, 0) + 1
+                    present[length] = left[length] > pack[length]
+            if not pack:
+                break
+            strategy, made = take(pack, left, present, wanted)
+            packs.append((strategy, made))
+            wanted -= made
+    return packs, np.array(left, np.int64)
 
 
 def whole_packs(

@@ -29,15 +29,14 @@ from pack_data.solver.small import MOST_SEQUENCES, search_fewer
 _SECONDS_PER_SLOT = 2.5e-6
 # Seconds always allowed per sequence: counting the lengths and assigning the sequences to packs take as long.
 _SECONDS_PER_SEQUENCE = 2e-6
-# The same if the limit on sequences per pack matters, where exchanges lead to the bound in a tenth of it.
+# The same in small calls, and if the limit on sequences per pack matters, where exchanges lead to the bound in a tenth
+# of it.
 _SECONDS_PER_SEQUENCE_LIMITED = 2e-5
 # The same in rows of up to `LONG_ROWS` slots, where linear programmes take less than a second and mostly reach the
 # bound.
 _SECONDS_PER_SEQUENCE_SHORT_ROWS = 60e-6
 # Sequences up to which a call is small: such calls are often made during training and must return in milliseconds.
 _SMALL_CALL_SEQUENCES = 1000
-# Seconds allowed per sequence of a small call.
-_SECONDS_PER_SEQUENCE_SMALL_CALL = 2e-5
 # Seconds of mending before the search of a call of at most `MOST_SEQUENCES`: it saved 9 of 8,133 packs in 315 cases.
 _SECONDS_OF_MENDING_FEW = 0.02
 # Most seconds of one call of `mended`.
@@ -86,11 +85,6 @@ _PROGRAMME_DEPTH_IN_MEAN_PACKS = 4
 
 # Prices are rounded down to multiples of 1 / this, which fit int64 in sums of 2^22 prices.
 _PRICE_UNITS = 1 << 40
-# Prices of a linear programme are often fractions with a common denominator up to this, to within this error.
-_MAX_SMALL_UNITS = 4096
-_UNIT_ERROR = 1e-7
-# Denominators tried in one NumPy call.
-_UNITS_AT_A_TIME = 64
 
 
 class Limits(NamedTuple):
@@ -187,8 +181,8 @@ class ProvedPacks(NamedTuple):
         if self._likely:
             worth *= _LIKELY_FACTOR
         elif sequences <= _SMALL_CALL_SEQUENCES:
-            most = _SMALL_CALL_SEQUENCES * _SECONDS_PER_SEQUENCE_SMALL_CALL
-            return min(max(worth, sequences * _SECONDS_PER_SEQUENCE_SMALL_CALL), most)
+            most = _SMALL_CALL_SEQUENCES * _SECONDS_PER_SEQUENCE_LIMITED
+            return min(max(worth, sequences * _SECONDS_PER_SEQUENCE_LIMITED), most)
         elif long_rows and not self.limits._binding:
             # The decreasing fit is nearly always optimal here.
             return sequences * _SECONDS_PER_SEQUENCE
@@ -227,7 +221,7 @@ class ProvedPacks(NamedTuple):
         """Return smaller limits that may lead to fewer packs, in descending order.
 
         These are one more than the mean number of sequences per pack, and the doubles of the mean; but none that these
-        packs obey, and none at which sequences need as many packs.
+        packs obey.
         """
         if self.gap <= 0:
             return []
@@ -238,11 +232,7 @@ class ProvedPacks(NamedTuple):
         while 2 * mean < deepest:
             mean *= 2
             depths.add(mean)
-        needed = count_packs(self.packs) - 1
-        return sorted(
-            (depth for depth in depths if depth < deepest and depth * needed >= sequences),
-            reverse=True,
-        )
+        return sorted((depth for depth in depths if depth < deepest), reverse=True)
 
     def with_fewer(self, packs: Packs) -> ProvedPacks:
         """Return the same proof with these packs, if any, if they are fewer."""
@@ -297,45 +287,23 @@ class ProvedPacks(NamedTuple):
         S = self.histogram.max_sequence_length
         limit = self.limits.max_sequences_per_pack
         lengths = self.histogram.lengths.tolist()
-        counts = self.histogram.counts[lengths].tolist()
-        best = self
-        for units in {_PRICE_UNITS: None, _small_units(prices): None}:
-            multiples = prices * units
-            if units != _PRICE_UNITS:
-                multiples += 0.5  # round to nearest: the prices are fractions of these units
-            whole_prices = np.floor(multiples).astype(np.int64).tolist()
-            steps = S * len(set(whole_prices)) * min(S, limit or 1)
-            if steps > most_steps:
-                continue
-            denominator = max(1, best_pack_value(lengths, whole_prices, S, limit))
-            total = sum(count * price for count, price in zip(counts, whole_prices))
-            worth = Fraction(total, denominator)
-            # With very many sequences rounded prices may prove less than those of the certificate so far.
-            if (math.ceil(worth), worth) > (best.lower_bound, best.worth):
-                certificate = Certificate(
-                    S, limit, tuple(lengths), tuple(whole_prices), denominator
-                )
-                best = best._replace(certificate=certificate, worth=worth)
-        return best
-
-
-def _small_units(prices: np.ndarray) -> int:
-    """Return the smallest denominator that turns all prices into nearly whole numbers."""
-    for start in range(1, _MAX_SMALL_UNITS, _UNITS_AT_A_TIME):
-        units = np.arange(start, start + _UNITS_AT_A_TIME)
-        multiples = prices * units[:, None]
-        fits = (np.abs(multiples - np.rint(multiples)) <= _UNIT_ERROR).all(axis=1)
-        if fits.any():
-            return int(units[fits.argmax()])
-    return _PRICE_UNITS
+        whole_prices = np.floor(prices * _PRICE_UNITS).astype(np.int64).tolist()
+        steps = S * len(set(whole_prices)) * min(S, limit or 1)
+        if steps > most_steps:
+            return self
+        denominator = max(1, best_pack_value(lengths, whole_prices, S, limit))
+        certificate = Certificate(S, limit, tuple(lengths), tuple(whole_prices), denominator)
+        worth = certificate.worth(self.histogram.counts)
+        # With very many sequences rounded prices may prove less than those of the certificate so far.
+        if worth <= self.worth:
+            return self
+        return self._replace(certificate=certificate, worth=worth)
 
 
 def pack_quickly(histogram: LengthHistogram, limits: Limits) -> ProvedPacks:
     """Pack by decreasing fit and prove the plain bounds; then fill packs exactly and mend the worst, if that pays."""
     certificate = plain_certificate(histogram, limits.max_sequences_per_pack)
-    counts = histogram.counts[list(certificate.lengths)].tolist()
-    total = sum(count * price for count, price in zip(counts, certificate.prices))
-    worth = Fraction(total, certificate.denominator)
+    worth = certificate.worth(histogram.counts)
     packs = longest_first(histogram, limits.depth)
     best = ProvedPacks(histogram, limits, packs, certificate, worth)
     if best.gap <= 0:

@@ -8,6 +8,7 @@ the two capacities, after a step that makes L2 of two different sizes (`TwoPrice
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -265,22 +266,16 @@ def _best_prices(
     steps.sort(key=lambda step: -step.worth)
     tokens_alone = _Step(0.0, mixes[0], 0, mixes[0])
 
-    best: Optional[TwoPrices] = None
-    best_bound = -1
+    proved = []
     for _, first, k, second in [*steps[:_STEPS_PROVED], tokens_alone]:
         slots = second.sizes(S, C)
         unpriced = TwoPrices(S, C, first, k, second, Certificate(slots, depth, (), (), 1))
         sizes = unpriced.sizes(lengths, weights)
         histogram = LengthHistogram.from_lengths(sizes[sizes > 0], slots)
         certificate = plain_certificate(histogram, depth)
-        counts = histogram.counts[histogram.lengths].tolist()
-        worth = sum(count * price for count, price in zip(counts, certificate.prices))
-        bound = -(-worth // certificate.denominator)
-        if bound > best_bound:
-            best = TwoPrices(S, C, first, k, second, certificate)
-            best_bound = bound
-    assert best is not None
-    return best, best_bound
+        bound = math.ceil(certificate.worth(histogram.counts))
+        proved.append((TwoPrices(S, C, first, k, second, certificate), bound))
+    return max(proved, key=lambda prices_and_bound: prices_and_bound[1])
 
 
 def _steps(
@@ -421,29 +416,19 @@ class _Groups:
 
     def _filled(self, packs: Packs, rules: _Rules) -> Tuple[Packs, int]:
         """Pack the sequences of these packs again, and return the packs and the work done."""
-        groups = np.fromiter(chain.from_iterable(strategy for strategy, _ in packs), np.int64)
-        numbers = [number for _, number in packs]
-        depths = [len(strategy) for strategy, _ in packs]
-        repeats = np.repeat(numbers, depths)
-        present, place = np.unique(groups, return_inverse=True)
-        counts = np.bincount(place.ravel(), repeats).astype(np.int64)
-        filling = _TwoFilling(
-            self.lengths[present], self.weights[present], counts, self.limits, rules
-        )
-        filled: Packs = []
-        for places, number in filling.packs():
-            strategy = present[list(places)].tolist()
-            filled.append((tuple(strategy), number))
-        return filled, filling.work
+        counts = np.zeros(len(self.lengths), np.int64)
+        for groups, number in packs:
+            np.add.at(counts, list(groups), number)
+        filling = _TwoFilling(self.lengths, self.weights, counts, self.limits, rules)
+        return filling.packs(), filling.work
 
 
 def _opened(packs: Packs, worth: np.ndarray, random: np.random.Generator) -> Set[int]:
     """Return indices of the strategies that fall short of value 1 most, and of as many others at random."""
     numbers = np.array([number for _, number in packs])
-    values = [float(worth[list(groups)].sum()) for groups, _ in packs]
-    shortfalls = (1.0 - np.array(values)) * numbers
-    order = np.argsort(-shortfalls / numbers, kind="stable")
-    missing = np.cumsum(shortfalls[order])
+    values = np.array([worth[list(groups)].sum() for groups, _ in packs])
+    order = np.argsort(values, kind="stable")
+    missing = np.cumsum(((1.0 - values) * numbers)[order])
     enough = int(np.searchsorted(missing, _SHORTFALL_OPENED * missing[-1])) + 1
     worst = min(_MAX_WORST, enough)
     others = random.permutation(order[worst:])[: max(_MIN_OTHERS, worst)]
@@ -467,10 +452,11 @@ class _TwoFilling:
         self._weights = weights
         self._left = counts.copy()
         self._hard = np.maximum(lengths / self._S, weights / self._C)
-        self._order = np.argsort(-self._hard, kind="stable")  # hardest first
+        present = np.flatnonzero(counts)
+        self._order = present[np.argsort(-self._hard[present], kind="stable")]  # hardest first
         # The groups just below a key fit and fill one capacity best; of equal ones, the last fills the other best.
         self._keys = self._both_keys(lengths, weights)
-        self._sorted = [np.argsort(keys, kind="stable") for keys in self._keys]
+        self._sorted = [present[np.argsort(keys[present], kind="stable")] for keys in self._keys]
         self._sums = np.array([counts @ lengths, counts @ weights, counts.sum()])
         self.work = 0  # sequences and pairs looked for
         self._list()
@@ -612,11 +598,7 @@ class _TwoFilling:
         if stop - start <= _HARDEST_LOOKED_AT + _OTHERS_LOOKED_AT:
             return self._fitting(self._order[start:])
         hardest = np.arange(start, start + number)
-        first_other = start + number
-        others = (
-            first_other + np.arange(_OTHERS_LOOKED_AT) * (stop - first_other) // _OTHERS_LOOKED_AT
-        )
-        places = np.concatenate([hardest, others])
+        places = np.concatenate([hardest, _evenly(start + number, stop, _OTHERS_LOOKED_AT)])
         candidates = self._fitting(self._order[places])
         while not len(candidates) and start < stop:
             candidates = self._fitting(self._order[start : start + number])
@@ -682,10 +664,7 @@ class _TwoFilling:
         if start < stop:
             half = int(np.searchsorted(self._softness, self._softness[start] / 2, side="right"))
         end = min(stop, max(half, start + _FIRST_OF_PAIR))
-        span = end - start
-        number = min(_FIRST_OF_PAIR, span)
-        places = start + np.arange(number) * span // max(1, number)
-        return self._fitting(self._order[places])
+        return self._fitting(self._order[_evenly(start, end, _FIRST_OF_PAIR)])
 
     def _second_of_pairs(self, tokens: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Return groups that fill best what each first sequence leaves, int64 [first, n]; -1 for none."""
@@ -697,6 +676,12 @@ class _TwoFilling:
             groups = order[np.maximum(places, 0)]
             parts.append(np.where(places >= 0, groups, -1))
         return np.concatenate(parts, axis=1)
+
+
+def _evenly(start: int, stop: int, most: int) -> np.ndarray:
+    """Return at most this many places, evenly spaced."""
+    number = min(most, stop - start)
+    return start + np.arange(number) * (stop - start) // max(1, number)
 
 
 def _deal(packs: Packs, group: np.ndarray, lengths: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,6 @@ from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing.certificate import best_pack_value
 from pack_data.solver import column_generation
 from pack_data.solver.column_generation import _PackTables, relax
-from tests.pack_data_strategies import histograms
 from tests.refusals import refused
 
 
@@ -64,18 +63,3 @@ def test_a_programme_without_a_solution_is_an_error(monkeypatch):
     monkeypatch.setattr(column_generation, "linprog", lambda *args, **options: failed)
     with refused("HiGHS", "no pivot", kind=RuntimeError):
         relax(np.array([3, 5, 7]), np.array([2, 2, 2]), 16, 4)
-
-
-@given(histograms(max_count=40), st.data())
-def test_lengths_without_a_slot_share_a_row(histogram, data):
-    # Merging their rows changes neither the optimum nor the rules for prices: compared with the programme of all rows.
-    lengths, weights = histogram.lengths, histogram.counts[histogram.lengths].astype(float)
-    if not len(lengths):
-        return
-    pool = column_generation._Pool(lengths, histogram.max_sequence_length)
-    drawn = data.draw(st.lists(st.lists(st.sampled_from([0, *lengths.tolist()]), min_size=3, max_size=3), max_size=5))
-    pool.add(np.array(drawn + [[int(lengths[-1]), 0, 0]]))
-    merged, whole = pool.solve(weights), column_generation._solve_master(pool.matrix(), weights)
-    assert merged.value == pytest.approx(whole.value)
-    assert weights @ merged.prices == pytest.approx(merged.value)  # strong duality, with a price for every length
-    assert (np.diff(merged.prices) >= 0).all() and (pool.worth(merged.prices, pool.strategies) <= 1 + 1e-7).all()
