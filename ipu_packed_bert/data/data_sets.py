@@ -30,20 +30,6 @@ _BUILT_WITH = tuple(
 )
 
 
-def packing_factor(
-    config: Config, manifest: Optional[Manifest], given: Optional[float] = None
-) -> PackingFactor:
-    """Return :func:`known_packing_factor`; raise ValueError if it is not known."""
-    factor = known_packing_factor(config, manifest, given)
-    if factor is None:
-        raise ValueError(
-            f"{config.path}: no data set in {config.data.directory} yet, and no published packing factor for "
-            f"{config.data.max_sequence_length} slots; pass --packing-factor, or build the data set with "
-            "packed-bert build"
-        )
-    return factor
-
-
 def known_packing_factor(
     config: Config, manifest: Optional[Manifest], given: Optional[float] = None
 ) -> Optional[PackingFactor]:

@@ -14,7 +14,6 @@ from ipu_packed_bert.data.data_sets import (
     of_the_same_corpus,
     open_evaluation,
     open_or_build,
-    packing_factor,
 )
 from ipu_packed_bert.data.factors import PackingFactor
 from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
@@ -170,7 +169,7 @@ def _vocabulary(begin: Beginning, config: Config, manifest: Manifest) -> Identit
 
 def _factor_of_program(config: Config, manifest: Manifest, given: Optional[float]) -> PackingFactor:
     """Return the factor of the data set or, if the program is only compiled here, of the data where it runs."""
-    of_data = packing_factor(config, manifest)
+    of_data = PackingFactor(manifest.packing_factor, f"the data set in {config.data.named}")
     if config.engine.offline_export is None:
         return of_data
     if given is None and not of_embedded_corpus(manifest):

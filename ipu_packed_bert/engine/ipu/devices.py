@@ -148,7 +148,6 @@ class _Inventory(NamedTuple):
     poptorch: str  # version
     attached: int  # IPUs of the largest device that is no larger than the configuration needs
     architecture: Optional[int]  # 2 for Mk2 and Bow; None without hardware
-    model_requested_by: Optional[str]  # the setting or variable that requests a simulated device
 
 
 def inventory(config: Config) -> _Inventory:
@@ -162,4 +161,4 @@ def inventory(config: Config) -> _Inventory:
     if not poptorch.ipuHardwareIsAvailable(attached):
         attached = _fewer_attached(attached)
     architecture = int(poptorch.ipuHardwareVersion()) if attached else None
-    return _Inventory(poptorch.__version__, attached, architecture, _model_requested_by(config))
+    return _Inventory(poptorch.__version__, attached, architecture)
