@@ -193,7 +193,7 @@ class SpillFormat(NamedTuple):
                     values = columns[axis][name][begin[total] : end[total]]
                     slices.append(values)
                     file.seek(column_start + run.start[total] * dtype.itemsize)
-                    if file.readinto(values.view(np.uint8)) != values.nbytes:  # type: ignore[arg-type]
+                    if file.readinto(values.view(np.uint8)) != values.nbytes:  # type: ignore[attr-defined]
                         raise run._changed()
                     column_start += run.totals[total] * dtype.itemsize
             run._check(*slices[:2])

@@ -263,7 +263,9 @@ def _print_error(error: Exception) -> None:
     text = str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         # The message of the system names no way out.
-        way_out = _WAYS_OUT.get(error.errno, "choose another file or directory, or fix this one")
+        way_out = _WAYS_OUT.get(
+            error.errno or 0, "choose another file or directory, or fix this one"
+        )
         text = f"{error.filename}: {error.strerror}; {way_out}"
     separator = "\n" if isinstance(error, Problems) else " "
     print("error: " + separator.join(map(_escaped, text.splitlines())), file=sys.stderr)

@@ -208,7 +208,7 @@ def full(monkeypatch):
     def written(path, found):
         with monkeypatch.context() as patch:
             if found.step in steps:
-                patch.setattr(checkpoint.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 4, 5))
+                patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 4, 5))
             write(path, found)
 
     monkeypatch.setattr(checkpoint, "_write", written)
