@@ -1,0 +1,502 @@
+"""Leaks between the examples of a padding-free row: which calls of Transformers and torch let one example see another.
+
+Each model is tiny and random, in float32 on a CPU, without dropout, and its code is that of the library.  A row is
+example A and then example B.  A is replaced by other tokens, once for each seed; the figure is the largest change of
+B's outputs.  It is 0 or rounding if the examples are apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Union
+
+import numpy as np
+
+from evidence.runner import Cell, Row, Runner
+from evidence.writer import Shown, Table, small
+from pack_data.cli.command import counted
+from pack_data.display.picture import Picture
+from pack_data.reading.durable import write_atomically
+from pack_data.reading.fields import one_line
+
+SUMMARY = (
+    "Largest change of one example's outputs when only the other example of a padding-free row changes, for stock\n"
+    "Transformers, torch attention and ours, on a CPU. Needs Transformers; about a minute."
+)
+TITLE = "Who leaks in padding-free rows"
+
+
+class LeakSize(NamedTuple):
+    """Lengths of the two examples, in tokens, and the vocabulary of the models."""
+
+    first: int
+    second: int
+    vocabulary: int
+
+
+SIZES = {"quick": LeakSize(5, 4, 40), "default": LeakSize(24, 16, 100)}
+_LONGEST = 128  # positions of each model; a row is shorter
+_ROUNDING = (
+    1e-5  # share of the largest output above which a change is a leak; float32 sums differ by less
+)
+
+ENCODER = "encoder"
+DECODER = "decoder"
+TOWER = "text tower"  # a decoder with positions of three axes
+STATES = "state space"
+
+
+class Family(NamedTuple):
+    """A model family of the table."""
+
+    kind: str
+    auto: str  # class of Transformers that builds the model
+    config: str  # model type
+    options: Mapping[str, Any] = {}
+
+
+# A head of 16 has 8 angles: of time, height and width.
+_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+_HYBRID = ["linear_attention", "full_attention"]
+
+FAMILIES = {
+    "BERT": Family(ENCODER, "AutoModelForMaskedLM", "bert"),
+    "RoBERTa": Family(ENCODER, "AutoModelForMaskedLM", "roberta"),
+    "ModernBERT": Family(ENCODER, "AutoModelForMaskedLM", "modernbert"),
+    "ESM": Family(ENCODER, "AutoModelForMaskedLM", "esm", {"position_embedding_type": "rotary"}),
+    "Llama": Family(DECODER, "AutoModelForCausalLM", "llama"),
+    "Qwen3": Family(DECODER, "AutoModelForCausalLM", "qwen3"),
+    "Gemma 3 (text)": Family(DECODER, "AutoModelForCausalLM", "gemma3_text"),
+    "Qwen2-VL (text tower)": Family(
+        TOWER, "AutoModel", "qwen2_vl_text", {"rope_parameters": _SECTIONS}
+    ),
+    "Mamba": Family(STATES, "AutoModelForCausalLM", "mamba"),
+    "Mamba-2": Family(
+        STATES, "AutoModelForCausalLM", "mamba2", {"num_heads": 8, "head_dim": 16, "n_groups": 1}
+    ),
+    "Qwen3-Next": Family(STATES, "AutoModelForCausalLM", "qwen3_next", {"layer_types": _HYBRID}),
+}
+TORCH = "torch"
+
+# ---- the calls of a model
+
+_PLAIN = "DataCollatorWithFlattening"
+_TRAIN = "the same in train()"
+_NO_CACHE = "use_cache=False"
+_ONES = "the same, attention mask of ones"
+_BOUNDARIES = "boundaries alone"
+_RENAMED = "boundaries under another name"
+_DECODER_CALLS = (_PLAIN, _TRAIN, _NO_CACHE, _ONES, _BOUNDARIES, _RENAMED)
+CALLS = {
+    ENCODER: (_PLAIN, _ONES, _BOUNDARIES, _RENAMED),
+    DECODER: _DECODER_CALLS,
+    TOWER: _DECODER_CALLS,
+    STATES: (_PLAIN, _NO_CACHE),
+}
+ATTENTIONS = ("sdpa", "eager", "flex_attention", "padding_free")
+_CALLS_IN_WORDS = f"""\
+Calls of a model: **{_PLAIN}** is `model(**inputs)` in eval() with all that the collator returns with
+`return_flash_attn_kwargs=True` and `return_seq_idx=True`, without the labels. **{_NO_CACHE}** is the same call with
+that argument, as in all rows below it of decoders. **{_BOUNDARIES}**: without `position_ids`, so that positions run on.
+**{_RENAMED}**: the same with `cu_seqlens` in place of `cu_seq_lens_q` and `cu_seq_lens_k`."""
+
+_OURS = '`attn_implementation="padding_free"` with all that the collator returns'
+_INSTEAD = {
+    (DECODER, _PLAIN): f"`use_cache=False`, or {_OURS}",
+    (DECODER, _TRAIN): f"`use_cache=False`, or {_OURS}",
+    (DECODER, _ONES): "leave `attention_mask` out",
+    (DECODER, _BOUNDARIES): "also pass `position_ids` that restart, with `use_cache=False`",
+    (
+        DECODER,
+        _RENAMED,
+    ): "pass them as `cu_seq_lens_q` and `cu_seq_lens_k`, and `position_ids` that restart",
+}
+_INSTEAD_OF_KIND = {
+    ENCODER: f"padded batches, or {_OURS}",
+    TOWER: f"padded batches, or {_OURS}",
+    STATES: "padded batches, or the CUDA kernels that read `seq_idx`",
+    TORCH: "a mask or a loop over the examples",
+}
+
+
+def inputs_of(call: str, kind: str, examples: Sequence[Sequence[int]]) -> Dict[str, Any]:
+    """Return the arguments of the model for a row of these examples."""
+    import torch
+    import transformers
+
+    collator: Any = transformers.DataCollatorWithFlattening(
+        return_flash_attn_kwargs=True, return_seq_idx=True, return_tensors="pt"
+    )
+    inputs = dict(collator([{"input_ids": list(example)} for example in examples]))
+    del inputs["labels"]
+    if kind != STATES:
+        del inputs["seq_idx"]
+    if kind != ENCODER and call not in (_PLAIN, _TRAIN):
+        inputs["use_cache"] = False
+    if call == _ONES:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if call in (_BOUNDARIES, _RENAMED):
+        del inputs["position_ids"]
+    if call == _RENAMED:
+        inputs["cu_seqlens"] = inputs.pop("cu_seq_lens_q")
+        del inputs["cu_seq_lens_k"]
+    return inputs
+
+
+def new_model(family: Family, attention: str, size: LeakSize, seed: int) -> Any:
+    """Build a tiny model with random weights, large enough that attention matters."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    options = {
+        "vocab_size": size.vocabulary,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": _LONGEST,
+        "initializer_range": 0.3,
+        "pad_token_id": 0,
+    }
+    if family.kind != ENCODER:
+        options["num_key_value_heads"] = 2
+    options.update(family.options)
+    config = transformers.AutoConfig.for_model(family.config, **options)
+    for name in list(vars(config)):
+        if "dropout" in name and isinstance(getattr(config, name), float):
+            setattr(config, name, 0.0)
+    build = getattr(transformers, family.auto).from_config
+    chosen = {"attn_implementation": attention} if attention else {}
+    return build(config, **chosen).eval()
+
+
+# ---- attention of torch alone
+
+_WIDTH = 16  # of a head
+_HEADS = 2
+
+
+def _causal(query: Any, key: Any, value: Any, _number: Any) -> Any:
+    from torch.nn import functional as F
+
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def _masked(query: Any, key: Any, value: Any, number: Any) -> Any:
+    from torch.nn import functional as F
+
+    mask = (number[:, None] == number).tril()
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def _flex(query: Any, key: Any, value: Any, number: Any) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def seen(_batch: Any, _head: Any, row: Any, column: Any) -> Any:
+        return (number[row] == number[column]) & (row >= column)
+
+    length = len(number)
+    mask = create_block_mask(seen, None, None, length, length, device="cpu")
+    return flex_attention(query, key, value, block_mask=mask)
+
+
+TORCH_CALLS: Dict[str, Callable[..., Any]] = {
+    "scaled_dot_product_attention, is_causal": _causal,
+    "scaled_dot_product_attention, mask of examples": _masked,
+    "flex_attention, mask of examples": _flex,
+}
+
+
+def torch_outputs(call: str, size: LeakSize, seed: int) -> List[np.ndarray]:
+    """Return the outputs of B with two different A, from attention over random vectors."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    number = torch.tensor([0] * size.first + [1] * size.second)
+    shape = (3, 1, _HEADS, len(number), _WIDTH)
+    vectors = torch.randn(shape, generator=generator)
+    others = torch.randn(shape, generator=generator)
+    changed = torch.cat([others[..., : size.first, :], vectors[..., size.first :, :]], dim=-2)
+    outputs = []
+    for query, key, value in (vectors, changed):
+        attended = TORCH_CALLS[call](query, key, value, number)
+        outputs.append(attended[..., size.first :, :].numpy())
+    return outputs
+
+
+# ---- one cell: a model
+
+
+class Leaks:
+    """The measurement of a cell: all attentions and calls of a model."""
+
+    def __init__(self, size: LeakSize) -> None:
+        self.size = size
+
+    def __call__(self, cell: Cell) -> Iterable[Row]:
+        if cell.variant == TORCH:
+            for call in TORCH_CALLS:
+                yield {"attention": "", "call": call, **self._torch(call, cell.seed)}
+            return
+        import ipu_packed_bert.padding_free.attention  # noqa: F401, registers our attention
+
+        family = FAMILIES[cell.variant]
+        attentions = ("",) if family.kind == STATES else ATTENTIONS
+        for attention in attentions:
+            for call in CALLS[family.kind]:
+                result = self._model(family, attention, call, cell.seed)
+                yield {"attention": attention, "call": call, **result}
+
+    def _torch(self, call: str, seed: int) -> Row:
+        try:
+            return _change(torch_outputs(call, self.size, seed))
+        except Exception as error:  # the table shows any refusal of the library
+            return _refusal(error)
+
+    def _model(self, family: Family, attention: str, call: str, seed: int) -> Row:
+        import torch
+
+        size = self.size
+        draw = np.random.default_rng(seed)
+        # Ids below 4 are special tokens in some families.
+        second = draw.integers(4, size.vocabulary, size.second).tolist()
+        outputs = []
+        try:
+            model = new_model(family, attention, size, seed).train(call == _TRAIN)
+            for _ in range(2):
+                first = draw.integers(4, size.vocabulary, size.first).tolist()
+                with torch.no_grad():
+                    output = model(**inputs_of(call, family.kind, [first, second]))[0]
+                outputs.append(output[0, size.first :].float().numpy())
+        except Exception as error:  # the table shows any refusal of the library
+            return _refusal(error)
+        return _change(outputs)
+
+
+def _change(outputs: Sequence[np.ndarray]) -> Row:
+    before, after = outputs
+    return {
+        "change": float(np.abs(before - after).max()),
+        "largest": float(np.abs(before).max()),
+        "error": None,
+    }
+
+
+def _refusal(error: Exception) -> Row:
+    return {
+        "change": None,
+        "largest": None,
+        "error": f"{type(error).__name__}: {one_line(error, 150)}",
+    }
+
+
+# ---- the experiment
+
+
+def versions() -> Dict[str, str]:
+    """Return the versions that determine the table."""
+    names = {"python": platform.python_version()}
+    for package in ("torch", "transformers"):
+        try:
+            names[package] = version(package)
+        except PackageNotFoundError:
+            raise ValueError(
+                f"{package} is not installed, whose attention is measured; pip install {package}"
+            ) from None
+    return names
+
+
+def settings(options: Any) -> Dict[str, Any]:
+    return {"size": list(SIZES[options.size]), "versions": versions()}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--page",
+        type=Path,
+        metavar="FILE",
+        help="also write the whole page to FILE (docs/padding_free_leaks.md)",
+    )
+
+
+def run(options: Any, runner: Runner) -> int:
+    import transformers
+
+    transformers.logging.set_verbosity_error()  # warnings about tiny models
+    if options.page is not None and not options.page.parent.is_dir():
+        raise ValueError(f"--page: {options.page.parent} is not a directory; create it first")
+    runner.keep_facts({})
+    cells = []
+    for name in (*FAMILIES, TORCH):
+        cells += [Cell(name, seed) for seed in range(options.seeds)]
+    runner.run(cells, Leaks(SIZES[options.size]))
+    results = shown(runner.folder)
+    if options.page is not None:
+        write_atomically(options.page, results.page().encode())
+    return runner.show(results, plot=options.plot)
+
+
+# ---- results
+
+
+class Result(NamedTuple):
+    """The result of a call with one attention, over all seeds."""
+
+    change: float  # the largest; 0 if the call fails
+    largest: float  # output
+    error: str  # "" if the call does not fail
+
+    @property
+    def leaks(self) -> bool:
+        return self.change > _ROUNDING * self.largest
+
+    def cell(self) -> str:
+        """Return the largest change, bold for a leak."""
+        if self.error:
+            return "error"
+        return f"**{self.change:.2g}**" if self.leaks else small(self.change)
+
+
+def result_of(rows: Sequence[Row]) -> Result:
+    """Return the largest values of the seeds, and the first error."""
+    change = max(row["change"] or 0.0 for row in rows)
+    largest = max(row["largest"] or 0.0 for row in rows)
+    error = next((row["error"] for row in rows if row["error"]), "")
+    return Result(change, largest, error)
+
+
+class Line(NamedTuple):
+    """A line of the table: a model and a call with each attention."""
+
+    model: str
+    call: str
+    results: Mapping[str, Result]  # by attention
+
+    def cell(self, attention: str) -> str:
+        return self.results[attention].cell()
+
+    def largest(self) -> str:
+        return f"{max(result.largest for result in self.results.values()):.1f}"
+
+    def instead(self) -> str:
+        """Return a call without the leak."""
+        if not any(result.leaks for result in self.results.values()):
+            return ""
+        kind = TORCH if self.model == TORCH else FAMILIES[self.model].kind
+        return _INSTEAD.get((kind, self.call), _INSTEAD_OF_KIND.get(kind, ""))
+
+
+class LeaksShown(Shown):
+    """The results in one run's directory: its finished cells."""
+
+    def lines(self) -> List[Line]:
+        """Return a line for each model and call, in the order of the families."""
+        rows: Dict[Tuple[str, str], Dict[str, List[Row]]] = {}
+        order = [*FAMILIES, TORCH]
+        for cell in sorted(self.cells, key=lambda cell: (order.index(cell.variant), cell.seed)):
+            for row in self.cells[cell]:
+                attentions = rows.setdefault((cell.variant, row["call"]), {})
+                attentions.setdefault(row["attention"], []).append(row)
+        lines = []
+        for (model, call), attentions in rows.items():
+            results = {name: result_of(seeds) for name, seeds in attentions.items()}
+            lines.append(Line(model, call, results))
+        return lines
+
+    def parts(self) -> List[Union[str, Table]]:
+        lines = self.lines()
+        results = [result for line in lines for result in line.results.values()]
+        leaking = sum(result.leaks for result in results)
+        failing = sum(bool(result.error) for result in results)
+        versions_used = self.settings["versions"].items()
+        installed = ", ".join(f"{name} {number}" for name, number in versions_used)
+
+        chosen = [line for line in lines if "" not in line.results]
+        single = [line for line in lines if "" in line.results]
+        titles = dict(zip(ATTENTIONS, ("sdpa", "eager", "flex", "ours")))
+        parts: List[Union[str, Table]] = [
+            f"{len(results)} calls: {leaking} leak (bold), {failing} fail with an error. {installed}; "
+            f"{self.facts['machine']}.",
+            "",
+            _table(chosen, titles),
+            "Models without a choice of attention, and functions of torch alone:",
+            "",
+            _table(single, {"": "change of B"}),
+        ]
+        return [*parts, *_errors(lines)]
+
+    def pictures(self) -> Dict[str, Sequence[Picture]]:
+        return {}
+
+    def page(self) -> str:
+        """Return the whole page: method, table and limits."""
+        size = LeakSize(*self.settings["size"])
+        seeds = len(self.seeds(TORCH))
+        parts = [
+            f"# {TITLE}",
+            "<!-- a generated page: python -m evidence leaks --seeds 1 --page docs/padding_free_leaks.md -->",
+            f"A padding-free row is example A ({size.first} tokens) and then example B ({size.second} tokens). Only "
+            "the tokens of A are replaced; the table has the largest change of B's logits (of the hidden states for a "
+            f"text tower, of the outputs for torch alone), over {counted(seeds, 'seed')}. Examples that are apart "
+            f"change by 0 or by rounding; a change above {_ROUNDING:.0e} of the largest output is a leak.",
+            "All models are tiny (2 layers, width 64), with random weights of standard deviation 0.3 in most families, "
+            "in float32 on a CPU, without dropout. Their code is that of the library; `ours` is its model with "
+            '`attn_implementation="padding_free"`. The size of a leak depends on the weights.',
+            _CALLS_IN_WORDS,
+            self.text().rstrip("\n"),
+            _LIMITS,
+        ]
+        return "\n\n".join(parts) + "\n"
+
+
+def _table(lines: Sequence[Line], titles: Mapping[str, str]) -> Table:
+    """Return the table of some lines; titles: headings by attention."""
+    columns: List[Tuple[str, Callable[[Any], str]]] = [
+        ("model", lambda line: line.model),
+        ("call", lambda line: line.call),
+    ]
+    for attention, title in titles.items():
+        columns.append((title, partial(Line.cell, attention=attention)))
+    columns.append(("largest output", Line.largest))
+    columns.append(("write instead of what leaks", Line.instead))
+    return Table(columns, lines)
+
+
+def _errors(lines: Sequence[Line]) -> List[str]:
+    """Return the errors, each with its models."""
+    models: Dict[str, Dict[str, None]] = {}
+    for line in lines:
+        for result in line.results.values():
+            if result.error:
+                models.setdefault(result.error, {})[line.model] = None
+    listed = [f"- {', '.join(names)}: `{error}`" for error, names in models.items()]
+    return ["Errors:", "", *listed] if listed else []
+
+
+_LIMITS = """\
+Three causes explain the leaks of Transformers. The mask of an encoder never depends on `position_ids`. The mask of a
+decoder does, but only without an attention mask and without a cache, and `use_cache` is True unless `Trainer` turns it
+off. sdpa, eager and flex do not read `cu_seq_lens_q`. Mamba and Mamba-2 carry their state over the boundary.
+
+Not tried: CUDA and its kernels, half precision, trained weights, TRL's collator, `Trainer` itself, other versions. A
+call that does not leak here can still be wrong in other ways, such as its positions; `check_no_leak` judges a whole
+model ([padding-free rows](padding_free.md)).
+
+To repeat it (finished cells are kept in `runs/evidence/leaks`):
+
+```
+python -m evidence leaks --seeds 1 --page docs/padding_free_leaks.md
+python -m evidence.figures --take runs/evidence/leaks
+```
+
+The figures as JSON are in `evidence/results/leaks`."""
+
+
+def shown(folder: Path) -> LeaksShown:
+    """Read the results of a run."""
+    return LeaksShown(folder)
