@@ -25,7 +25,7 @@ from pack_data.reading.fields import one_line
 
 SUMMARY = (
     "Largest change of one example's outputs when only the other example of a padding-free row changes, for stock\n"
-    "Transformers, torch attention and ours, on a CPU. Needs Transformers; about a minute."
+    "Transformers, torch attention and ours, on a CPU. Needs Transformers; about two minutes with --seeds 1."
 )
 TITLE = "Who leaks in padding-free rows"
 
@@ -483,9 +483,12 @@ Three causes explain the leaks of Transformers. The mask of an encoder never dep
 decoder does, but only without an attention mask and without a cache, and `use_cache` is True unless `Trainer` turns it
 off. sdpa, eager and flex do not read `cu_seq_lens_q`. Mamba and Mamba-2 carry their state over the boundary.
 
-Not tried: CUDA and its kernels, half precision, trained weights, TRL's collator, `Trainer` itself, other versions. A
-call that does not leak here can still be wrong in other ways, such as its positions; `check_no_leak` judges a whole
-model ([padding-free rows](padding_free.md)).
+The collator of Transformers numbers positions from 0, RoBERTa from `padding_idx + 1`: for its family, take the rows of
+`PaddingFreeCollator(model)`.
+
+Not tried: CUDA and its kernels, half precision, trained weights, TRL's collator, `Trainer` itself, `varlen_attn`, other
+versions. A call that does not leak here can still be wrong in other ways, such as its positions; `check_no_leak` judges
+a whole model ([padding-free rows](padding_free.md)).
 
 To repeat it (finished cells are kept in `runs/evidence/leaks`):
 
