@@ -7,7 +7,9 @@ import pytest
 pytest.importorskip("transformers", minversion="5.0", reason="the table is of Transformers 5")
 
 from evidence import leaks  # noqa: E402
+from evidence.__main__ import main  # noqa: E402
 from evidence.runner import Cell  # noqa: E402
+from tests.refusals import refusal_of  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,3 +36,8 @@ def test_leaks_are_found(monkeypatch, model, leaking):
         leak = leaks.result_of([row]).leaks
         counts[row["attention"]] = counts.get(row["attention"], 0) + leak
     assert counts == leaking
+
+
+def test_a_page_in_a_missing_directory_is_refused_before_anything_runs(tmp_path, capsys):
+    page = tmp_path / "missing" / "page.md"
+    refusal_of(main, ["leaks", "--out", str(tmp_path / "run"), "--page", str(page)], capsys, "--page", str(page.parent))
