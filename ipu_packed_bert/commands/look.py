@@ -24,10 +24,11 @@ from pack_data.cli.command import (
 )
 from pack_data.display.page import Page
 from pack_data.display.picture import write
-from pack_data.inspection.page_sections import page_of_data_set, page_of_histogram
+from pack_data.inspection.page_sections import headline, page_of_data_set, page_of_histogram
 from pack_data.lengths.counting import count, picture, summary, what_was_read
-from pack_data.packers import PACKERS, packs_at_depth
+from pack_data.packers import PACKERS, get_packer, packs_at_depth
 from pack_data.packing.histogram import PUBLISHED
+from pack_data.solver.free_slots import cost_of_depth
 from pack_data.store.data_set import MANIFEST, PackStore
 
 # Options that only apply to lengths, to the page of lengths, and to the page of a data set.
@@ -102,14 +103,14 @@ def _parser() -> ArgumentParser:
         metavar="S",
         help="slots per pack (default: stated by the source, else its longest sequence)",
     )
-    parser.add_argument("--packer", help="packer used for the page (default optimal)")
+    parser.add_argument("--packer", help="packer (default optimal)")
     parser.add_argument(
         "--max-sequences-per-pack",
         "--depth",
         dest="depth",
         type=parse_depth,
         metavar="D",
-        help="depth limit used for the page (default unlimited, and 3 for a bundled histogram)",
+        help="depth limit (default unlimited, and 3 for a bundled histogram)",
     )
     parser.add_argument(
         "--pack", type=count_from_zero, metavar="N", help="index of the pack to draw (data sets)"
@@ -159,9 +160,14 @@ def _look_at_lengths(args: argparse.Namespace) -> None:
         write([picture(histogram)], args.plot)
     if args.html or args.json:
         _show_page(args, page_of_histogram(histogram, packer=packer, depth=depth))
-    else:
-        _refuse(args, _PACKING_OPTIONS, "applies to the page only; add --html FILE or --json")
-        print(summary(histogram))
+        return
+    print(summary(histogram))
+    if histogram.sequences and not _counts_only(args):
+        packing = get_packer(packer)(histogram, max_sequences_per_pack=depth)
+        print(f"\n{headline(packing)}")
+        cost = cost_of_depth(packing) if packer != "none" else ""
+        if cost:
+            print(cost)
 
 
 def _show_page(args: argparse.Namespace, page: Page) -> None:

@@ -58,9 +58,11 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         "--score",
         action="store_true",
         help="also read the labels of FILE and print scores as JSON, in percent except correlations. squad: exact, f1 "
-        "and, with null_answers, the best of both and their thresholds; single_label: accuracy, macro_f1, matthews "
-        "and, for two labels, f1 of the second; multi_label: micro_f1, macro_f1, all_right; regression: pearson, "
-        "spearman, mean_squared_error; tokens: accuracy, and precision, recall and f1 of spans (B-X I-X) like seqeval",
+        "and, with null_answers, the best of both and their thresholds; single_label: accuracy, "
+        "majority_accuracy (of always predicting the most frequent label), macro_f1, matthews and, for two labels, f1 "
+        "of the second; multi_label: micro_f1, macro_f1, all_right; regression: pearson, "
+        "spearman, mean_squared_error; tokens: accuracy, majority_accuracy, and precision, recall and f1 of spans "
+        "(B-X I-X) like seqeval",
     )
     add_settings(
         parser,
@@ -92,6 +94,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     trust_what_was_named(args.trust_task, args.overrides)
     from ipu_packed_bert.tasks.examples import Asked
+    from ipu_packed_bert.tasks.scores import majority_verdict
     from ipu_packed_bert.training import predictions
 
     say = partial(print, file=sys.stderr if args.output is None else sys.stdout, flush=True)
@@ -144,4 +147,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     if args.score:
         say(f"score     {json.dumps(result.metrics)}")
+        verdict = majority_verdict(result.metrics)
+        if verdict:
+            say(f"verdict   {verdict}")
     return 0

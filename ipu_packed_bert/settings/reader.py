@@ -20,6 +20,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from ipu_packed_bert.settings.declare import Setting, shown, typed_value
 from ipu_packed_bert.settings.declare import setting as setting  # users' tasks import it from here
 from ipu_packed_bert.settings.yaml_files import ConfigError, parse_yaml
+from pack_data.cli.command import settings_by_meaning
 from pack_data.reading import fields as decoding
 from pack_data.reading.fields import named
 
@@ -207,6 +208,9 @@ def suggestions(key: str, known: Sequence[str], blocks: Sequence[str] = ()) -> L
     same_name = [setting for setting in known if setting.rpartition(".")[2] == name]
     if same_name:  # in another section
         return same_name[:3]
+    same_meaning = [setting for setting in settings_by_meaning(name) if setting in known]
+    if same_meaning:
+        return same_meaning[:1]
     if "." in key:
         return difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     sections = dict.fromkeys(setting.partition(".")[0] for setting in known)

@@ -36,7 +36,7 @@ from ipu_packed_bert.tasks.files import (
     read_records,
 )
 from ipu_packed_bert.tasks.inputs import Inputs
-from ipu_packed_bert.tasks.scores import macro_f1, matthews, micro_f1, pearson, spearman
+from ipu_packed_bert.tasks.scores import MAJORITY, macro_f1, matthews, micro_f1, pearson, spearman
 from pack_data.cli.command import counted
 from pack_data.reading.fields import named, shown
 
@@ -221,8 +221,8 @@ class ClassificationTask(LabelTask):
         if self.name == MULTI_LABEL:
             return ("micro_f1", "macro_f1", "all_right")
         if len(self.labels or ()) == 2:
-            return ("accuracy", "f1", "macro_f1", "matthews")
-        return ("accuracy", "macro_f1", "matthews")
+            return ("accuracy", MAJORITY, "f1", "macro_f1", "matthews")
+        return ("accuracy", MAJORITY, "macro_f1", "matthews")
 
     def network(self, attention: str) -> PackedBert:
         classes = max(1, len(self.labels or ()))
@@ -280,6 +280,7 @@ class ClassificationTask(LabelTask):
         numbers = np.union1d(classes, labels)  # macro-F1 is over the classes that occur
         return {
             "accuracy": 100.0 * float((classes == labels).mean()),
+            MAJORITY: 100.0 * int(np.bincount(labels).max()) / len(labels),
             "f1": 100.0 * micro_f1(classes == 1, labels == 1),
             "macro_f1": 100.0 * macro_f1(classes[:, None] == numbers, labels[:, None] == numbers),
             "matthews": matthews(classes, labels),

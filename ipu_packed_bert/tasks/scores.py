@@ -11,9 +11,12 @@ import collections
 import math
 import re
 import string
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
+
+# Percentage of the records, or words, that have the most frequent label: the accuracy of always predicting it.
+MAJORITY = "majority_accuracy"
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -114,6 +117,19 @@ def best_threshold(
             best = total
             threshold = odds[name]
     return _Threshold(100.0 * best / len(answers), threshold)
+
+
+def majority_verdict(metrics: Mapping[str, Any]) -> str:
+    """Compare the accuracy of a model with that of the most frequent label in a sentence; "" without these metrics."""
+    if MAJORITY not in metrics:
+        return ""
+    accuracy = metrics["accuracy"]
+    majority = metrics[MAJORITY]
+    relation = "better" if accuracy > majority else "no better"
+    return (
+        f"{accuracy:.2f} % correct: {relation} than always predicting the most frequent label, "
+        f"which is correct in {majority:.2f} %"
+    )
 
 
 def _f1_of(common: int, predicted: int, wanted: int) -> float:

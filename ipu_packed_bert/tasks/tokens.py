@@ -7,6 +7,7 @@ Suffixes as in `model/bert.py`: B rows, S slots; C classes.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import chain
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -31,7 +32,7 @@ from ipu_packed_bert.tasks.files import (
     read_records,
 )
 from ipu_packed_bert.tasks.inputs import Inputs
-from ipu_packed_bert.tasks.scores import MARKS, span_scores
+from ipu_packed_bert.tasks.scores import MAJORITY, MARKS, span_scores
 from ipu_packed_bert.tasks.task import Metric
 from pack_data.cli.command import counted
 from pack_data.reading.fields import shown
@@ -159,7 +160,8 @@ class TokensTask(LabelTask):
     @property
     def scores(self) -> Tuple[str, ...]:
         marked = any(label.startswith(MARKS) for label in self.labels or ())
-        return ("accuracy", "precision", "recall", "f1") if marked else ("accuracy",)
+        accuracies = ("accuracy", MAJORITY)
+        return (*accuracies, "precision", "recall", "f1") if marked else accuracies
 
     def network(self, attention: str) -> PackedBert:
         return _PackedBertForTokenClassification(
@@ -229,7 +231,12 @@ def _word_scores(
     """
     pairs = list(zip(chain.from_iterable(predictions), chain.from_iterable(labels)))
     right = sum(prediction == label for prediction, label in pairs)
-    scores: Dict[str, Any] = {"accuracy": 100.0 * right / len(pairs), "words": len(pairs)}
+    most_frequent = max(Counter(label for _, label in pairs).values())
+    scores: Dict[str, Any] = {
+        "accuracy": 100.0 * right / len(pairs),
+        MAJORITY: 100.0 * most_frequent / len(pairs),
+        "words": len(pairs),
+    }
     if any(label.startswith(MARKS) for _, label in pairs):
         scores.update(span_scores(predictions, labels))
     return scores

@@ -26,6 +26,16 @@ class NotFinite(ArithmeticError):
     """A loss or weights of a training run are infinite or NaN; the exit status is 3."""
 
 
+# Settings, with the names that users of other projects type for them.
+_NAMES_BY_MEANING = {
+    "optimizer.learning_rate": "learning_rate lr max_lr peak_lr",
+    "batch.micro_batch": "micro_batch batch_size batch bs per_device_train_batch_size",
+    "data.max_sequences_per_pack": "max_sequences_per_pack depth max_depth sequences_per_pack",
+    "data.max_sequence_length": "max_sequence_length seq_len seq_length max_len max_length max_seq_len max_seq_length",
+    "run.epochs": "epochs epoch num_epochs num_train_epochs",
+    "run.steps": "epochs epoch num_epochs num_train_epochs steps max_steps num_steps iterations updates",
+}
+
 # The script in a checkout that does the same as `packed-bert pretrain`.
 _SCRIPT = "run_pretraining.py"
 
@@ -56,6 +66,11 @@ def typed(command: str) -> str:
     if command == "pretrain" and started.parts[-2:] != ("ipu_packed_bert", "__main__.py"):
         return f"python {shlex.quote(sys.argv[0] if started.name == _SCRIPT else _SCRIPT)}"
     return f"python -m ipu_packed_bert {command}"
+
+
+def settings_by_meaning(name: str) -> List[str]:
+    """Return the settings that a name means in other projects (`lr`, `batch_size`, `epochs`), the best first."""
+    return [setting for setting, names in _NAMES_BY_MEANING.items() if name in names.split()]
 
 
 class _HelpAll(argparse.Action):
@@ -151,10 +166,20 @@ class ArgumentParser(argparse.ArgumentParser):
             is_known = any(option.startswith(name) for option in known)
             if not name.startswith("--") or is_known:
                 continue
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            near = self._of_same_meaning(name)
+            near += difflib.get_close_matches(name, known, n=1, cutoff=0.75)
             if near:
                 return f"; there is no option {name}, did you mean {near[0]}?"
         return ""
+
+    def _of_same_meaning(self, name: str) -> List[str]:
+        """Return the option, or else --set and the setting, that an unknown option means in other projects."""
+        settings = settings_by_meaning(name[2:].replace("-", "_"))
+        options = ["--" + setting.rpartition(".")[2].replace("_", "-") for setting in settings]
+        known = [option for option in options if option in self._option_string_actions]
+        if not known and "--set" in self._option_string_actions:
+            return [f"--set {setting}=VALUE" for setting in settings]
+        return known
 
 
 # Characters that move the cursor, colour or reorder text on a terminal: C0 but tab and end of line, DEL, C1, Unicode's

@@ -27,7 +27,7 @@ from pack_data.inspection.one_packer import Row
 from pack_data.lengths.counting import lengths_table, picture
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
-from pack_data.packing.packing import Packing, statement
+from pack_data.packing.packing import Packing, of_at_most, statement
 from pack_data.store.data_set import PackStore
 
 _RECIPE = "recipe.json"  # of a data set
@@ -401,12 +401,29 @@ def _packing_of(store: PackStore, histogram: LengthHistogram) -> Packing:
     return Packing.of(manifest.algorithm, histogram, depth, packs, lower_bound=manifest.lower_bound)
 
 
+def _depth_text(packing: Packing) -> str:
+    limit = packing.max_sequences_per_pack
+    return "any depth" if limit is None else f"depth {limit}"
+
+
+def headline(packing: Packing) -> str:
+    """Return one sentence on a packing, with its padding and that of one sequence per row."""
+    packer = f"{packing.algorithm.upper()}, {_depth_text(packing)}"
+    unpacked_padding = 1 - 1 / packing.theoretical_speedup
+    return (
+        f"{counted(packing.sequences, 'sequence')} fit into {counted(packing.packs, 'pack')} of "
+        f"{packing.max_sequence_length} slots ({packer}): {1 - packing.efficiency:.1%} of the slots are padding "
+        f"instead of {unpacked_padding:.1%}. The packing factor is {packing.packing_factor:.3f} "
+        f"{of_at_most(packing.theoretical_speedup)}."
+    )
+
+
 def _page(
     title: str, histogram: LengthHistogram, packing: Packing, drawn: Optional[_DrawnPack]
 ) -> Page:
     """Return the page of a packing, with a drawn pack: by default the strategy used most."""
     limit = packing.max_sequences_per_pack
-    depth = "any depth" if limit is None else f"depth {limit}"
+    depth = _depth_text(packing)
     packer = f"{packing.algorithm.upper()}, {depth}"
     filling = _filling_section(packing, packer)
 
@@ -432,9 +449,7 @@ def _page(
         last_figure = Figure(f"{packing.packs - bound:,}", "packs above the proven least", words)
     return Page(
         title,
-        f"{counted(packing.sequences, 'sequence')} fit into {counted(packing.packs, 'pack')} of "
-        f"{packing.max_sequence_length} slots ({packer}): {padding} of the slots are padding instead of "
-        f"{unpacked_padding}.",
+        headline(packing),
         (
             Section("Lengths", (picture(histogram), lengths_table(histogram))),
             filling,

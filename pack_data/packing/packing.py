@@ -90,6 +90,9 @@ class Packing:
             max_sequences_per_pack: packing depth; None for unlimited.
             packs: (lengths, count) pairs in any order, which are sorted and merged; empty ones are left out.
             **others: further fields of the packing.
+
+        Raises:
+            ValueError: a pack has more tokens than slots, or more sequences than the depth.
         """
         repeats: Counter = Counter()
         for lengths, count in packs:
@@ -97,7 +100,7 @@ class Packing:
                 repeats[tuple(sorted(lengths, reverse=True))] += int(count)
         strategies = tuple(sorted(repeats, reverse=True))
         counts = tuple(repeats[strategy] for strategy in strategies)
-        return cls(
+        packing = cls(
             algorithm,
             histogram.max_sequence_length,
             max_sequences_per_pack,
@@ -105,6 +108,8 @@ class Packing:
             counts,
             **others,
         )
+        packing._check_strategies()
+        return packing
 
     # ---- accounting: each quantity has its one definition here -------------------------------------------------------
 
@@ -214,15 +219,18 @@ class Packing:
             raise self._error(
                 "the packs have 2^62 slots or more, too many for int64; use smaller repeats"
             )
-        for strategy, repeat in zip(self.strategies, self.repeats):
-            problem = self._problem(strategy, repeat)
-            if problem:
-                raise self._error(f"strategy {strategy} {problem}")
+        self._check_strategies()
         for previous, strategy in zip(self.strategies, self.strategies[1:]):
             if strategy >= previous:
                 raise self._error(
                     f"strategy {strategy} follows {previous}; list each once, in descending order"
                 )
+
+    def _check_strategies(self) -> None:
+        for strategy, repeat in zip(self.strategies, self.repeats):
+            problem = self._problem(strategy, repeat)
+            if problem:
+                raise self._error(f"strategy {strategy} {problem}")
 
     def _problem(self, strategy: Tuple[int, ...], repeat: int) -> str:
         """Describe what is wrong with a strategy; empty if it obeys S and D."""

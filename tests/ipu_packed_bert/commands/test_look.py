@@ -59,6 +59,21 @@ def test_the_answer_is_printed_too(tmp_path, capsys, lengths):
     assert answer in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ([], ["10 packs of 16 slots (OPTIMAL, any depth)", "instead of 75.0%", "4.000 of at most 4.000"]),
+        (["--depth", "2", "--packer", "best_fit"], ["20 packs", "(BEST_FIT, depth 2)", "20 instead of at most 10"]),
+    ],
+)
+def test_without_options_the_headline_is_printed(tmp_path, capsys, options, words):
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("4\n" * 40)
+    assert look(lengths, "--max-sequence-length", 16, *options) == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in words), printed
+
+
 def test_lengths_alone_are_summarised_and_added_up(tmp_path, capsys, lengths):
     table = tmp_path / "both.csv"
     assert look(lengths, "squad_1_1_384", "--out", table, "--plot", tmp_path / "both.svg") == 0
@@ -79,7 +94,6 @@ def test_the_lengths_of_a_data_set_can_be_written(tmp_path, capsys):
     "arguments, named",
     [
         ((), "WHAT"),
-        (("{lengths}", "--depth", "3"), "--html"),
         (("{lengths}", "{data}", "--pack", "1"), "--pack"),
         (("{data}", "{lengths}", "--html", "{page}"), "shown alone"),
         (("{data}", "--out", "{data}/manifest.json"), "exists"),

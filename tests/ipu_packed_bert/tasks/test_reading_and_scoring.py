@@ -126,8 +126,18 @@ def test_glues_metrics_by_hand(tmp_path):
     outputs = np.eye(2)[[1, 1, 0, 0, 1, 1]]  # of class 1: three right, one missed, one too many
     # F1 of class 1: 2 * 3 / (4 + 4); of class 0: 2 * 1 / (2 + 2).  Matthews: (3 * 1 - 1 * 1) / sqrt(4 * 4 * 2 * 2).
     found = table(tmp_path / "t.csv", "single_label").score(outputs).metrics
-    wanted = {"accuracy": 100 * 4 / 6, "f1": 75.0, "macro_f1": 62.5, "matthews": 2 / 8, "texts": 6}
+    share = 100 * 4 / 6  # of the label 1
+    wanted = {
+        "accuracy": share,
+        "majority_accuracy": share,
+        "f1": 75.0,
+        "macro_f1": 62.5,
+        "matthews": 2 / 8,
+        "texts": 6,
+    }
     assert found == pytest.approx(wanted) and list(found) == list(wanted)
+    assert "66.67 % correct: no better than" in metrics.majority_verdict(found)
+    assert "better than" in metrics.majority_verdict({**found, "accuracy": 70.0}) and not metrics.majority_verdict({})
     # Three classes: 3 of 5 right, products 1*1 + 3*2 + 1*2, squares 1 + 9 + 1 and 1 + 4 + 4.
     three = metrics.matthews(np.array([0, 1, 1, 1, 2]), np.array([0, 1, 1, 2, 2]))
     assert three == pytest.approx((4 * 5 - 9) / ((25 - 11) * (25 - 9)) ** 0.5)
@@ -139,7 +149,12 @@ def test_glues_metrics_by_hand(tmp_path):
         assert metrics.matthews(*pair) == pytest.approx(expected or 0.0)
     # F1 alone is of two labels.
     (tmp_path / "t.csv").write_text("text,label\nriver,a\nstone,b\ncastle,c\n")
-    assert list(table(tmp_path / "t.csv", "single_label").scores) == ["accuracy", "macro_f1", "matthews"]
+    assert list(table(tmp_path / "t.csv", "single_label").scores) == [
+        "accuracy",
+        metrics.MAJORITY,
+        "macro_f1",
+        "matthews",
+    ]
 
 
 def read(path, slots=40, *, query=8, **settings):

@@ -69,7 +69,7 @@ def test_words_that_are_cut_off_have_no_answer_and_are_wrong(tmp_path):
     outputs = [np.tile([1.0, 0.0], (8, 1)), np.tile([0.0, 1.0], (3, 1))]
     found = task.score(outputs)
     assert found.files["predictions.json"][0]["labels"] == ["O"] * 6 + [None] * 3
-    assert found.metrics == {"accuracy": pytest.approx(100.0 * 7 / 10), "words": 10}
+    assert found.metrics == pytest.approx({"accuracy": 70.0, "majority_accuracy": 80.0, "words": 10})
 
 
 def test_an_unknown_label_is_named(tmp_path):
@@ -110,6 +110,6 @@ def test_scores_by_hand(tmp_path):
     task = made(tmp_path, [(["river", "stone", "river", "stone"], ["B-A", "O", "B-A", "I-A"]), (["music"], ["O"])])
     found = [["B-A", "O", "B-A", "O"], ["O"]]
     outputs = [np.eye(3)[[2, *map(task.labels.index, labels), 2]] for labels in found]  # and [CLS] and [SEP]
-    own = {"accuracy": 80.0, "words": 5}
+    own = {"accuracy": 80.0, "majority_accuracy": 40.0, "words": 5}
     assert task.score(outputs).metrics == {**own, "precision": 50.0, "recall": 50.0, "f1": 50.0}
     assert "f1" not in made(tmp_path, [(["river"], ["x"])]).score([np.ones((3, 1))]).metrics

@@ -113,12 +113,18 @@ def test_interruption_and_status(capsys):
         (["--corpus", "a", "--colums=b"], "there is no option --colums, did you mean --columns?"),
         (["--corpus", "a", "--elsewhere"], "unrecognized arguments: --elsewhere (try"),
         (["--", "--corpsu"], "required: --corpus (try"),
+        (["--corpus", "a", "--lr=1"], "no option --lr, did you mean --set optimizer.learning_rate=VALUE?"),
+        (["--corpus", "a", "--batch-size", "1"], "no option --batch-size, did you mean --set batch.micro_batch=VALUE?"),
+        (["--corpus", "a", "--depth", "3"], "did you mean --set data.max_sequences_per_pack=VALUE?"),
+        (["--corpus", "a", "--seq-len", "3"], "did you mean --max-sequence-length?"),
+        (["--corpus", "a", "--epochs", "3"], "did you mean --steps?"),
     ],
 )
 def test_an_option_that_is_nearly_one(given, words):
     parser = ArgumentParser(prog="program")
     parser.add_argument("--corpus", required=True)
-    parser.add_argument("--columns")
+    for option in ("--columns", "--max-sequence-length", "--steps", "--set"):
+        parser.add_argument(option)
     parser.add_argument("rest", nargs="?")
     with pytest.raises(ValueError) as caught:
         parser.parse_args(given)

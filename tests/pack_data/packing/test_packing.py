@@ -57,6 +57,12 @@ def test_normal_form():
     packing.check(histogram)
 
 
+@pytest.mark.parametrize("pack, words", [((1, 1, 1), "3 sequences, the limit is 2"), ((4, 1), "5 slots, a pack has 4")])
+def test_packs_beyond_a_limit_are_refused_at_once(pack, words):
+    with pytest.raises(ValueError, match=words):
+        Packing.of("hand", LengthHistogram.from_lengths([*pack], 4), 2, [(pack, 1)])
+
+
 def test_how_long_it_took_is_no_part_of_it():
     histogram = LengthHistogram.from_lengths([3], 4)
     assert Packing.of("x", histogram, 1, [((3,), 1)], solve_seconds=1.0) == Packing.of("x", histogram, 1, [((3,), 1)])
