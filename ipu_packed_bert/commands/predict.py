@@ -29,7 +29,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 from ipu_packed_bert.commands.run_options import add_settings, add_trust
 from ipu_packed_bert.processes.ranks import refuse_several
@@ -94,7 +94,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     trust_what_was_named(args.trust_task, args.overrides)
     from ipu_packed_bert.tasks.examples import Asked
-    from ipu_packed_bert.tasks.scores import majority_verdict
     from ipu_packed_bert.training import predictions
 
     say = partial(print, file=sys.stderr if args.output is None else sys.stdout, flush=True)
@@ -146,8 +145,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         f" {seconds:.1f} s including the answers)"
     )
     if args.score:
-        say(f"score     {json.dumps(result.metrics)}")
-        verdict = majority_verdict(result.metrics)
-        if verdict:
-            say(f"verdict   {verdict}")
+        say(_score_text(result.metrics))
     return 0
+
+
+def _score_text(metrics: Mapping[str, Any]) -> str:
+    """Return the scores as JSON and, on a second line, the comparison with the most frequent label."""
+    from ipu_packed_bert.tasks.scores import majority_verdict
+
+    text = f"score     {json.dumps(metrics)}"
+    verdict = majority_verdict(metrics)
+    return f"{text}\nverdict   {verdict}" if verdict else text

@@ -123,7 +123,7 @@ def add_columns(parser: argparse.ArgumentParser) -> None:
         type=lambda text: tuple(text.split(",")),
         default=(),
         metavar="A,B",
-        help="Parquet, Arrow, JSONL: the integer columns of the sequences (default: input_ids)",
+        help="Parquet, Arrow, JSONL: columns of integers (default input_ids)",
     )
 
 

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import inspect
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -112,6 +113,8 @@ def test_an_unknown_command(capsys):
 def test_what_it_tells_to_type_is_what_was_typed(tmp_path, capsys, monkeypatch, program, words):
     config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
     monkeypatch.setattr(sys, "argv", [program])
+    search = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: program if name == "packed-bert" else search(name))
     options = ["--config", config, "--steps", "1", "--out", str(tmp_path / "run")]
     assert run_main(packed_bert.main, ["pretrain", *options]) == 0
     assert f"continue  {words} --resume {tmp_path / 'run'}" in capsys.readouterr().out

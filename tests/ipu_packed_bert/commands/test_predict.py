@@ -147,7 +147,7 @@ def test_a_run_its_exported_model_and_its_own_evaluation_agree(tmp_path, capsys)
         texts.append(answers)
         found = [json.loads(line) for line in answers.splitlines()]
         assert [each["prediction"] for each in found] == [each["prediction"] for each in own]
-        score = json.loads(said.split("score     ")[1])
+        score = json.loads(said.split("score     ")[1].splitlines()[0])
         assert score["accuracy"] == evaluation["accuracy"] and score["texts"] == 40
         assert "packs/s" in said and "sequences/s" in said and "rows saved" in said
     assert texts[0] == texts[1]
