@@ -1,6 +1,9 @@
 """`packed-bert check-model`: a folder, a function, one's own collator, a batch of one's own."""
 
+import configparser
 import json
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -15,6 +18,7 @@ transformers = pytest.importorskip(
 from ipu_packed_bert.commands.check_model import main
 from ipu_packed_bert.padding_free import assert_isolated
 from pack_data.cli.command import run_main
+from tests.imports import ROOT
 from tests.padding_free_faults import FAULTS, LONGEST, ROW, TinyModel, joined
 from tests.padding_free_models import a_model, families
 
@@ -101,6 +105,20 @@ def test_the_assertion_for_test_suites(own):
         assert_isolated(own_code("late"), **sizes)
     lines = str(caught.value).split("\n")
     assert 2 <= len(lines) <= 5 and "token" in lines[1]
+
+
+def test_the_fixture_of_the_pytest_plugin(tmp_path):
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    _, _, plugin = setup["options.entry_points"]["pytest11"].partition("=")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")  # nothing of the directories above
+    (tmp_path / "test_own.py").write_text("def test_own(assert_isolated):\n    print(assert_isolated.__module__)\n")
+    # Without other plugins, and without this one if an installed package already offers it.
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", plugin.strip(), "test_own.py"]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "ipu_packed_bert.padding_free.isolated" in run.stdout
 
 
 @pytest.mark.parametrize(
