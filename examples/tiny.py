@@ -22,12 +22,17 @@ def options(argv: Optional[Sequence[str]], about: str, *packages: str) -> argpar
     parser.add_argument("--examples", type=positive_int, default=400)
     parser.add_argument("--row", type=positive_int, default=1024, help="tokens per packed row")
     arguments = parser.parse_args(argv)
+    require(parser, *packages)
+    return arguments
+
+
+def require(parser: ArgumentParser, *packages: str) -> None:
+    """Exit with status 2 and one line if a package is missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         parser.exit(
             2, f"error: this example needs {', '.join(missing)}: pip install '.[trainers]'\n"
         )
-    return arguments
 
 
 def load(name: str) -> Any:

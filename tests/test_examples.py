@@ -18,6 +18,7 @@ from tests.pack_data.text_corpus import write_corpus
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 NEEDS = {"plain_loop": ["transformers"], "hf_trainer": ["accelerate", "datasets"], "trl_sft": ["trl"]}
+LONG = ("tiny", "mean_task", "encoder_on_cpu")  # a page runs mean_task
 NOTEBOOK = EXAMPLES / "paper_in_an_hour.ipynb"
 
 
@@ -38,11 +39,12 @@ def test_every_example_is_run_and_short():
         "own_text",
         "pod16_walkthrough",
         "mean_task",
+        "encoder_on_cpu",
         "build_with_ray",  # tests/pack_data/building/test_engines.py
         "build_with_datatrove",
     }
     assert list(EXAMPLES.glob("*.ipynb")) == [NOTEBOOK]
-    short = [path for path in EXAMPLES.glob("*.py") if path.stem not in ("tiny", "mean_task")]  # a page runs mean_task
+    short = [path for path in EXAMPLES.glob("*.py") if path.stem not in LONG]
     assert all(len(path.read_text(encoding="utf-8").splitlines()) < 80 for path in short)
 
 
@@ -74,6 +76,17 @@ def test_an_example_prints_the_speed_of_both_runs(name, tmp_path):
     assert all(int(speed.replace(",", "")) > 0 for _, speed in speeds)
     assert re.search(r"^packed is [\d.]+ times as fast as unpacked$", finished.stdout, re.MULTILINE)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("task", ["masked", "classes"])
+def test_an_encoder_has_the_padded_update_on_a_cpu(task, monkeypatch):
+    pytest.importorskip("transformers", minversion="4.57")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    printed = run_here("encoder_on_cpu", monkeypatch, "--task", task, "--updates", "2", status=0)
+    losses = re.findall(r"^(?:un)?packed +loss ([\d.]+) -> ([\d.]+)$", printed, re.MULTILINE)
+    assert len(losses) == 2 and losses[0] == losses[1]
+    (difference,) = re.findall(r"differ by (\S+) of their norm", printed)
+    assert float(difference) < 1e-6
 
 
 @pytest.mark.parametrize("name", NEEDS)
