@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from pack_data.packers import PACKERS
 from tests import complexity
 from tests.imports import (
     PACKAGES,
@@ -37,13 +38,13 @@ benchmarks __init__
 commands __main__
 run_pretraining
 """
-PACK_DATA = """
+PACK_DATA = f"""
 reading
 cli display store
 packing
 formats packers solver
 lengths text
-best_fit first_fit greedy lpfhp nnlshp none optimal sort spfhp
+{" ".join(PACKERS)} sort
 building
 pack_lengths
 batching inspection
