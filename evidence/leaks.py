@@ -492,7 +492,8 @@ a whole model ([padding-free rows](padding_free.md)).
 
 To repeat it (finished cells are kept in `runs/evidence/leaks`):
 
-```
+<!-- not run: takes minutes -->
+```sh
 python -m evidence leaks --seeds 1 --page docs/padding_free_leaks.md
 python -m evidence.figures --take runs/evidence/leaks
 ```
