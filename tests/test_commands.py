@@ -66,11 +66,12 @@ def pretrained(checkout):
 
 
 @pytest.mark.parametrize("label", ["continue", "use it"])
-def test_the_printed_next_steps_run_in_a_shell_without_an_active_environment(checkout, pretrained, label):
+def test_the_printed_next_steps_run_in_a_shell_without_an_active_environment(checkout, pretrained, label, tmp_path):
+    copy = shutil.copytree(str(checkout), str(tmp_path / "a copy"))
     (line,) = re.findall(rf"^{label}  +(.*?)(?:  \(.*)?$", pretrained, re.M)
     bare = {"PATH": BARE_PATH, "OMP_NUM_THREADS": "1"}
     line = line.replace(" DIR", " exported")
-    done = subprocess.run(["sh", "-c", line], cwd=str(checkout), env=bare, capture_output=True, text=True)
+    done = subprocess.run(["sh", "-c", line], cwd=copy, env=bare, capture_output=True, text=True)
     assert done.returncode == 0, line + done.stderr
 
 

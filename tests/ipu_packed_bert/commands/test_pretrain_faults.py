@@ -59,7 +59,7 @@ def trained(tiny, tmp_path_factory):
 def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(
     tiny, trained, tmp_path, capsys, monkeypatch, setting, there, here
 ):
-    monkeypatch.setattr(pretraining, "packing_factor", lambda *_: pytest.fail("went on"))
+    monkeypatch.setattr(pretraining, "_factor_of_program", lambda *_: pytest.fail("went on"))
     settings = yaml.safe_load(Path(tiny).read_text())
     key, value = setting.split("=")
     section, name = key.split(".")

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ipu_packed_bert.model.optimizer as optimizer_module
 from ipu_packed_bert.model.optimizer import (
     _AdamW,
     _Lamb,
@@ -98,7 +97,7 @@ def test_every_coefficient_of_a_configured_update(model, name, bias_correction):
         for group in optimizer.param_groups:
             group["lr"] = 0.02
         for key, parameter in model.named_parameters():
-            parameter.grad = gradients[key][step].clone()
+            parameter.grad = gradients[key][step]
         optimizer.step()
     for key, parameter in model.named_parameters():
         bound = 0.0 if name == "adamw" or key.endswith("bias") else 65500.0
@@ -280,21 +279,3 @@ def test_fewer_steps_leave_the_schedule_as_it_is(steps, more, fraction):
     part = replace(whole, run=RunConfig(steps=steps))
     assert [learning_rate(step, part) for step in range(steps)] == [learning_rate(step, whole) for step in range(steps)]
     assert part.with_schedule() == part and not cross_check(part)
-
-
-def test_pieces_of_a_tensor_have_one_trust_ratio_with_an_exact_norm(monkeypatch):
-    """A table in float32 whose norm a float32 sum of squares would miss, cut into pieces of 1,000 numbers."""
-    monkeypatch.setattr(optimizer_module, "_PIECE", 1000)
-    generator = torch.Generator().manual_seed(4)
-    table, gradient = (1e-3 + torch.rand(3000, 50, generator=generator) for _ in range(2))
-    options = dict(lr=0.02, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.01, bias_correction=True, max_weight_norm=9e9)
-    expected = lamb_by_definition(table.double(), [gradient.double()], **options)
-    weights = [torch.nn.Parameter(table.clone()), torch.nn.Parameter(torch.ones(3))]
-    for weight, values in zip(weights, (gradient, torch.ones(3))):
-        weight.grad = values.t().contiguous().t() if values.dim() == 2 else values
-    _Lamb(weights, **options).step()
-    moved = (weights[0].detach().double() - table) / (expected - table)
-    assert float((moved - 1.0).abs().median()) < 1e-5 and torch.allclose(
-        table + moved * (expected - table), expected, rtol=2e-7
-    )
-    assert torch.allclose(weights[1], torch.full((3,), 0.98), rtol=1e-6)
