@@ -7,8 +7,11 @@ from pathlib import Path
 # a standard library module from Python 3.15 on.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from ipu_packed_bert.report.calibrate import main  # noqa: E402
-from pack_data.cli.command import run_main  # noqa: E402
+from pack_data.cli.scripts import explained_imports  # noqa: E402
+
+with explained_imports():
+    from ipu_packed_bert.report.calibrate import main
+    from pack_data.cli.command import run_main
 
 if __name__ == "__main__":
     raise SystemExit(run_main(main))

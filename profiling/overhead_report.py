@@ -7,16 +7,11 @@ from pathlib import Path
 # a standard library module from Python 3.15 on.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-try:
+from pack_data.cli.scripts import explained_imports  # noqa: E402
+
+with explained_imports():
     from ipu_packed_bert.report.command import main
     from pack_data.cli.command import run_main
-except ModuleNotFoundError as error:
-    print(
-        f"error: {sys.executable} has no package {error.name}; `make pretrain` installs all packages in .venv, then "
-        "start this script with .venv/bin/python",
-        file=sys.stderr,
-    )
-    raise SystemExit(2) from None
 
 if __name__ == "__main__":
     raise SystemExit(run_main(main))

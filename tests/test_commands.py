@@ -75,7 +75,7 @@ def test_the_printed_next_steps_run_in_a_shell_without_an_active_environment(che
     assert done.returncode == 0, line + done.stderr
 
 
-@pytest.mark.parametrize("script", ["run_pretraining.py", "profiling/overhead_report.py"])
+@pytest.mark.parametrize("script", ["run_pretraining.py", "profiling/overhead_report.py", "profiling/calibrate.py"])
 def test_without_the_packages_a_script_says_how_to_get_them(checkout, script):
     assert "has no package numpy; `make pretrain` installs" in command(checkout, "-S", script, status=2)
 
