@@ -45,7 +45,7 @@ class Beats:
     has not noticed the error of another one for as long as a silence: sums by NCCL would wait for their time limit.
 
     Attributes:
-        spared: if True, the error of another rank does not end this one, which saves something or reports an error.
+        shielded: if True, the error of another rank does not end this one, which saves something or reports an error.
 
     Args:
         connect: opens a new connection to the store; one with a blocked waiter cannot be shared.
@@ -58,7 +58,7 @@ class Beats:
         self._connect = connect
         self._rank = rank
         self._size = size
-        self.spared = False
+        self.shielded = False
         self._restart = restart
         self._watched = (0,) if rank else range(1, size)
         self._silence = SILENCE
@@ -100,7 +100,7 @@ class Beats:
                         self._give_up(store, rank, begun=beats > 0)
                 if store.add("given up", 0):
                     os._exit(1)
-                error = None if self.spared else first_error(store, self._size)
+                error = None if self.shielded else first_error(store, self._size)
                 # An update that is not finite (status 3) ends every rank by itself.
                 rounds_with_error = rounds_with_error + 1 if error and error["status"] != 3 else 0
                 if error and rounds_with_error >= _ROUNDS:

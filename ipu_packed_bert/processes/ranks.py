@@ -83,7 +83,7 @@ class Processes:
         yield
 
     @contextlib.contextmanager
-    def spared(self) -> Iterator[None]:
+    def shielded(self) -> Iterator[None]:
         """Return a context that the error of another process does not end, for work that is worth finishing."""
         yield
 
@@ -170,7 +170,7 @@ class Ranks(Processes):
 
         message: List[Any] = [None]
         if not self.rank:
-            with self.spared():
+            with self.shielded():
                 value = make(*arguments)
             data, tensors = _TensorsApart.split(value)
             message = [(data, [(tensor.shape, tensor.dtype) for tensor in tensors])]
@@ -195,20 +195,20 @@ class Ranks(Processes):
                 time.sleep(0.1)
             yield
         else:
-            with self.spared():
+            with self.shielded():
                 yield
             self._store.add(done, 1)
 
     @contextlib.contextmanager
-    def spared(self) -> Iterator[None]:
+    def shielded(self) -> Iterator[None]:
         if self._beats is None:
             yield
             return
-        self._beats.spared = True
+        self._beats.shielded = True
         try:
             yield
         finally:
-            self._beats.spared = False
+            self._beats.shielded = False
 
     def refuse_differences(self, settings: Mapping[str, Any]) -> None:
         settings_of_ranks = self.gathered((socket.gethostname(), dict(settings)))
@@ -231,7 +231,7 @@ class Ranks(Processes):
     def ended(self, error: BaseException) -> Optional[int]:
         """Return the exit status if another rank reports the error; None if this process must report it."""
         if self._beats:
-            self._beats.spared = True
+            self._beats.shielded = True
         try:
             if _is_lost_connection(error):
                 return self._status_of_others()

@@ -204,7 +204,7 @@ class _Saver:
             step, state, run.batches.state(), run.config.to_yaml(), *run.vocabulary
         )
         try:
-            with run.engine.processes.spared():
+            with run.engine.processes.shielded():
                 save_checkpoint(
                     folder, checkpoint, keep=run.config.run.keep_checkpoints, protect=self._good
                 )
