@@ -22,7 +22,7 @@ _OLDEST = (3, 3)  # SDK 3.3 is the first for torch 2; SDK 3.1 and 3.2 are for to
 _version = tuple(int(part) for part in re.findall(r"\d+", poptorch.__version__)[:2])
 if _version < _OLDEST:
     raise ImportError(
-        f"PopTorch {poptorch.__version__} is too old: it is for torch 1.13.1 or older, not 2.0.1"
+        f"PopTorch {poptorch.__version__} is for torch 1.13.1 or older, not 2.0.1; install that of SDK 3.4"
     )
 
 
