@@ -22,7 +22,7 @@ help:
 	@echo "make figures    draw the tables and pictures of docs/evidence.md from the committed results, without training"
 	@echo "make coverage   run the tests and list the lines that none of them runs"
 	@echo "make mutants    make small random mistakes: do the tests notice? (hours; continues where it was stopped)"
-	@echo "make crash      cut the power of a simulated disk at every moment, and let every system call fail (hours)"
+	@echo "make crash      try 5,000 states after a power cut of each piece of work, and let each system call fail (hours)"
 	@echo "make test-sdk   run the tests with the versions of IPU machines (Python 3.8, torch 2.0.1)"
 	@echo "make test-ipu   run the IPU tests with the Poplar SDK, on IPUs or on the IPU Model; PYTHON=the SDK's environment"
 	@echo "make test-trainers"

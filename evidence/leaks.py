@@ -40,9 +40,8 @@ class LeakSize(NamedTuple):
 
 SIZES = {"quick": LeakSize(5, 4, 40), "default": LeakSize(24, 16, 100)}
 _LONGEST = 128  # positions of each model; a row is shorter
-_ROUNDING = (
-    1e-5  # share of the largest output above which a change is a leak; float32 sums differ by less
-)
+# Share of the largest output above which a change is a leak; float32 sums differ by less.
+_ROUNDING = 1e-5
 
 ENCODER = "encoder"
 DECODER = "decoder"

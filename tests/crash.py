@@ -1,7 +1,7 @@
 """Power cuts: every state that one may leave of a piece of work, and the same command again.
 
     python -m tests.crash build --states 400 [--seed S]        # also: train, convert, all
-    python -m tests.crash all                                   # every state; a stopped run continues
+    python -m tests.crash all --first 5000                      # 5,000 states of each, after those of an earlier run
 
 The work of `tests.kills` runs once in this process. Before each call that syncs, renames or removes something, the
 program takes a picture of the directory. A power cut at that moment leaves

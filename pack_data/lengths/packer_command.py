@@ -45,9 +45,9 @@ def run_packer(
         rare: those of its own options that --help leaves out.
         statement: checks the packing and returns a sentence that is printed after the table.
     """
-    depths = (
-        f"{depth_text(own_depth)}; {depth_text(default_depth)} for a bundled or synthetic histogram"
-    )
+    depths = depth_text(own_depth)
+    if default_depth != own_depth:
+        depths += f"; {depth_text(default_depth)} for a bundled or synthetic histogram"
     parser = ArgumentParser(prog=f"python -m pack_data.{name}", description=description)
     add_histogram_arguments(parser)
     parser.add_argument(
