@@ -16,7 +16,8 @@ from pack_data.lengths.packer_command import run_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, statement
 from pack_data.reading.fields import packing_depth
-from pack_data.solver.search import Limits, pack_quickly
+from pack_data.solver.free_slots import count_packs
+from pack_data.solver.search import Limits, ProvedPacks, pack_quickly
 
 
 def pack(
@@ -42,18 +43,15 @@ def pack(
     """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
-    best = pack_quickly(histogram, Limits.of(histogram, max_sequences_per_pack, budget))
-    if best.pays(best.programme_seconds):
-        # Imported here because loading SciPy takes longer than most packings.
-        from pack_data.solver.programmes import improved
-
-        best = improved(best)
+    best = _search(histogram, max_sequences_per_pack, budget)
     if budget is None:
-        # A larger limit must not lead to more packs, so what is found quickly at smaller limits counts as well.
+        # A larger limit must not lead to more packs, so the packs of smaller limits count as well.
         for depth in best.smaller_depths():
-            if best.gap > 0:
-                smaller = pack_quickly(histogram, Limits.of(histogram, depth, None))
-                best = best.with_fewer(smaller.packs)
+            smaller = _search(histogram, depth, None)
+            best = best.with_fewer(smaller.packs)
+            # The bounds of still smaller limits are at least as high.
+            if smaller.lower_bound >= count_packs(best.packs):
+                break
     return Packing.of(
         "optimal",
         histogram,
@@ -64,6 +62,21 @@ def pack(
         lp_bound=float(best.worth),
         certificate=best.certificate,
     )
+
+
+def _search(
+    histogram: LengthHistogram,
+    max_sequences_per_pack: Optional[int],
+    budget: Optional[float],
+) -> ProvedPacks:
+    """Return the packs found at one limit on sequences per pack."""
+    best = pack_quickly(histogram, Limits.of(histogram, max_sequences_per_pack, budget))
+    if not best.pays(best.programme_seconds):
+        return best
+    # Imported here because loading SciPy takes longer than most packings.
+    from pack_data.solver.programmes import improved
+
+    return improved(best)
 
 
 main = partial(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from fractions import Fraction
-from typing import List, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -218,22 +218,18 @@ class ProvedPacks(NamedTuple):
             seconds *= math.hypot(1, S / _PRODUCT_SLOTS)
         return seconds
 
-    def smaller_depths(self) -> List[int]:
-        """Return smaller limits that may lead to fewer packs, in descending order.
+    def smaller_depths(self) -> range:
+        """Return the smaller limits that may lead to fewer packs, in descending order.
 
-        These are one more than the mean number of sequences per pack, and the doubles of the mean; but none that these
-        packs obey.
+        Above twice the mean number of sequences per pack the limit hardly matters, so those limits are not tried. Below
+        the mean of these packs no packing has as few.
         """
         if self.gap <= 0:
-            return []
-        deepest = max(len(strategy) for strategy, _ in self.packs)
+            return range(0)
         sequences = self.histogram.sequences
-        mean = math.ceil(sequences / self.lower_bound)
-        depths = {mean + 1}
-        while 2 * mean < deepest:
-            mean *= 2
-            depths.add(mean)
-        return sorted((depth for depth in depths if depth < deepest), reverse=True)
+        most = min(self.limits.depth - 1, 2 * math.ceil(sequences / self.lower_bound))
+        fewest = math.ceil(sequences / (count_packs(self.packs) - 1))
+        return range(most, fewest - 1, -1)
 
     def with_fewer(self, packs: Packs) -> ProvedPacks:
         """Return the same proof with these packs, if any, if they are fewer."""

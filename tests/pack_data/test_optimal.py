@@ -63,6 +63,15 @@ def test_packs_of_a_smaller_limit_count_at_a_larger_one():
     assert six.packs >= eight.packs >= unlimited.packs == unlimited.lower_bound
 
 
+def test_every_smaller_limit_counts_up_to_twice_the_mean():
+    # For five sequences alone, one pack more is found than for four.
+    random = np.random.default_rng(10)
+    lengths = random.lognormal(np.log(200), 0.6, 2000) + random.lognormal(np.log(350), 0.6, 2000)
+    histogram = LengthHistogram.from_lengths(np.clip(lengths.astype(int), 1, 2048), 2048)
+    packs = [optimal.pack(histogram, max_sequences_per_pack=depth).packs for depth in (4, 5, 6)]
+    assert packs == sorted(packs, reverse=True)
+
+
 @pytest.mark.parametrize(
     "lengths, S", [([], 5), ([3] * 7, 10), ([10] * 5, 10), ([1, 2, 3, 4, 5, 6, 7], 9), ([1] * 100, 10), ([1] * 3, 1)]
 )
