@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
+from evidence.batching_report import COLUMNS, collate, report
 from evidence.benches.llama import new_llama
 from evidence.benches.texts import TextSet, TokenSet, encode, text_sets
 from evidence.runner import Cell, Row, Runner
@@ -29,9 +30,7 @@ from evidence.statistics import Interval, extremes, students
 from evidence.writer import Shown, Table, bars, spread
 from ipu_packed_bert.engine.host.devices import find_device
 from ipu_packed_bert.settings.schema import EngineConfig
-from pack_data.batching.collators import collate
 from pack_data.batching.plans import WAYS, BatchOptions
-from pack_data.batching.properties import COLUMNS, report
 from pack_data.cli.command import counted, positive_int
 from pack_data.cli.memory import PeakMemory, keep_buffers
 from pack_data.display.picture import Picture

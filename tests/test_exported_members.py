@@ -24,8 +24,7 @@ PUBLIC = {
         "newest_checkpoint read_log"
     ),
     "pack_data.batching": (
-        "BatchOptions EpochPlan IndexBatchSampler MicroBatchSampler WAYS Way WayReport get_way padded_batch "
-        "padding_free_batch report"
+        "BatchOptions EpochPlan IndexBatchSampler MicroBatchSampler WAYS Way get_way padded_batch padding_free_batch"
     ),
     "pack_data.stream": "Pack PackRows PackStream Waits packed_rows",
     "ipu_packed_bert.padding_free": (

@@ -8,8 +8,8 @@ from typing import Optional, Sequence
 
 import numpy as np
 
+from evidence.batching_report import COLUMNS, report
 from pack_data.batching.plans import WAYS, BatchOptions
-from pack_data.batching.properties import COLUMNS, report
 from pack_data.cli.command import (
     ArgumentParser,
     count_from_zero,

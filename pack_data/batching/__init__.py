@@ -1,8 +1,7 @@
-"""Batches of examples of different lengths: which examples share a batch (plans), its arrays (collators), its cost."""
+"""Batches of examples of different lengths: which examples share a batch (plans), its arrays (collators)."""
 
 from pack_data.batching.collators import padded_batch, padding_free_batch
 from pack_data.batching.plans import WAYS, BatchOptions, EpochPlan, Way, get_way
-from pack_data.batching.properties import WayReport, report
 from pack_data.batching.sampler import IndexBatchSampler, MicroBatchSampler
 
 __all__ = [
@@ -12,9 +11,7 @@ __all__ = [
     "MicroBatchSampler",
     "WAYS",
     "Way",
-    "WayReport",
     "get_way",
     "padded_batch",
     "padding_free_batch",
-    "report",
 ]

@@ -13,7 +13,6 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from pack_data.batching.plans import Batch, Way
 from pack_data.reading.fields import whole_number
 from pack_data.store.boundaries import OF_SEQUENCES, cumulative, positions_of, sequences_in
 from pack_data.store.sequences import rounded_up
@@ -201,27 +200,3 @@ def padded_batch(
     for name in ("input_ids", "labels"):
         batch[name][is_token] = np.concatenate([column[name] for column in columns])
     return batch
-
-
-def collate(
-    way: Way,
-    batch: Batch,
-    dataset: Sequence[Example],
-    pad_id: int = 0,
-) -> Dict[str, np.ndarray]:
-    """Return the arrays of one batch of a plan.
-
-    A padded row of several pieces is one text to the model: nothing tells the pieces apart.
-    """
-    texts: List[Dict[str, Any]] = []
-    for row in batch:
-        pieces = []
-        for number, start, stop in row:
-            columns = token_columns(dataset[number], f"example {number}")
-            pieces.append({name: values[start:stop] for name, values in columns.items()})
-        if not way.padding_free:
-            names = [name for name in ("input_ids", "labels") if name in pieces[0]]
-            pieces = [{name: np.concatenate([piece[name] for piece in pieces]) for name in names}]
-        texts += pieces
-    batch_of = padding_free_batch if way.padding_free else padded_batch
-    return batch_of(texts, pad_id=pad_id)

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evidence.batching_report import collate
 from ipu_packed_bert.padding_free import use_padding_free
 from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator, inputs_for
 from ipu_packed_bert.padding_free.update import accumulate, mean_loss
-from pack_data.batching.collators import collate
 from pack_data.batching.plans import WAYS, BatchOptions
 from tests.padding_free_models import CONFIGS, a_model, some_examples, token_losses
 from tests.refusals import refused

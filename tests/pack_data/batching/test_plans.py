@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evidence.batching_report import report
 from pack_data.batching.plans import WAYS, BatchOptions, get_way
-from pack_data.batching.properties import report
 from pack_data.optimal import pack
 from pack_data.packing.histogram import LengthHistogram
 from tests.batching_ways import MSL, batches, drawn, every_way

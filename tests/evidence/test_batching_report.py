@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from evidence.batching_report import _Properties, _sorted, report
 from evidence.benches.batching import main
 from pack_data.batching.plans import WAYS, BatchOptions, get_way
-from pack_data.batching.properties import _Properties, _sorted, report
 from pack_data.cli.command import run_main
 from tests.batching_ways import MSL, drawn, every_way
 from tests.refusals import refused

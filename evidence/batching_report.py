@@ -6,12 +6,12 @@ example it comes from.
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.batching.collators import collate
-from pack_data.batching.plans import BatchOptions, Way
+from pack_data.batching.collators import Example, padded_batch, padding_free_batch, token_columns
+from pack_data.batching.plans import Batch, BatchOptions, Way
 
 # Standard deviations by which the share of falling steps must miss one half to count as sorted.
 _SORTED_DEVIATIONS = 4.0
@@ -167,3 +167,27 @@ def _sorted(means: np.ndarray) -> bool:
     falls = (changes < 0).sum()
     deviation = np.sqrt((len(changes) + 2) / 12)
     return bool(abs(falls - len(changes) / 2) > _SORTED_DEVIATIONS * deviation)
+
+
+def collate(
+    way: Way,
+    batch: Batch,
+    dataset: Sequence[Example],
+    pad_id: int = 0,
+) -> Dict[str, np.ndarray]:
+    """Return the arrays of one batch of a plan.
+
+    A padded row of several pieces is one text to the model: nothing tells the pieces apart.
+    """
+    texts: List[Dict[str, Any]] = []
+    for row in batch:
+        pieces = []
+        for number, start, stop in row:
+            columns = token_columns(dataset[number], f"example {number}")
+            pieces.append({name: values[start:stop] for name, values in columns.items()})
+        if not way.padding_free:
+            names = [name for name in ("input_ids", "labels") if name in pieces[0]]
+            pieces = [{name: np.concatenate([piece[name] for piece in pieces]) for name in names}]
+        texts += pieces
+    batch_of = padding_free_batch if way.padding_free else padded_batch
+    return batch_of(texts, pad_id=pad_id)
