@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pack_data.batching.collators import collate, padded_batch, padding_free_batch
+from evidence.batching_report import collate
+from pack_data.batching.collators import padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions, Piece, get_way
 from tests.batching_ways import MSL, batches, drawn, every_way
 from tests.refusals import refused

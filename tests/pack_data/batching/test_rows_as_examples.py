@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from evidence.batching_report import collate
 from pack_data import BuildOptions, PackDataset, build, pack
-from pack_data.batching.collators import collate, padded_batch, padding_free_batch
+from pack_data.batching.collators import padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions, Piece, get_way
 from pack_data.batching.sampler import IndexBatchSampler
 from pack_data.stream.rows import PackRows, packed_rows
