@@ -288,3 +288,10 @@ def test_the_part_of_a_process_is_in_the_epoch_of_its_source():
 
     share = Share(Epochs([numbered(2), numbered(2)]))
     assert [number_of(example) for example in share] == [3]
+
+
+def test_a_file_without_a_suffix_is_read_by_its_content(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
+    arrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+    parquet.write_table(arrow.Table.from_pylist(numbered(3)), tmp_path / "part-0")
+    assert list(ShardFiles([tmp_path / "part-0"])) == numbered(3)

@@ -165,3 +165,19 @@ def test_few_sequences_are_assigned_in_memory(monkeypatch):
     parts.append(RunningTotals(1, 1, 0))
     assert [list(group.parts) for group in on_disk.parts_groups(parts)] == [[0], [1], [2]]
     assert on_disk.places_of_parts(parts) == [(0, 0), (1, 0), (2, 0)]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(1, 12))
+def test_lists_of_places_cover_each_length_and_are_as_few_as_fit(counts, numbers):
+    starts = np.cumsum([0, *counts])
+    places = on_disk.Places(1, 7, np.dtype("<u4"), starts, *[np.zeros(0, np.int64)] * 4)
+    (_, packs), *lists = on_disk._lists(places, numbers)
+    assert packs == 7 and [end for _, end in lists][:-1] == [start for start, _ in lists][1:]
+    assert (lists[0][0], lists[-1][1]) == (0, starts[-1]) if starts[-1] else not lists
+    for start, end in lists:
+        assert {start, end} <= {*starts}
+        # A list above the limit holds one length; two lists that would fit together are one.
+        assert end - start <= numbers or not {*range(start + 1, end)} & {*starts}
+    within = [end - start <= numbers for start, end in lists]
+    for number, (one, two) in enumerate(zip(lists, lists[1:])):
+        assert not (within[number] and within[number + 1] and two[1] - one[0] <= numbers)

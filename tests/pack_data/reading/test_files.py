@@ -147,3 +147,11 @@ def test_a_stale_temporary_file_is_that_of_its_own_name(tmp_path):
         other.write_text("")
         durable.remove_stale(tmp_path / "a.json", every_name)
         assert sorted(tmp_path.iterdir()) == left
+
+
+def test_a_stale_link_to_a_directory_is_removed_and_the_directory_stays(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "kept").write_text("")
+    durable.temporary_name(tmp_path / "a.json").symlink_to(tmp_path / "full")
+    durable.remove_stale(tmp_path / "a.json")
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "kept"]

@@ -460,10 +460,13 @@ def test_the_command_prints_gap_waiting_and_speed(capsys, tmp_path):
     assert main([*options, "--plot", str(picture)]) == 0
     printed = capsys.readouterr().out
     assert printed.count(" stream ") == 3 and "longest wait" in printed and picture.stat().st_size > 1000
+    rows = [line.split(",n=500")[1].split() for line in printed.splitlines() if ",n=500" in line]
     assert main([*options, "--json"]) == 0
     made = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["way"] for each in made] == ["stream", "stream", "windows", "open rows", "open rows"]
     assert all(each["packs"] >= each["bound"] and each["sequences"] == 500 for each in made)
+    above = [[str(each["packs"]), str(each["packs"] - each["bound"])] for each in made]
+    assert [row[-9:-7] for row in rows] == above
 
 
 @pytest.mark.parametrize("options", [["--histogram", "squad_1_1_384"], ["--synthetic", "uniform:max=9,n=9,seed=0"]])
