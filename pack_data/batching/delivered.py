@@ -60,7 +60,10 @@ class _Reading:
         try:
             batch = next(self._batches)
         except StopIteration:
-            if self._sampler._reading is self and self.delivered == self._drawn:
+            is_latest = self._sampler._reading is self
+            # If nothing is left of an epoch, it does not end before its loop has begun.
+            has_begun = self._requests > self._in_advance
+            if is_latest and has_begun and self.delivered == self._drawn:
                 self._sampler._end()
             raise
         self._drawn += 1

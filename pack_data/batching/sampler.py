@@ -111,6 +111,9 @@ class _EpochSampler(DeliveredBatches):
                 epochs from 0 again would train on the same batches again.
         """
         epoch = whole_number("epoch", epoch, least=0)
+        if epoch == self._epoch + 1 and not self._plan.has(self._step):
+            # The state was taken at the end of its epoch.
+            self._pending = False
         if self._pending and epoch != self._epoch:
             raise ValueError(
                 f"set_epoch({epoch}) after a state in epoch {self._epoch} was loaded; go on with epoch {self._epoch}, "
@@ -122,8 +125,9 @@ class _EpochSampler(DeliveredBatches):
     def state_dict(self) -> Dict[str, Any]:
         """Return the place of the next batch, and everything that the batches follow from, in plain values.
 
-        The state is the same on every rank. Batches that the workers of a DataLoader have read in advance are not
-        counted. Accelerate reads batches in advance in its own way: use `state_at` with the number of steps made.
+        The state is the same on every rank; a step counts once all its batches are taken. Batches that the workers of a
+        DataLoader have read in advance are not counted. Accelerate reads batches in advance in its own way: use
+        `state_at` with the number of steps made.
 
         Returns:
             Values for `load_state_dict`.

@@ -13,6 +13,7 @@ from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
 from pack_data.batching.share import Share
 from tests.refusals import refused
+from tests.resumes import InOneProcess
 from tests.token_sequences import random_sequences
 
 torch_data = pytest.importorskip("torch.utils.data")
@@ -42,36 +43,6 @@ class Numbers:
 
     def __getitem__(self, number):
         return number
-
-
-class InOneProcess:
-    """Requests batches in the order in which a DataLoader with workers does."""
-
-    def __init__(self, batch_sampler, num_workers, prefetch_factor):
-        self.batch_sampler, self.num_workers, self.prefetch_factor = batch_sampler, num_workers, prefetch_factor
-
-    def __iter__(self):
-        return Requests(self)
-
-
-class Requests:
-    def __init__(self, loader):
-        iter(loader.batch_sampler)
-        self.source, self.waiting = iter(loader.batch_sampler), []
-        for _ in range(loader.num_workers * loader.prefetch_factor):
-            self.request()
-
-    def request(self):
-        self.waiting += islice(self.source, 1)
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if not self.waiting:
-            raise StopIteration
-        self.request()
-        return self.waiting.pop(0)
 
 
 def in_processes(batch_sampler, workers, prefetched=None):
