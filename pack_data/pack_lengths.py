@@ -244,7 +244,9 @@ class PackedLengths:
 def _checked_name(path: Union[str, os.PathLike], endings: Sequence[str]) -> Path:
     """Return the path of a file to write; ValueError unless its name has one of these endings."""
     if Path(path).suffix not in endings:
-        raise ValueError(f"{path}: the name must end in {' or '.join(endings)}")
+        *others, last = endings
+        wanted = f"{', '.join(others)} or {last}" if others else last
+        raise ValueError(f"{path}: the name must end in {wanted}")
     return Path(path)
 
 

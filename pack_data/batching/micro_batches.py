@@ -19,6 +19,7 @@ from typing import Any, List, Optional, Tuple
 
 import numpy as np
 
+from pack_data.cli.command import counted
 from pack_data.lengths.overlong import fit
 from pack_data.pack_lengths import one_each, pack
 from pack_data.packing.packing import Packing
@@ -73,9 +74,12 @@ class MicroBatches:
         return sizes.count(0)
 
     def __repr__(self) -> str:
+        steps = counted(self.steps, "step")
+        ranks = counted(len(self.of), "rank")
+        slowest, least = (f"{round(work, 2):,}" for work in (self.slowest, self.least_slowest))
         return (
-            f"MicroBatches({self.steps} steps on {len(self.of)} ranks, at least {self.least_steps}; slowest "
-            f"{self.slowest:,}, at least {self.least_slowest:,}: .of[rank][step], .packing)"
+            f"MicroBatches({steps} on {ranks}, at least {self.least_steps}; slowest {slowest}, at least {least}: "
+            ".of[rank][step], .packing)"
         )
 
 

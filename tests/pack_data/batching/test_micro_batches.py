@@ -193,3 +193,8 @@ def test_a_state_of_other_options_is_refused():
         sampler_of(0, max_tokens=256).load_state_dict(state)
     with refused("step 999"):
         sampler_of(0).load_state_dict({**state, "step": 999})
+
+
+def test_a_plan_is_described_in_one_line():
+    plan = micro_batches([5], ranks=1, max_tokens=10, token_work=0.1, square_work=1e-3)
+    assert repr(plan).startswith("MicroBatches(1 step on 1 rank, at least 1; slowest 0.52, at least 0.52:")
