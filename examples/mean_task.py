@@ -19,6 +19,8 @@ from ipu_packed_bert.tasks.files import read_records
 
 @dataclass(frozen=True)
 class MeanConfig(TaskConfig):
+    """The column of the texts; their labels are in the column label."""
+
     column: str = setting("text", "column of the text")
 
 
@@ -91,14 +93,15 @@ class MeanTask(LabelTask):
         numbers = np.zeros(len(examples), np.int32)
         for index, example in enumerate(examples):
             if example.labels:
-                numbers[index] = self.number_of(*example.labels, example.where)
+                numbers[index] = self.number_of(example.labels[0], example.where)
         return Inputs.of(ids, np.concatenate(segments), targets={"labels": numbers})
 
     def network(self, attention):
-        return MeanBert(self.model, len(self.labels), self.max_sequences_per_pack, attention)
+        return MeanBert(self.model, len(self.labels or ()), self.max_sequences_per_pack, attention)
 
     def score(self, outputs):
-        answers = [{"prediction": self.labels[int(logits.argmax())]} for logits in outputs]
+        names = self.labels or []
+        answers = [{"prediction": names[int(logits.argmax())]} for logits in outputs]
         metrics = {}
         if self.scorable:
             pairs = zip(answers, self.examples)

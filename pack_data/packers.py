@@ -19,7 +19,7 @@ PACKERS: Tuple[str, ...] = (
 )
 
 # NNLSHP lists every strategy that fills a pack exactly, about S^(depth - 1) of them, too many beyond depth 3.
-_DEEPEST = {"nnlshp": 3}
+DEEPEST = {"nnlshp": 3}
 
 
 def get_packer(name: str) -> Callable[..., Packing]:
@@ -41,7 +41,7 @@ def get_packer(name: str) -> Callable[..., Packing]:
 
 def packs_at_depth(name: str, max_sequences_per_pack: Optional[int]) -> bool:
     """Return True if the packer accepts this depth; None is unlimited."""
-    deepest = _DEEPEST.get(name)
+    deepest = DEEPEST.get(name)
     return deepest is None or (
         max_sequences_per_pack is not None and max_sequences_per_pack <= deepest
     )

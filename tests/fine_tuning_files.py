@@ -24,7 +24,13 @@ from tests.tiny_runs import TINY
 
 _WORDS = "river stone castle bridge market winter garden letter silver engine north seven music doctor paper"
 WORDS = tuple(_WORDS.split())
-KINDS = ("squad", "single_label", "multi_label", "regression", "tokens")
+KINDS = (
+    "squad",
+    "single_label",
+    "multi_label",
+    "regression",
+    "tokens",
+)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOCABULARY = Vocabulary(SPECIAL_TOKENS + WORDS + tuple(_LETTERS + ".?,'") + tuple("##" + c for c in _LETTERS))
 MODEL = replace(TINY, vocabulary_size=len(VOCABULARY), max_position_embeddings=64, layer_norm_eps=1e-12)

@@ -24,6 +24,14 @@ SINGLE_LABEL = "single_label"
 MULTI_LABEL = "multi_label"
 REGRESSION = "regression"
 TOKENS = "tokens"
+TASK_NAMES = (
+    PRETRAINING,
+    SQUAD,
+    SINGLE_LABEL,
+    MULTI_LABEL,
+    REGRESSION,
+    TOKENS,
+)
 # The learning rate after its warm-up; `optimizer.learning_rate` computes it.
 SCHEDULES = ("linear", "polynomial", "cosine", "constant")
 
@@ -54,7 +62,7 @@ class TaskConfig:
         PRETRAINING,
         "the task",
         default_of={FINETUNE: SQUAD},
-        choices=(PRETRAINING, SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS),
+        choices=TASK_NAMES,
         pattern=PATTERN,
         note=", or FILE.py:CLASS, a task of your own",
         resume=_TASK,

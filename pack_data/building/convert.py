@@ -135,9 +135,9 @@ def _convert(
         with only_writer_of_packs(path):
             return to_format, kind, module.write(destination, records, widths)
     with only_writer(path):
-        if TARGETS[to_format] in ("tokens", "token_packs"):
-            return to_format, kind, sequence_output.write(destination, records, to_format)
-        return to_format, kind, module.write(destination, records(), widths, to_format)
+        if hasattr(module, "write"):
+            return to_format, kind, module.write(destination, records(), widths, to_format)
+        return to_format, kind, sequence_output.write(destination, records, to_format)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -17,6 +17,10 @@ from pack_data.store.sequences import check_multiple
 from pack_data.text.corpus_files import EMBEDDED, Corpus
 from pack_data.text.examples import ExampleOptions
 
+# The smallest packing depth that costs at most 1 % more packs.
+AUTO = "auto"
+_DEPTH_OF_PAPER = 3
+
 # Options that name files: the manifest has the sha256 of each file instead of its path.
 _FILES = ("vocabulary", "tokenizer", "recipe")
 # Options that do not change the data set.
@@ -63,6 +67,10 @@ def _file(default: Any, text: str, **options: Any) -> Any:
 def _count(default: Optional[int], text: str, *, metavar: str = "N", **options: Any) -> Any:
     """Declare a whole number of at least 1."""
     return _option(default, text, type=positive_int, metavar=metavar, **options)
+
+
+def _depth(text: str) -> Union[int, str, None]:
+    return text if text == AUTO else parse_depth(text)
 
 
 def _split_names(text: str) -> Tuple[str, ...]:
@@ -114,10 +122,11 @@ class BuildOptions:
         metavar="NAME",
     )
     # None: unlimited.
-    max_sequences_per_pack: Optional[int] = _option(
-        3,
-        "packing depth, a number or 'unlimited' (default {default})",
-        type=parse_depth,
+    max_sequences_per_pack: Union[int, str, None] = _option(
+        AUTO,
+        "packing depth, a number or 'unlimited' (default: the smallest that costs at most 1 %% more packs; 3 for "
+        "--synthetic)",
+        type=_depth,
         metavar="D",
     )
     recipe: Union[str, Path, None] = _file(
@@ -266,9 +275,11 @@ class BuildOptions:
             value = getattr(self, name)
             if value is not None or name not in ("max_predictions_per_sequence", "workers"):
                 object.__setattr__(self, name, whole_number(name, value, **limit))
-        object.__setattr__(
-            self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack)
-        )
+        depth = self.max_sequences_per_pack
+        if depth == AUTO and self.synthetic is not None:
+            depth = _DEPTH_OF_PAPER
+        if depth != AUTO:
+            object.__setattr__(self, "max_sequences_per_pack", packing_depth(depth))
 
     def _check_tokenizer(self) -> None:
         for name, chosen in (

@@ -27,7 +27,7 @@ from pack_data.building.held_out import (
     split_overfull,
 )
 from pack_data.building.inputs import BuildSide, VocabularyFile, one_sided, open_input
-from pack_data.building.options import BuildOptions
+from pack_data.building.options import AUTO, BuildOptions
 from pack_data.building.runner import TaskRunner
 from pack_data.building.tasks import (
     RunningTotals,
@@ -46,7 +46,7 @@ from pack_data.building.tasks import (
 )
 from pack_data.building.work_folder import HELD_OUT_WORK, PLAN, announce, check_out, clear, complete
 from pack_data.cli.command import counted, progress_bar
-from pack_data.packers import get_packer
+from pack_data.packers import DEEPEST, get_packer, packs_at_depth
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 from pack_data.reading.durable import free_bytes, write_array, write_atomically
@@ -54,6 +54,7 @@ from pack_data.reading.fields import Fields, read_object
 from pack_data.reading.files import sha256_of
 from pack_data.reading.npy import map_array, read_array
 from pack_data.solver.free_slots import cost_of_depth
+from pack_data.solver.search import fewest_packs, smallest_depth
 from pack_data.store.data_set import PackStore, StoredFile, finish_data_set
 from pack_data.store.packs import PREDICTION, PackSchema, predictions_per_pack
 from pack_data.text.vocabulary import (
@@ -167,11 +168,19 @@ class Stages:
             )
         options = self.options
         depth = packing.max_sequences_per_pack
-        is_chosen = depth == options.max_sequences_per_pack and not options.recipe
-        if is_chosen and options.packer != "none":
+        if options.recipe or options.packer == "none":
+            return
+        if depth == options.max_sequences_per_pack or not packs_at_depth(options.packer, None):
             cost = cost_of_depth(packing)
             if cost:
                 yield cost
+        elif options.max_sequences_per_pack == AUTO:
+            histogram = LengthHistogram(packing.placed())
+            excess = fewest_packs(histogram, depth) / fewest_packs(histogram, None) - 1
+            yield (
+                f"depth {depth}: the smallest that needs at most 1 % more packs than no limit ({excess:.1%}); "
+                "--max-sequences-per-pack changes it"
+            )
 
     def _read(self, path: Path) -> Fields:
         """Read a JSON file of the work directory."""
@@ -409,13 +418,22 @@ class Stages:
             packing = Packing.load(self.options.recipe)
         else:
             pack = get_packer(self.options.packer)
-            packing = pack(histogram, max_sequences_per_pack=self.options.max_sequences_per_pack)
+            packing = pack(histogram, max_sequences_per_pack=self._depth(histogram))
             if training_schema and packing.largest_depth > training_schema.max_sequences_per_pack:
                 packing = pack(
                     histogram, max_sequences_per_pack=training_schema.max_sequences_per_pack
                 )
         packing.check(histogram)
         return packing
+
+    def _depth(self, histogram: LengthHistogram) -> Optional[int]:
+        """Return the packing depth of the options, or the smallest that needs few packs more than unlimited."""
+        depth = self.options.max_sequences_per_pack
+        if not isinstance(depth, str):
+            return depth
+        if packs_at_depth(self.options.packer, None):
+            return smallest_depth(histogram)
+        return DEEPEST[self.options.packer]
 
     def _assignment(self, side: BuildSide, packing: Packing) -> None:
         """Write the pack and the slot of every sequence."""

@@ -58,6 +58,8 @@ _WIDE_GAP_SHARE = 0.006
 _FAR_GAP_SHARE = 0.02
 # Factor on the seconds that a gap is worth if it can probably be reduced.
 _LIKELY_FACTOR = 16
+# A depth that is chosen for the user needs at most this multiple of the packs without a limit.
+_MOST_EXCESS_OF_DEPTH = 1.01
 # Share of the seats taken from which most packs count as being at their depth.
 _FULL_SEATS = 0.7
 # Slots above which a row is long: there linear programmes take seconds to minutes.
@@ -325,3 +327,25 @@ def pack_quickly(histogram: LengthHistogram, limits: Limits) -> ProvedPacks:
         S = histogram.max_sequence_length
         best = best.with_fewer(search_fewer(best.packs, S, limits.depth, bound))
     return best
+
+
+def fewest_packs(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> int:
+    """Return the packs of the quick search; None is unlimited."""
+    return count_packs(
+        pack_quickly(histogram, Limits.of(histogram, max_sequences_per_pack, None)).packs
+    )
+
+
+def smallest_depth(histogram: LengthHistogram) -> int:
+    """Return the smallest packing depth that needs at most 1 % more packs than no limit."""
+    unlimited = pack_quickly(histogram, Limits.of(histogram, None, None)).packs
+    most = int(_MOST_EXCESS_OF_DEPTH * count_packs(unlimited))
+    depth = max([1, *(len(strategy) for strategy, _ in unlimited)])
+    too_small = -(-histogram.sequences // max(1, most)) - 1
+    while depth - too_small > 1:
+        between = (too_small + depth) // 2
+        if fewest_packs(histogram, between) > most:
+            too_small = between
+        else:
+            depth = between
+    return depth

@@ -63,7 +63,8 @@ def words_of(example: Example, tokens: Sequence[str]) -> List[List[int]]:
 
 def build_small(corpus: Path, out: Path, **options: Any) -> PackStore:
     """A build of such a corpus that takes a fraction of a second."""
-    small = dict(vocabulary_size=200, max_sequence_length=64, packer="spfhp", duplication_factor=2, seed=3, workers=1)
+    small = dict(vocabulary_size=200, max_sequence_length=64, packer="spfhp", max_sequences_per_pack=3)
+    small.update(duplication_factor=2, seed=3, workers=1)
     return build(BuildOptions(out, corpus, **{**small, **options}))
 
 

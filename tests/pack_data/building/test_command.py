@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import pytest
@@ -240,11 +241,23 @@ def test_a_build_says_what_a_limit_on_depth_costs(tmp_path, capsys):
     for depth in ("unlimited", "12"):
         way_out = ["--max-sequences-per-pack", depth, "--out", str(tmp_path / depth)]
         assert run_main(build_main, [*command, *way_out]) == 0 and "depth" not in capsys.readouterr().err
-    assert run_main(build_main, [*command, "--out", str(tmp_path / "three")]) == 0
+    assert run_main(build_main, [*command, "--max-sequences-per-pack", "3", "--out", str(tmp_path / "three")]) == 0
     said = capsys.readouterr().err
     with PackStore.open(tmp_path / "three") as three, PackStore.open(tmp_path / "unlimited") as unlimited:
         times = len(three) / len(unlimited)
     assert times > 2 and "3 sequences per pack" in said and "--max-sequences-per-pack unlimited" in said
+
+    assert run_main(build_main, [*command, "--out", str(tmp_path / "default")]) == 0
+    with PackStore.open(tmp_path / "default") as chosen:
+        depth = chosen.schema.max_sequences_per_pack
+        assert len(chosen) <= 1.01 * len(unlimited) and 3 < depth <= 12
+    assert re.search(rf"depth {depth}: .*at most 1 % more packs.*\b[01]\.\d%", capsys.readouterr().err)
+
+
+def test_the_depth_of_a_bundled_histogram_is_that_of_the_paper(tmp_path):
+    assert BuildOptions(tmp_path, synthetic="wikipedia_512").max_sequences_per_pack == 3
+    with pytest.raises(ValueError, match="max_sequences_per_pack"):
+        BuildOptions(tmp_path, corpus="x", max_sequences_per_pack="deep")
 
 
 @pytest.mark.parametrize("array", [np.array([5, 3]), np.array([[5, 7], [9]], object)], ids=["lengths", "ragged"])
