@@ -6,10 +6,14 @@ come with the program. Commands are parsed by their own parsers and stop there.
 
 import argparse
 import ast
+import contextlib
 import importlib
+import io
 import json
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -23,9 +27,12 @@ from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.rules import schedule_too_short
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from pack_data.cli.command import run_main
+from tests.test_docs_blocks import run_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("ipu", "ipu_check", "cluster")]
+PAGES = [ROOT / page for page in run_blocks.all_pages()]
+# Pages whose running text has whole commands; that of the others has parts of commands.
+WHOLE = ("ipu", "ipu_check", "cluster")
 NAMES = shipped_names()
 SET = re.compile(r"--set (\S+?=[^\s;`]+)")
 # Neither tells what to type: the form of a setting.
@@ -66,7 +73,7 @@ def texts_of(tree):
 @lru_cache(None)
 def texts_of_the_program():
     """(file, text), in the order of the files."""
-    paths = sorted((ROOT / "ipu_packed_bert").rglob("*.py"))
+    paths = sorted(path for name in ("ipu_packed_bert", "pack_data") for path in (ROOT / name).rglob("*.py"))
     return [(path, text) for path in paths for text in texts_of(ast.parse(path.read_text(encoding="utf-8")))]
 
 
@@ -132,7 +139,7 @@ class _Parsed(Exception):
     """The command line was taken."""
 
 
-def parse(words, monkeypatch):
+def parse(words, monkeypatch, main=packed_bert.main):
     """Parse the words with the parser of the command, without running it."""
     original = argparse.ArgumentParser.parse_args
 
@@ -143,7 +150,7 @@ def parse(words, monkeypatch):
         patched.setattr(argparse.ArgumentParser, "parse_args", parse_args)
         patched.setattr(sys, "argv", ["packed-bert", *words])
         with pytest.raises(_Parsed) as taken:
-            packed_bert.main(words)
+            main(words)
     return taken.value.args[0]
 
 
@@ -159,8 +166,16 @@ def own_words(line):
     ):
         for place in range(len(words) - len(start) + 1):
             if words[place : place + len(start)] == start:
-                return more + words[place + len(start) :]
+                own = more + words[place + len(start) :]
+                ends = [at for at, word in enumerate(own) if word in ("|", ">", "&&", ";")]
+                return own[: min(ends, default=len(own))]
     return None
+
+
+def packer_words(line):
+    """The packer and its arguments in a line that runs `python -m pack_data.PACKER`."""
+    found = re.match(r"python -m pack_data\.(\w+)(.*)", line)
+    return (found[1], shlex.split(found[2])) if found else None
 
 
 def taken(line, where, monkeypatch):
@@ -175,25 +190,32 @@ def taken(line, where, monkeypatch):
 
 
 def lines_of_pages():
-    """Each line of a block, and each whole command in running text."""
+    """Each line of a block, and each whole command in running text of the pages about machines."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for block in re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S):
-            for line in block.replace("\\\n", " ").splitlines():
-                if not line.startswith("#") and own_words(line) is not None:
-                    yield page.name, " ".join(line.split(" # ")[0].split())
+            for line in re.sub(r"\\\n|<<END.*?^END$", " ", block, flags=re.M | re.S).splitlines():
+                typed = " ".join(line.split(" # ")[0].split())
+                if not line.startswith("#") and (own_words(line) or packer_words(typed)):
+                    yield page.name, typed
         for line in re.findall(r"`(packed-bert [^`]*--[^`]*)`", text):
-            if "..." not in line:
+            if "..." not in line and page.stem in WHOLE:
                 yield page.name, line
 
 
 def test_there_are_lines_on_the_pages():
-    assert len(list(lines_of_pages())) > 20 and any("srun" in line for _, line in lines_of_pages())
+    pages, lines = zip(*lines_of_pages())
+    assert len(lines) > 80 and len(set(pages)) > 20 and any("srun" in line for line in lines)
 
 
 @pytest.mark.parametrize("page, line", list(dict.fromkeys(lines_of_pages())))
 def test_each_command_of_a_page_is_taken(page, line, monkeypatch):
-    taken(line, page, monkeypatch)
+    if not packer_words(line):
+        taken(line, page, monkeypatch)
+        return
+    name, words = packer_words(line)
+    parse(words, monkeypatch, importlib.import_module(f"pack_data.{name}").main)
+    executed(line, page)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -205,10 +227,60 @@ def test_each_line_that_the_plan_prints_is_taken(name, monkeypatch):
         taken(re.sub(r"^(start|poprun|\d+ hosts) +", "", line), f"plan of {name}", monkeypatch)
 
 
-def test_each_command_in_a_text_of_the_program_exists():
-    """Words of this program in a message: `packed-bert NAME`."""
-    found = {name for _, text in texts_of_the_program() for name in re.findall(r"packed-bert ([a-z][a-z-]+)\b", text)}
-    assert len(found) > 5 and found <= set(packed_bert.COMMANDS), found - set(packed_bert.COMMANDS)
+@lru_cache(None)
+def options_of(command):
+    """The options in the help of a command."""
+    with io.StringIO() as out:
+        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+            packed_bert.main([command, "--help-all"])
+        return {"--help-all", *re.findall(r"--[a-z][a-z-]+", out.getvalue())}
+
+
+def test_each_command_in_a_text_of_the_program_exists_with_its_options():
+    """Words of this program in a message: `packed-bert NAME ... --option`."""
+    commands = re.compile(r"packed-bert (?!from this |in the )([a-z][a-z-]+)\b((?: (?!packed-bert)[^\s;,`:()]+)*)")
+    found = [(path, *words) for path, text in texts_of_the_program() for words in commands.findall(text)]
+    with_options = 0
+    for path, name, rest in found:
+        assert name in packed_bert.COMMANDS, path
+        options = re.findall(r"(?<= )--[a-z][a-z-]+", rest)
+        assert set(options) <= options_of(name), f"{path}: packed-bert {name}{rest}"
+        with_options += bool(options)
+    assert with_options > 10
+
+
+def make_lines():
+    """{target: where it is shown} of each `make TARGET` in help, messages and pages."""
+    shown = [(path, text, r"(?:`|run )make (?!it\b|the\b|room\b)") for path, text in texts_of_the_program()]
+    for page in PAGES:
+        shown.append((page, page.read_text(encoding="utf-8"), r"(?:`|^|&& )make (?=.* |[a-z-]+`)"))
+    shown.append((ROOT / "Makefile", (ROOT / "Makefile").read_text(encoding="utf-8"), r'echo "make '))
+    found = {}
+    for path, text, before in shown:
+        for target in re.findall(before + r"((?:\.venv/)?[a-z][a-z-]+)", text, re.M):
+            found.setdefault(target, path.name)
+    return found
+
+
+@pytest.mark.parametrize("target", sorted(make_lines()))
+def test_each_target_that_is_shown_runs_without_an_environment_in_a_directory_with_a_space(target, tmp_path):
+    """Printed, not run: each path of the directory is one word of the shell."""
+    copy = tmp_path / "a copy"
+    copy.mkdir()
+    for name in ("Makefile", "setup.cfg", "pyproject.toml", *(path.name for path in ROOT.glob("requirements*.txt"))):
+        shutil.copy(ROOT / name, copy)
+    words = ["make", "--dry-run", "--no-print-directory", target, "PYTHON38=python3.8"]
+    done = subprocess.run(words, cwd=copy, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not re.search(r"(^|&& |; )(python|packed-bert) ", done.stdout, re.M)  # neither is on the path
+    for line in done.stdout.replace("\\\n", " ").splitlines():
+        if str(tmp_path) in line and "$(" not in line:
+            cut = [word for word in shlex.split(line) if str(tmp_path) in word and str(copy) not in word]
+            assert not cut, line
+
+
+def test_targets_are_shown():
+    assert {"pretrain", "test", "check", "test-ipu", "gpu", ".venv/ready"} <= set(make_lines())
 
 
 @pytest.mark.parametrize(
