@@ -1,4 +1,4 @@
-"""The examples that build on Ray and in datatrove give the bytes of a build in one process, whatever is killed."""
+"""Builds on Ray, in datatrove, on Dask and by Slurm's tasks give the bytes of one process, whatever is killed."""
 
 import os
 import random
@@ -24,23 +24,32 @@ inputs.GROUP_BYTES, inputs.SOURCE_PART, stages.SLOTS_PER_SHARD = 1500, 20, 320
 """
 
 
-def start(words, folder):
+def start(words, folder, program=sys.executable, **more):
     (folder / "sitecustomize.py").write_text(SMALL)
     path = os.pathsep.join([os.fspath(ROOT), os.fspath(folder)])
     environment = {**os.environ, "PYTHONPATH": path, "HOME": os.fspath(folder), "RAY_AUTH_MODE": "disabled"}
-    environment["RAY_raylet_start_wait_time_s"] = "600"  # on a busy machine
+    environment.update({"RAY_raylet_start_wait_time_s": "600", **more})  # on a busy machine
     with open(folder / "output", "w") as output:
         how = dict(stdout=output, stderr=output, start_new_session=True)
-        return subprocess.Popen([sys.executable, *words], env=environment, cwd=folder, **how)
+        return subprocess.Popen([program, *words], env=environment, cwd=folder, **how)
+
+
+BUILD = ["-m", "ipu_packed_bert", "build"]
+
+
+def words_of(folder):
+    words = ["--from", str(options_of(folder).source), "--max-sequence-length", "32", "--out"]
+    if not (folder / "whole").exists():
+        assert start([*BUILD, *words, "whole"], folder).wait() == 0
+    return words
 
 
 def command_of(engine, folder, out):
     if find_spec(engine) is None:
         pytest.skip(f"needs {engine}; make test-engines installs it")
-    words = ["--from", str(options_of(folder).source), "--max-sequence-length", "32", "--out"]
-    if not (folder / "whole").exists():
-        alone = start(["-m", "ipu_packed_bert", "build", *words, "whole"], folder)
-        assert alone.wait() == 0
+    words = words_of(folder)
+    if engine == "distributed":
+        return [*BUILD, *words, out, "--on", "dask:local:2"]
     more = {"ray": ["--address", "local"], "datatrove": ["--logs", f"{out}.logs"]}[engine]
     return [str(ROOT / "examples" / f"build_with_{engine}.py"), *words, out, "--tasks", "64", *more]
 
@@ -55,16 +64,17 @@ def test_an_engine_gives_the_bytes_of_one_process(tmp_path, engine, said):
 
 
 def at_work(driver):
-    """The processes below a driver that hold the lock of a build: those that run one of its tasks."""
+    """The processes below a driver that run tasks: those that hold the lock of a build, and the workers of Dask."""
     found = []
     with suppress(psutil.Error):
         for each in driver.children(recursive=True):
             with suppress(psutil.Error):
                 found += [each for file in each.open_files() if "building/lock" in file.path]
+                found += [each for word in each.cmdline() if "spawn_main" in word]
     return found
 
 
-@pytest.mark.parametrize("engine", ["ray", "datatrove"])
+@pytest.mark.parametrize("engine", ["ray", "datatrove", "distributed"])
 def test_killed_workers_and_drivers_cost_no_byte(tmp_path, engine):
     """Survive SHARE_KILLS (4) SIGKILLs at any moment; started again at once, until it is complete."""
     kills, wanted, rng, tries, before = [], int(os.environ.get("SHARE_KILLS", "4")), random.Random(7), 0, None
@@ -95,3 +105,55 @@ def test_killed_workers_and_drivers_cost_no_byte(tmp_path, engine):
 def end_group(leader):
     with suppress(TypeError, ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
+
+
+# Runs all tasks of an array twice, up to four at a time, in a random order; a task that was killed is queued again.
+SBATCH = """
+import os, random, subprocess, sys, time
+words = sys.argv[1:]
+arrays = [word for word in words if word.startswith("--array=")]
+number = int(arrays[0].rpartition("-")[2]) + 1 if arrays else 1
+rng = random.Random(number)
+tasks = rng.sample(list(range(number)) * 2, 2 * number)
+running = []
+kills = KILLS
+while tasks or running:
+    while tasks and len(running) < 4:
+        task = tasks.pop()
+        command = ["bash", "-c", "exec " + words[words.index("--wrap") + 1]]
+        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": str(task)}
+        running.append((task, subprocess.Popen(command, env=environment, stdout=sys.stderr)))
+    time.sleep(rng.random())
+    if kills:
+        rng.choice(running)[1].kill()
+        kills -= 1
+    for one in list(running):
+        task, job = one
+        if job.poll() is None:
+            continue
+        running.remove(one)
+        if job.returncode == -9:
+            tasks.append(task)
+            print("killed", file=sys.stderr)
+        elif job.returncode:
+            sys.exit(job.returncode)
+print(os.getpid())
+"""
+
+
+def test_slurms_tasks_run_twice_at_once_in_any_order_and_killed(tmp_path):
+    kills = int(os.environ.get("SHARE_KILLS", "4")) // 2  # in each stage
+    words = words_of(tmp_path)
+    printed = start([*BUILD, *words, "packed", "--slurm", "3"], tmp_path)
+    assert printed.wait() == 0
+    (tmp_path / "build.sh").write_text((tmp_path / "output").read_text())
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f"#!{sys.executable}\n{SBATCH.replace('KILLS', str(kills))}")
+    sbatch.chmod(0o755)
+    path = os.pathsep.join([str(sbatch.parent), os.environ["PATH"]])
+    submitted = start(["build.sh"], tmp_path, "bash", PATH=path)
+    assert submitted.wait() == 0, (tmp_path / "output").read_text()
+    # Few of them had just ended.
+    assert kills < (tmp_path / "output").read_text().count("killed") <= 3 * kills
+    assert content(tmp_path / "packed") == content(tmp_path / "whole")
