@@ -29,6 +29,7 @@ from pack_data.batching.sampler import IndexBatchSampler, MicroBatchSampler
 from pack_data.batching.shard_files import ShardFiles
 from pack_data.batching.share import Share
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
+from tests.kills import memory_folder
 from tests.pack_data.batching.test_share import SOURCES, files
 from tests.token_sequences import random_sequences
 
@@ -375,13 +376,34 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(
         prog="python -m tests.resumes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("streams", "all"))
+    parser.add_argument("what", choices=("streams", "runs", "all"))
     parser.add_argument("--every", type=positive_int, default=1, help="try each n-th triple (default 1: every one)")
+    parser.add_argument(
+        "--runs", type=positive_int, default=200, help="runs that are stopped three times (default 200)"
+    )
+    parser.add_argument("--first", type=int, default=0, help="the number of the first run (default 0)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    tried, done, wrong = try_streams(args.every, args.seed)
-    print(f"{done:,} times three resumes of {tried} streams and samplers, {len(wrong)} of these wrong")
-    return int(bool(wrong))
+    failed = False
+    if args.what in ("streams", "all"):
+        tried, done, wrong = try_streams(args.every, args.seed)
+        print(f"{done:,} times three resumes of {tried} streams and samplers, {len(wrong)} of these wrong", flush=True)
+        failed |= bool(wrong)
+    if args.what in ("runs", "all"):
+        failed |= report_runs(args.runs, args.first, args.seed)
+    return int(failed)
+
+
+def report_runs(number: int, first: int, seed: int) -> bool:
+    """Try runs and print the result; return True if one is wrong."""
+    from tests.resumed_runs import try_runs
+
+    done, stopped, wrong = 0, 0, 0
+    with memory_folder("resumes-") as folder:
+        for early, line in try_runs(folder, number=number, seed=seed, first=first):
+            done, stopped, wrong = done + 1, stopped + early, wrong + bool(line)
+            print(f"wrong: {line}" if line else f"{done} runs, {stopped} stops, {wrong} wrong", flush=True)
+    return bool(wrong)
 
 
 if __name__ == "__main__":

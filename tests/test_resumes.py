@@ -41,3 +41,12 @@ def test_the_table_notices_a_state_that_loses_or_repeats_an_item():
     for shift in (-1, 0, 1):
         found = list(faults(case(shift), [[number] for number in range(1, 7)], [(1, 2, 2)], ""))
         assert (found == [""]) is (shift == 0)
+
+
+# Pre-training in one process and in two ranks, and fine-tuning in 2, 3, 2 and 1 ranks.
+@pytest.mark.parametrize("seed, first", [(5, 0), (4, 1), (3, 3)])
+def test_runs_that_are_killed_three_times_end_as_undisturbed(tmp_path, seed, first):
+    pytest.importorskip("torch")
+    from tests.resumed_runs import try_runs
+
+    assert list(try_runs(tmp_path, number=1, seed=seed, first=first)) == [(3, "")]
