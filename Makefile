@@ -11,18 +11,19 @@ TESTS ?= tests
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo $$n)
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
-.PHONY: help pretrain bench test gpu check coverage mutants crash test-sdk test-ipu test-wheel weights print-python38 clean
+.PHONY: help pretrain bench test gpu gpu-dry check coverage mutants crash test-sdk test-ipu test-wheel weights print-python38 clean
 .PHONY: test-pages test-trainers test-trainers-newest test-trainers-older test-engines docs figures release-check
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make bench      measure the speed-up of packing on this machine, with 1 and 2 processes"
 	@echo "make test       run the tests (Python 3.11 or newer, torch 2.13)"
 	@echo "make gpu        run the tests and benchmarks for an NVIDIA GPU; PYTHON=an interpreter with torch"
+	@echo "make gpu-dry    run every GPU path on fake CUDA tensors, without a GPU (minutes); GPU_DRY=\"--only WORD\""
 	@echo "make check      check lint, format, types, and the limits on size and complexity"
 	@echo "make figures    draw the tables and pictures of docs/evidence.md from the committed results, without training"
 	@echo "make coverage   run the tests and list the lines that none of them runs"
 	@echo "make mutants    make small random mistakes: do the tests notice? (hours; continues where it was stopped)"
-	@echo "make crash      try 5,000 states after a power cut of each piece of work, and let each system call fail (hours)"
+	@echo "make crash      try 5,000 states after a power cut of each piece of work, let each system call fail, and resume at every kind of place (hours)"
 	@echo "make test-sdk   run the tests with the versions of IPU machines (Python 3.8, torch 2.0.1)"
 	@echo "make test-ipu   run the IPU tests with the Poplar SDK, on IPUs or on the IPU Model; PYTHON=the SDK's environment"
 	@echo "make test-trainers"
@@ -57,6 +58,9 @@ gpu:
 	PYTHONPATH="$(CURDIR)" $(PYTHON) -m pytest -q -m cuda -p no:cacheprovider tests/ipu_packed_bert/engine/test_cuda.py
 	PYTHONPATH="$(CURDIR)" $(PYTHON) -m ipu_packed_bert benchmark $(GPU)
 
+gpu-dry: .venv/ready
+	.venv/bin/python -m tests.gpu_dry $(GPU_DRY)
+
 check: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -78,6 +82,7 @@ mutants: .venv/ready
 crash: .venv/ready
 	nice -n 10 .venv/bin/python -m tests.crash all
 	nice -n 10 .venv/bin/python -m tests.failing_calls all
+	nice -n 10 .venv/bin/python -m tests.resumes all
 
 # Install torch first and alone, so that later resolutions keep it.
 .venv/ready: requirements.txt setup.cfg pyproject.toml
@@ -124,7 +129,8 @@ test-ipu:
 PAIR ?= newest older
 # The tests that `make test` skips without TRL, accelerate, datasets or torchdata.
 TRAINERS_TESTS = tests/ipu_packed_bert/padding_free/test_trainers.py tests/ipu_packed_bert/padding_free/test_data_loader.py \
-  tests/ipu_packed_bert/padding_free/test_streams.py tests/pack_data/stream tests/test_examples.py
+  tests/ipu_packed_bert/padding_free/test_streams.py tests/pack_data/stream tests/pack_data/batching/test_share.py \
+  tests/test_resumes.py tests/test_examples.py
 SITE_PACKAGES = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 test-trainers: $(PAIR:%=test-trainers-%)
 
