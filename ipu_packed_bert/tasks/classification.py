@@ -36,7 +36,16 @@ from ipu_packed_bert.tasks.files import (
     read_records,
 )
 from ipu_packed_bert.tasks.inputs import Inputs
-from ipu_packed_bert.tasks.scores import MAJORITY, macro_f1, matthews, micro_f1, pearson, spearman
+from ipu_packed_bert.tasks.scores import (
+    MAJORITY,
+    MAJORITY_SET,
+    MEAN_LABEL_ERROR,
+    macro_f1,
+    matthews,
+    micro_f1,
+    pearson,
+    spearman,
+)
 from pack_data.cli.command import counted
 from pack_data.reading.fields import named, shown
 
@@ -217,9 +226,9 @@ class ClassificationTask(LabelTask):
     def scores(self) -> Tuple[str, ...]:
         """Names of the metrics; `f1`, of the second label, exists for two labels only."""
         if self.name == REGRESSION:
-            return ("pearson", "spearman", "mean_squared_error")
+            return ("pearson", "spearman", "mean_squared_error", MEAN_LABEL_ERROR)
         if self.name == MULTI_LABEL:
-            return ("micro_f1", "macro_f1", "all_right")
+            return ("micro_f1", "macro_f1", "all_right", MAJORITY_SET)
         if len(self.labels or ()) == 2:
             return ("accuracy", MAJORITY, "f1", "macro_f1", "matthews")
         return ("accuracy", MAJORITY, "macro_f1", "matthews")
@@ -267,14 +276,17 @@ class ClassificationTask(LabelTask):
                 "pearson": pearson(predicted, targets),
                 "spearman": spearman(predicted, targets),
                 "mean_squared_error": float(((predicted - targets) ** 2).mean()),
+                MEAN_LABEL_ERROR: float(targets.var()),
             }
         if self.name == MULTI_LABEL:
             likely = _sigmoid(logits) > _THRESHOLD
             wanted = labels > 0
+            texts_by_set = np.unique(wanted, axis=0, return_counts=True)[1]
             return {
                 "micro_f1": 100.0 * micro_f1(likely, wanted),
                 "macro_f1": 100.0 * macro_f1(likely, wanted),
                 "all_right": 100.0 * float((likely == wanted).all(axis=1).mean()),
+                MAJORITY_SET: 100.0 * int(texts_by_set.max()) / len(wanted),
             }
         classes = logits.argmax(axis=1)
         numbers = np.union1d(classes, labels)  # macro-F1 is over the classes that occur

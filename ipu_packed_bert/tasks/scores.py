@@ -17,6 +17,15 @@ import numpy as np
 
 # Percentage of the records, or words, that have the most frequent label: the accuracy of always predicting it.
 MAJORITY = "majority_accuracy"
+MAJORITY_SET = "majority_all_right"
+MEAN_LABEL_ERROR = "mean_label_squared_error"
+# A metric, the same metric of a constant answer, and that answer.
+_BASELINES = (
+    ("accuracy", MAJORITY, "always predicting the most frequent label"),
+    ("all_right", MAJORITY_SET, "always predicting the most frequent set of labels"),
+    ("mean_squared_error", MEAN_LABEL_ERROR, "always predicting the mean label"),
+    ("exact", "never_answering", "never answering"),
+)
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -85,6 +94,8 @@ def score_answers(
         result[prefix + "exact"] = 100.0 * float(np.mean([score.exact for score in scores]))
         result[prefix + "f1"] = 100.0 * float(np.mean([score.f1 for score in scores]))
         result[prefix + "questions"] = len(names)
+    unanswerable = len(groups.get("no_answer_", ()))
+    result["never_answering"] = 100.0 * unanswerable / max(1, len(answers))
     return result
 
 
@@ -119,17 +130,20 @@ def best_threshold(
     return _Threshold(100.0 * best / len(answers), threshold)
 
 
-def majority_verdict(metrics: Mapping[str, Any]) -> str:
-    """Compare the accuracy of a model with that of the most frequent label in a sentence; "" without these metrics."""
-    if MAJORITY not in metrics:
-        return ""
-    accuracy = metrics["accuracy"]
-    majority = metrics[MAJORITY]
-    relation = "better" if accuracy > majority else "no better"
-    return (
-        f"{accuracy:.2f} % correct: {relation} than always predicting the most frequent label, "
-        f"which is correct in {majority:.2f} %"
-    )
+def verdict_of(metrics: Mapping[str, Any]) -> str:
+    """Compare a score with that of a constant answer in a sentence; "" without such a pair of metrics."""
+    for name, baseline, words in _BASELINES:
+        if baseline not in metrics:
+            continue
+        score, constant = metrics[name], metrics[baseline]
+        if baseline == MEAN_LABEL_ERROR:
+            relation = "better" if score < constant else "no better"
+            return f"error {score:.4g}: {relation} than {words}, whose error is {constant:.4g}"
+        relation = "better" if score > constant else "no better"
+        return (
+            f"{score:.2f} % correct: {relation} than {words}, which is correct in {constant:.2f} %"
+        )
+    return ""
 
 
 def _f1_of(common: int, predicted: int, wanted: int) -> float:

@@ -13,7 +13,7 @@ from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ipu_packed_bert.data.constant_baseline import BESIDE
 from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
-from ipu_packed_bert.tasks.scores import majority_verdict
+from ipu_packed_bert.tasks.scores import verdict_of
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, SideBySide, compare_unpacked
 from ipu_packed_bert.training.log import RunLog, Totals, metrics_text
 from ipu_packed_bert.training.loop import Outcome
@@ -75,7 +75,7 @@ class _RunSummary:
             if accuracy is not None and constant is not None and accuracy < constant:
                 note = "not better yet than always predicting the most frequent token"
                 rows.append(("note", note))
-            verdict = majority_verdict(self.held_out)
+            verdict = verdict_of(self.held_out)
             if verdict:
                 rows.append(("verdict", verdict))
         if self.compare_unpacked is not None:

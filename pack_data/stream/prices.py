@@ -18,7 +18,6 @@ from typing import Any, Dict, List, Optional
 import numpy as np
 
 from pack_data.reading.fields import Fields
-from pack_data.solver.column_generation import relax
 
 _Knots = List[List[float]]  # lengths, ascending, and their prices
 
@@ -55,6 +54,9 @@ def solve(counts: np.ndarray, S: int, depth: Optional[int]) -> _Knots:
     deepest = steps // int(known[0])
     if depth is not None:
         deepest = min(depth, deepest)
+    # Imported here because loading SciPy takes longer than all else that a stream imports.
+    from pack_data.solver.column_generation import relax
+
     prices = np.maximum.accumulate(relax(known, on_grid[known], steps, deepest).prices)
     return [(known * unit).astype(float).tolist(), prices.tolist()]
 

@@ -70,7 +70,7 @@ def test_the_best_of_the_answers_counts_and_no_answer_is_an_answer():
     assert found["has_answer_f1"] == pytest.approx(100 * (1 + 2 / 3) / 2)
     assert found["no_answer_exact"] == found["no_answer_f1"] == 50.0
     # Version 1.1: no such groups.
-    assert set(metrics.score_answers({"q1": "x"}, {"q1": ["x"]})) == {"exact", "f1", "questions"}
+    assert set(metrics.score_answers({"q1": "x"}, {"q1": ["x"]})) == {"exact", "f1", "questions", "never_answering"}
     # An answer of articles alone counts for nothing: "" is then right.
     assert metrics.score_answer("", ["the"]) == (1.0, 1.0)
 
@@ -136,8 +136,20 @@ def test_glues_metrics_by_hand(tmp_path):
         "texts": 6,
     }
     assert found == pytest.approx(wanted) and list(found) == list(wanted)
-    assert "66.67 % correct: no better than" in metrics.majority_verdict(found)
-    assert "better than" in metrics.majority_verdict({**found, "accuracy": 70.0}) and not metrics.majority_verdict({})
+    assert "66.67 % correct: no better than" in metrics.verdict_of(found)
+    assert "better than" in metrics.verdict_of({**found, "accuracy": 70.0}) and not metrics.verdict_of({})
+    # The mean label of 0, 0, 3 is 1, with errors 1, 1, 4; of the three sets of labels, {a} occurs twice.
+    (tmp_path / "t.csv").write_text("text,label\nriver,0\nriver,0\nriver,3\n")
+    found = table(tmp_path / "t.csv", "regression").score(np.array([[0.0], [1.0], [3.0]])).metrics
+    assert found["mean_label_squared_error"] == pytest.approx(2) and found["mean_squared_error"] == pytest.approx(1 / 3)
+    assert "error 0.3333: better than always predicting the mean label, whose error is 2" in metrics.verdict_of(found)
+    assert "no better" in metrics.verdict_of({**found, "mean_squared_error": 2.0})
+    (tmp_path / "t.csv").write_text("text,label\nriver,a\nriver,a|b\nriver,a\nriver,b\n")
+    found = table(tmp_path / "t.csv", "multi_label").score(np.array([[1.0, 1.0]] * 4)).metrics
+    assert (found["all_right"], found["majority_all_right"]) == (25.0, 50.0)
+    assert "25.00 % correct: no better than" in metrics.verdict_of(found)
+    answers = metrics.score_answers({"p": "", "q": "stone"}, {"p": [], "q": ["stone"]})
+    assert answers["never_answering"] == 50.0 and "100.00 % correct: better" in metrics.verdict_of(answers)
     # Three classes: 3 of 5 right, products 1*1 + 3*2 + 1*2, squares 1 + 9 + 1 and 1 + 4 + 4.
     three = metrics.matthews(np.array([0, 1, 1, 1, 2]), np.array([0, 1, 1, 2, 2]))
     assert three == pytest.approx((4 * 5 - 9) / ((25 - 11) * (25 - 9)) ** 0.5)
