@@ -59,6 +59,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         metavar="MODULE:NAME",
         help="your collator, which maps examples to inputs; the model is not changed",
     )
+    parser.add_argument(
+        "--all-layers",
+        action="store_true",
+        help="check all layers of a large model, not one of each kind",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
     batch = _examples(args.batch) if args.batch else None
@@ -90,15 +95,14 @@ def _check(
     from ipu_packed_bert.padding_free.probe import audit_batch, check_no_leak
 
     result: Dict[str, Any] = {}
+    options = {"longest": args.longest, "row": args.row, "all_layers": args.all_layers}
     try:
         if collator is None:
-            choice, probed = find_choice(
-                model, longest=args.longest, row=args.row, attention=args.attention
-            )
+            choice, probed = find_choice(model, attention=args.attention, **options)
         else:
             if args.attention:
                 switch(model, args.attention)
-            probed = check_no_leak(model, longest=args.longest, row=args.row, collator=collator)
+            probed = check_no_leak(model, collator=collator, **options)
             choice = choice_of(model)
         result["attention"] = str(choice)
         result["rows"] = str(probed)

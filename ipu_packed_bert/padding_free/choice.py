@@ -63,6 +63,7 @@ def find_choice(
     longest: Optional[int] = None,
     row: Optional[int] = None,
     attention: Optional[str] = None,
+    all_layers: bool = False,
 ) -> Tuple[Choice, Probed]:
     """Switch a model in the same way as `use_padding_free`; also return the probed rows."""
     refuse_unfit(model)
@@ -79,7 +80,7 @@ def find_choice(
             try:
                 switch(model, choice.attention)
                 choose(model, choice)
-                probed = check_no_leak(model, longest=longest, row=row)
+                probed = check_no_leak(model, longest=longest, row=row, all_layers=all_layers)
                 if choice.boundaries == "cu_seq_lens" and not keeps_apart_with_mask(model):
                     _refuse_masks(model)
             except (AssertionError, ValueError) as error:  # the model's code may have assertions

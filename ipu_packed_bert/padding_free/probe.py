@@ -17,6 +17,7 @@ import torch
 
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.collators import Inputs, first_position, inputs_for
+from ipu_packed_bert.padding_free.layers import one_of_each_kind
 from ipu_packed_bert.padding_free.losses import logits_of
 from ipu_packed_bert.padding_free.metadata import (
     MOST_TOKENS,
@@ -58,6 +59,7 @@ from ipu_packed_bert.padding_free.update import to_device
 from pack_data.batching.collators import padding_free_batch
 from pack_data.cli.memory import PeakMemory
 from pack_data.reading.fields import one_line
+from pack_data.store.boundaries import sequences_in
 
 _Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, tokens, vocabulary]
 
@@ -123,6 +125,7 @@ def check_no_leak(
     loss: Optional[Loss] = None,
     mean: str = "token",
     quick: bool = False,
+    all_layers: bool = False,
 ) -> Probed:
     """Check that each example of a row gets the same logits, loss and gradients as alone.
 
@@ -146,6 +149,8 @@ def check_no_leak(
         loss: Maps model and inputs to the trained mean loss.
         mean: "token" or "example": `loss` is the mean over tokens or over examples.
         quick: Probe only the row of the longest example and the row of the shortest ones.
+        all_layers: In a model of more than 67 million parameters, also probe the layers that repeat the kind and the
+            settings of another one.
 
     Returns:
         The rows, dtypes and time of the probe; `str()` returns one line.
@@ -157,10 +162,16 @@ def check_no_leak(
     refuse_unfit(model)
     if mean not in ("token", "example"):
         raise ValueError(f'mean is {mean!r}; must be "token" or "example"')
-    with undisturbed(model):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(undisturbed(model))
+        repeated = 0 if all_layers else stack.enter_context(one_of_each_kind(model))
         choose(model, _choice_for(model))
         probe = _Probe(model, longest, TrainingCalls(collator, forward, loss, mean))
-        return probe.check(row, quick)
+        probed = probe.check(row, quick)
+    if repeated:
+        note = f"{repeated} layers have the kind and the settings of a probed one"
+        probed = probed._replace(notes=(*probed.notes, note))
+    return probed
 
 
 def _choice_for(model: Any) -> Choice:
@@ -211,7 +222,7 @@ def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Pr
     for parameter in model.parameters():
         if hasattr(parameter, "placements") or not parameter.numel():
             return Probed(
-                left_out="the first batch is not audited, because the weights are sharded"
+                notes=("the first batch is not audited, because the weights are sharded",)
             )
     model_inputs = {name: value for name, value in inputs.items() if name != "num_items_in_batch"}
     examples = _split_row(model_inputs)
@@ -230,15 +241,12 @@ def _split_row(inputs: Inputs) -> List[Example]:
         raise ValueError(
             "the batch is not one row with position_ids, which separate its examples; pass the inputs of inputs_for"
         )
-    positions = inputs["position_ids"][0].cpu()
-    restarts = torch.nonzero(positions[1:] != positions[:-1] + 1)[:, 0] + 1
-    bounds = torch.cat([torch.tensor([0]), restarts, torch.tensor([len(positions)])])
-    lengths = torch.diff(bounds).tolist()
-    ids = inputs["input_ids"][0].cpu().split(lengths)
-    labels = inputs["labels"][0].cpu().split(lengths)
-    return [
-        {"input_ids": tokens.numpy(), "labels": words.numpy()} for tokens, words in zip(ids, labels)
-    ]
+    names = ("input_ids", "labels", "position_ids")
+    row = {name: inputs[name][0].cpu().numpy() for name in names}
+    _, lengths = sequences_in(row, "the batch")
+    ends = np.cumsum(lengths)[:-1]
+    pairs = zip(np.split(row["input_ids"], ends), np.split(row["labels"], ends))
+    return [{"input_ids": ids, "labels": labels} for ids, labels in pairs]
 
 
 @contextlib.contextmanager
@@ -602,12 +610,13 @@ class _Probe:
             types = (str(self.dtype), *(name for name in probed.types if name != str(self.dtype)))
             seconds = half.seconds + probed.seconds
             probed = probed._replace(types=types, seconds=seconds)
+        notes = list(probed.notes)
+        if quick:
+            notes.append(f"quick: {QUICK_ROWS} rows only")
         if tokens < row_tokens:
-            left_out = (
-                f"not longer, because of the mask of all tokens by all tokens; {probed.left_out}"
-            )
-            probed = probed._replace(left_out=left_out)
-        return probed._replace(peak=(peak.added() or 0) if peak else 0)
+            notes.append("not longer, because of the mask of all tokens by all tokens")
+        added = peak.added() if peak else None
+        return probed._replace(peak=added or 0, notes=tuple(notes))
 
     def _check_in_full_precision(self, tokens: int, longest: int, quick: bool) -> Probed:
         """Compare rows with their examples alone, in float32 if the model is in half precision."""
@@ -624,15 +633,20 @@ class _Probe:
         what = f"fails in a row of {tokens:,} tokens, {WAY_OUT}"
         if not hasattr(self.base, "set_attn_implementation") and self.training.forward is logits_of:
             what = "needs forward=, which maps model and inputs to logits"
-        probed = self._try(lambda: RowProbe(self, tokens).run(longest, quick), what)
+        rows = RowProbe(self, tokens)
+        probed = self._try(lambda: rows.run(rows.steps(longest, quick)), what)
+        notes = probed.notes
         carriers = self._break_boundaries(longest)
-        return probed._replace(types=(str(self.dtype),), carriers=carriers)
+        if carriers:
+            notes = (f"boundaries in {', '.join(carriers)}", *notes)
+        return probed._replace(types=(str(self.dtype),), notes=notes)
 
     def check_batch(self, examples: List[Example]) -> Probed:
         """Compare the examples of an existing batch, with its tokens and labels, with each of them alone."""
         tokens = sum(len(example["input_ids"]) for example in examples)
         what = f"fails in the batch, {WAY_OUT}"
-        probed = self._try(lambda: RowProbe(self, tokens).audit(examples), what)
+        rows = RowProbe(self, tokens)
+        probed = self._try(lambda: rows.run([rows.step_of_batch(examples)]), what)
         return probed._replace(types=(str(self.dtype),))
 
     # ---- half precision
@@ -648,14 +662,15 @@ class _Probe:
         rows = row_lengths(tokens, longest, numbers, np.random.default_rng(0))
         self.model.eval()
         for lengths in rows[:QUICK_ROWS] if quick else rows:
-            examples = [self.example(length) for length in lengths]
-            errors = []
-            with torch.no_grad():
-                for actual, ids in zip(self._row_logits(examples), examples):
-                    errors.append(_difference(accurate(actual), self.plain(ids), typical=True))
-            suspects = [number for number, error in enumerate(errors) if not error <= self.limit]
-            worst = self._beyond_own_rounding(lengths, suspects) if suspects else None
-            if worst is not None:
+            suspects = list(range(len(lengths)))
+            errors: Dict[int, float] = {}
+            for _ in range(_HALF_DRAWS):
+                errors = self._beyond_own_rounding(lengths, suspects)
+                suspects = list(errors)
+                if not suspects:
+                    break
+            if suspects:
+                worst = suspects[0]
                 what = (
                     f"in a row of {sum(lengths):,} tokens and {len(lengths):,} examples, example {worst} of "
                     f"{lengths[worst]:,} tokens scores otherwise than alone in {self.dtype}"
@@ -663,29 +678,34 @@ class _Probe:
                 raise self._leak(Fault(what, errors[worst], worst, tuple(lengths)))
         return Probed(seconds=time.perf_counter() - start)
 
-    def _beyond_own_rounding(self, lengths: List[int], suspects: List[int]) -> Optional[int]:
-        """Return the first example that differs from float32 more in the row than alone, whatever its tokens."""
-        for _ in range(_HALF_DRAWS):
-            examples = [self.example(length) for length in lengths]
-            with torch.no_grad():
-                rows = self._row_logits(examples)
-                own = {number: self.plain(examples[number]) for number in suspects}
-                with in_dtype(self.model, torch.float32, self.embedding):
-                    exact = {number: self.plain(examples[number]) for number in suspects}
-            in_row = {}
-            alone = {}
+    def _beyond_own_rounding(self, lengths: List[int], suspects: List[int]) -> Dict[int, float]:
+        """Return the errors of the suspects that differ from float32 more in a row of new tokens than alone."""
+        examples = [self.example(length) for length in lengths]
+        own: Dict[int, torch.Tensor] = {}
+        errors: Dict[int, float] = {}
+        with torch.no_grad():
+            rows = self._row_logits(examples)
             for number in suspects:
-                in_row[number] = _difference(accurate(rows[number]), exact[number], typical=True)
-                alone[number] = _difference(own[number], exact[number], typical=True)
-            usual = float(np.quantile(list(alone.values()), 0.75))
-            suspects = [
-                number
-                for number in suspects
-                if not in_row[number] <= _HALF_FACTOR * max(alone[number], usual, self.limit / 2)
-            ]
-            if not suspects:
-                return None
-        return suspects[0]
+                logits = self.plain(examples[number])
+                error = _difference(accurate(rows[number]), logits, typical=True)
+                if not error <= self.limit:
+                    own[number] = logits
+                    errors[number] = error
+            if not own:
+                return {}
+            with in_dtype(self.model, torch.float32, self.embedding):
+                exact = {number: self.plain(examples[number]) for number in own}
+        in_row = {}
+        alone = {}
+        for number, logits in exact.items():
+            in_row[number] = _difference(accurate(rows[number]), logits, typical=True)
+            alone[number] = _difference(own[number], logits, typical=True)
+        usual = float(np.quantile(list(alone.values()), 0.75))
+        return {
+            number: errors[number]
+            for number in own
+            if not in_row[number] <= _HALF_FACTOR * max(alone[number], usual, self.limit / 2)
+        }
 
     # ---- verdicts
 

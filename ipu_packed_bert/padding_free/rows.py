@@ -69,8 +69,7 @@ class Probed(NamedTuple):
     seconds: float = 0.0
     update: float = 0.0  # seconds of one forward and backward pass of the largest row
     peak: int = 0  # bytes of additional memory of the process or the GPU
-    left_out: str = ""
-    carriers: Tuple[str, ...] = ()  # inputs that carry the boundaries
+    notes: Tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows = [f"{tokens:,} tokens in {examples:,} examples" for tokens, examples in self.rows]
@@ -81,14 +80,10 @@ class Probed(NamedTuple):
             updates = self.seconds / self.update
             mebibytes = self.peak / 2**20
             text += f", {updates:.1f} updates, {mebibytes:,.0f} MiB"
-        if self.carriers:
-            text += f"; boundaries in {', '.join(self.carriers)}"
-        if self.left_out:
-            text += f"; {self.left_out}"
-        return text
+        return "; ".join([text, *self.notes])
 
 
-class _LayerStep(NamedTuple):
+class LayerStep(NamedTuple):
     """One comparison, which can be repeated in another dtype."""
 
     method: str  # of RowProbe; its arguments are the examples
@@ -106,7 +101,7 @@ class Fault(NamedTuple):
     number: int = -1  # of the example
     # Of all examples of the row; empty if the row cannot be drawn again.
     lengths: Tuple[int, ...] = ()
-    step: Optional[_LayerStep] = None
+    step: Optional[LayerStep] = None
     first: Optional[FirstDifference] = None
     is_certain: bool = False  # too large for rounding
 
@@ -341,51 +336,40 @@ class RowProbe:
 
     # ---- steps
 
-    def run(self, longest: int, quick: bool) -> Probed:
-        """Probe rows; return their shapes.
-
-        quick: probe only the row of the longest example and the row of short examples.
-        """
+    def run(self, steps: Sequence[LayerStep]) -> Probed:
+        """Probe rows; return their shapes."""
         start = time.perf_counter()
-        shapes: List[Tuple[int, int]] = []
+        shapes: Dict[Tuple[int, int], None] = {}  # in their order
         rounding = 0.0
-        for step in self._steps(longest, quick):
+        for step in steps:
             if step.method == "_auxiliary" and not self.has_auxiliary_loss:
                 continue
             faults = self._faults_of(step)
             if faults:
                 self.probe.refuse_leak(faults)
                 rounding = max(rounding, *(fault.error for fault in faults))
-            shape = (sum(step.lengths), len(step.lengths))
-            if shape not in shapes:
-                shapes.append(shape)
-
+            shapes[sum(step.lengths), len(step.lengths)] = None
         notes = []
-        if quick:
-            notes.append(f"quick: {QUICK_ROWS} rows only")
         if rounding:
             notes.append(f"differences up to {rounding:.1e} were examined in torch.float64")
         seconds = time.perf_counter() - start
-        return Probed(tuple(shapes), (), seconds, self.update, left_out="; ".join(notes))
+        return Probed(tuple(shapes), (), seconds, self.update, notes=tuple(notes))
 
-    def audit(self, examples: List[Example]) -> Probed:
-        """Probe the examples of an existing batch."""
-        start = time.perf_counter()
+    def step_of_batch(self, examples: List[Example]) -> LayerStep:
+        """Return the comparison of the examples of an existing batch."""
         lengths = [len(example["input_ids"]) for example in examples]
-        faults = self._faults_of(_LayerStep("_compare", lengths, 0, examples=examples))
-        if faults:
-            self.probe.refuse_leak(faults)
-        shape = (sum(lengths), len(lengths))
-        seconds = time.perf_counter() - start
-        return Probed((shape,), seconds=seconds, update=self.update)
+        return LayerStep("_compare", lengths, 0, examples=examples)
 
     def repeat(self, fault: Fault) -> List[Fault]:
         """Repeat the step that showed a fault."""
         assert fault.step is not None
         return self._faults_of(fault.step)
 
-    def _steps(self, longest: int, quick: bool) -> List[_LayerStep]:
-        """List the steps, the most important first."""
+    def steps(self, longest: int, quick: bool) -> List[LayerStep]:
+        """List the steps, the most important first.
+
+        quick: only those of the row of the longest example and of the row of short examples.
+        """
         numbers = lengths_of_model(self.model, min(longest, self.row))
         rows = row_lengths(self.row, longest, numbers, np.random.default_rng(0))
         if quick:
@@ -395,19 +379,19 @@ class RowProbe:
             methods.append("_loss")
         if self.probe.compiled is not None:
             methods.append("_compare_compiled")
-        steps: List[_LayerStep] = []
+        steps: List[LayerStep] = []
         for number, lengths in enumerate(rows):
             for method in methods:
-                steps.append(_LayerStep(method, lengths, len(steps), shares_prefix=number % 3 != 0))
+                steps.append(LayerStep(method, lengths, len(steps), shares_prefix=number % 3 != 0))
 
         # Equal lengths, for which a plain batch has no padding.
         single_tokens = [1] * min(_MOST_EXAMPLES, self.row)
         longer = [min(16, longest)] * max(1, self.row // 16)
         for lengths in (single_tokens, longer):
-            steps.append(_LayerStep("_auxiliary", lengths, len(steps)))
+            steps.append(LayerStep("_auxiliary", lengths, len(steps)))
         return steps
 
-    def _faults_of(self, step: _LayerStep) -> List[Fault]:
+    def _faults_of(self, step: LayerStep) -> List[Fault]:
         """Return the faults of one step, each with the step that repeats it."""
         examples = step.examples or self.examples_of(step)
         faults: List[Fault] = getattr(self, step.method)(examples)
@@ -417,7 +401,7 @@ class RowProbe:
 
     # ---- examples
 
-    def examples_of(self, step: _LayerStep) -> List[Example]:
+    def examples_of(self, step: LayerStep) -> List[Example]:
         """Draw examples of random tokens; a third of them have a prompt, which is not predicted."""
         draw = np.random.default_rng(step.seed)
         prefix = self.probe.tokens(max(step.lengths), draw)
@@ -558,7 +542,7 @@ class RowProbe:
             weight.requires_grad_(is_trained)
 
     def _auxiliary_losses(self) -> Any:
-        return _kept(self.probe.base, lambda output: getattr(output, "aux_loss", None))
+        return kept_outputs(self.probe.base, lambda output: getattr(output, "aux_loss", None))
 
     # ---- errors of logits, in blocks of positions
 
@@ -694,7 +678,7 @@ class RowProbe:
             def perturb(output: torch.Tensor, size: float = size) -> torch.Tensor:
                 return output * (1 + size * torch.randn_like(output))
 
-            with seeded(exponent), _kept(self.probe.embedding, perturb):
+            with seeded(exponent), kept_outputs(self.probe.embedding, perturb):
                 other = self._alone([example])
             changed = self._logit_errors(other.values, alone.values, scales[0])
             logits = torch.maximum(logits, changed)
@@ -836,7 +820,7 @@ class RowProbe:
 
 
 @contextlib.contextmanager
-def _kept(module: Any, keep: Callable[[Any], Any]) -> Iterator[List[Any]]:
+def kept_outputs(module: Any, keep: Callable[[Any], Any]) -> Iterator[List[Any]]:
     """Collect `keep(output)` of each output of a module in the block; a tensor replaces the output."""
     kept: List[Any] = []
 
@@ -853,7 +837,9 @@ def _kept(module: Any, keep: Callable[[Any], Any]) -> Iterator[List[Any]]:
 
 def _embeddings_of(module: Any) -> Any:
     """Collect the outputs of the model's embeddings in the block, with a gradient."""
-    return _kept(module, lambda output: output if output.requires_grad else output.requires_grad_())
+    return kept_outputs(
+        module, lambda output: output if output.requires_grad else output.requires_grad_()
+    )
 
 
 def _of_examples(values: torch.Tensor, places: List[torch.Tensor]) -> torch.Tensor:

@@ -33,6 +33,7 @@ from ipu_packed_bert.padding_free.losses import (
 )
 from ipu_packed_bert.padding_free.models import base_of, choice_of
 from ipu_packed_bert.padding_free.probe import audit_batch
+from ipu_packed_bert.padding_free.rows import kept_outputs
 from ipu_packed_bert.padding_free.step import check_step
 from ipu_packed_bert.padding_free.streams import PackedStream
 from pack_data.batching.collators import padding_free_batch
@@ -164,10 +165,6 @@ def _check_trainer(trainer: Any, way: str) -> None:
         (
             args.n_gpu > 1,
             f"one process drives {args.n_gpu} GPUs and would split the row; use torchrun or accelerate launch",
-        ),
-        (
-            getattr(args, "neftune_noise_alpha", None) is not None,
-            "neftune_noise_alpha scales its noise by the tokens of a row, not of an example; set it to None",
         ),
         (
             get_way(way).name not in WAYS_OF_EQUAL_EPOCHS,
@@ -388,6 +385,9 @@ class _LossWrapper:
         self._in_blocks = in_blocks
         self._checks_left = 2 if audit else 0
         self._next_check = 0  # at this number of updates
+        # The trainer's own noise is scaled by the tokens of a row, not of an example.
+        self._noise_alpha: Optional[float] = getattr(trainer, "neftune_noise_alpha", None)
+        trainer.neftune_noise_alpha = None
         # The loss and the predicted tokens of each evaluated batch.
         self._sums: List[torch.Tensor] = []
 
@@ -408,11 +408,13 @@ class _LossWrapper:
         return self._training_loss(model, inputs, args, kwargs)
 
     def _training_loss(self, model: Any, inputs: Inputs, args: Any, kwargs: Any) -> Any:
-        # Each call looks the layer up, because DistributedDataParallel and others wrap the model after `pack_into`.
-        layer = output_layer(model, inside=True) if self._in_blocks else None
-        if layer is None:
-            return self._compute_loss(model, inputs, *args, **kwargs)
-        with layer.for_loss(model):
+        with contextlib.ExitStack() as stack:
+            if self._noise_alpha is not None:
+                stack.enter_context(_noisy_embeddings(model, inputs, self._noise_alpha))
+            # Each call looks the layer up, because DistributedDataParallel and others wrap the model after `pack_into`.
+            layer = output_layer(model, inside=True) if self._in_blocks else None
+            if layer is not None:
+                stack.enter_context(layer.for_loss(model))
             return self._compute_loss(model, inputs, *args, **kwargs)
 
     def _evaluate_batch(self, model: Any, inputs: Inputs, *args: Any, **kwargs: Any) -> Any:
@@ -436,6 +438,23 @@ class _LossWrapper:
             loss, tokens = sums.cpu().double().sum(0).tolist()
             output.metrics[f"{metric_key_prefix}_loss_by_token"] = loss / max(tokens, 1)
         return output
+
+
+def _noisy_embeddings(model: Any, inputs: Inputs, alpha: float) -> Any:
+    """Add the noise of NEFTune (arXiv 2310.05914) in the block: up to alpha / sqrt(tokens of the example x width)."""
+    positions = inputs.get("position_ids")
+    if positions is None:
+        tokens = inputs["attention_mask"].sum(1, keepdim=True)
+    else:
+        numbers = (positions[0] == positions[0, 0]).cumsum(0)
+        tokens = numbers.bincount()[numbers][None]
+
+    def add(embedded: torch.Tensor) -> torch.Tensor:
+        most = alpha / (tokens * embedded.shape[-1]).sqrt()
+        noise = torch.zeros_like(embedded).uniform_(-1, 1)
+        return embedded + noise * most[..., None].to(embedded.dtype)
+
+    return kept_outputs(base_of(model).get_input_embeddings(), add)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """`pack_into` judges the trainer's own step and collator: wrong ones are refused, right ones train."""
 
+import random
 import types
 
 import pytest
@@ -11,6 +12,8 @@ from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free import pack_into
 from ipu_packed_bert.padding_free.models import Leak
+from ipu_packed_bert.padding_free.step import check_step
+from ipu_packed_bert.padding_free.trainers import _noisy_embeddings
 from tests.refusals import refused
 from tests.tolerances import relative_error
 from tests.trainer_runs import ROW, Collator, a_trainer, datasets, tokens_with_labels, transformers, weights
@@ -157,7 +160,7 @@ def test_a_step_that_fails_on_a_padded_batch_or_is_random_is_told(tmp_path, caps
     with refused("training step", "audit=False"):
         trained(trainer)
     trainer = a_small_trainer(tmp_path)
-    trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: torch.rand(()) * outputs["logits"].sum()
+    trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: random.random() * outputs["logits"].sum()
     trained(trainer)
     assert "not judged, because it is random" in capsys.readouterr().out
 
@@ -203,9 +206,40 @@ def test_a_data_set_without_tokens_is_refused(tmp_path):
             pack_into(trainer)
 
 
-def test_neftune_is_refused(tmp_path):
-    with refused("neftune_noise_alpha", "row"):
-        pack_into(a_small_trainer(tmp_path, neftune_noise_alpha=5.0))
+@pytest.mark.parametrize("kind", ["trainer", "completion"])
+def test_neftune_noise_is_that_of_each_example_and_is_judged(kind, tmp_path, capsys):
+    trainer = a_small_trainer(tmp_path, kind, neftune_noise_alpha=5.0)
+    embeddings = trainer.model.get_input_embeddings()
+    trained(trainer)
+    assert capsys.readouterr().out.count("relative difference with gradients ") == 2
+    with torch.no_grad():
+        assert torch.equal(embeddings(torch.tensor([[3, 4]])), embeddings.weight[None, 3:5])  # it is gone
+    model = trainer.model.train()
+    lengths = torch.tensor([5, 20, 1])
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    with torch.no_grad(), _noisy_embeddings(model, {"position_ids": positions}, 5.0) as kept:
+        for _ in range(200):
+            embeddings(torch.full((1, 26), 3))
+    noise = (torch.stack(kept) - embeddings.weight[3].detach()).abs().amax((0, 1, 3)).split(lengths.tolist())
+    for largest, length in zip(noise, lengths):
+        bound = 5.0 / (length * embeddings.weight.shape[1]) ** 0.5
+        assert bound * 0.98 < float(largest.max()) <= bound
+
+
+def test_noise_by_the_tokens_of_the_row_is_refused(tmp_path):
+    """By the audit of the first batch, and by the comparison of steps, which would call it random."""
+
+    def noisy(module, given, output):
+        return output + torch.zeros_like(output).uniform_(-1, 1) * output.shape[1] ** -0.5 * module.training
+
+    trainer = a_small_trainer(tmp_path)
+    pack_into(trainer, max_sequence_length=ROW)
+    trainer.model.get_input_embeddings().register_forward_hook(noisy)
+    with refused("noise", kind=Leak):
+        trainer.train()
+    inputs = next(iter(trainer.get_train_dataloader()))
+    with refused("training step", kind=Leak):
+        check_step(trainer, trainer.model, inputs, lambda model, inputs: model(**inputs).loss)
 
 
 def as_rows(name, collated=False):

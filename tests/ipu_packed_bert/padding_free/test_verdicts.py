@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ipu_packed_bert.padding_free import check_no_leak, rows, use_padding_free
+from ipu_packed_bert.padding_free import check_no_leak, layers, rows, use_padding_free
 from ipu_packed_bert.padding_free.losses import IGNORED
 from ipu_packed_bert.padding_free.models import Leak
 from tests.padding_free_faults import (
@@ -279,3 +279,26 @@ def test_logits_in_blocks_have_the_same_verdict(monkeypatch):
     model.model.layers[1].mlp.register_forward_hook(lambda module, given, output: mixed(output))
     with refused("model.layers.1.mlp", kind=Leak):
         check_no_leak(model)
+
+
+# ---- one layer of each kind
+
+
+def test_layers_of_one_kind_are_represented_unless_all_are_asked_for(monkeypatch):
+    """A layer with a hook, a window or a settings of its own is judged; the weights keep their requires_grad."""
+    monkeypatch.setattr(layers, "_LEAST_PARAMETERS", 0)
+    sizes = {**SIZE, "num_hidden_layers": 6, "num_key_value_heads": 1}
+    windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.Qwen2Config(**sizes, **windows))
+    assert "; 4 layers have the kind" in str(check_no_leak(model, longest=16))  # 2 without a window, 4 with one
+    assert "layers" not in str(check_no_leak(model, longest=16, all_layers=True))
+    assert all(weight.requires_grad for weight in model.parameters())
+    assert not any("forward" in vars(layer) for layer in model.model.layers)
+    for number in (1, 5):
+        handle = model.model.layers[number].mlp.register_forward_hook(lambda module, given, output: mixed(output))
+        with refused(f"first in model.layers.{number}.mlp", kind=Leak):
+            check_no_leak(model, longest=16)
+        handle.remove()
+    check_no_leak(Plain(), forward=by_documents, longest=32, row=64)  # it has no list of layers
+    monkeypatch.undo()
+    assert "layers" not in str(check_no_leak(model, longest=16))
