@@ -66,6 +66,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
+    if args.row and args.longest and args.longest > args.row:
+        raise ValueError(f"--longest {args.longest}: does not fit into --row {args.row}; lower it")
     batch = _examples(args.batch) if args.batch else None
     if not Path(args.model).is_dir() and ":" not in args.model:
         raise ValueError(

@@ -140,7 +140,9 @@ def _look_at_lengths(args: argparse.Namespace) -> None:
     if packer not in PACKERS:
         raise ValueError(f"--packer {packer}: no such packer; choose one of {', '.join(PACKERS)}")
     if not packs_at_depth(packer, depth):
-        raise ValueError(f"--packer {packer}: does not support this --depth; use at most 3")
+        raise ValueError(
+            f"--packer {packer}: does not support this depth; add --max-sequences-per-pack 3"
+        )
 
     histogram = count(
         args.what,

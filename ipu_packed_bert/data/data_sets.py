@@ -99,7 +99,8 @@ def _mixed(config: Config, manifests: List[Manifest]) -> Manifest:
             difference = "another vocabulary"
         if difference:
             raise ConfigError(
-                f"{config.path}: data.mixed_with: {folder} has {difference} than {data.directory}; build both alike"
+                f"{config.path}: data.mixed_with: {folder} has {difference} than {data.directory}; build both alike, "
+                "with the same --max-sequences-per-pack"
             )
         shards += manifest.shards
 

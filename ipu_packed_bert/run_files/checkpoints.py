@@ -270,7 +270,11 @@ def newest_checkpoint(folder: Union[str, Path]) -> Path:
     """
     paths = checkpoints(folder)
     if not paths:
-        raise ValueError(f"{folder}: no checkpoint; a run can be resumed once it has saved one")
+        run = Path(folder).parent
+        reason = "a run can be resumed once it has saved one"
+        if run.is_dir() and not (run / "config.yml").exists():
+            reason = f"{run} is not the directory of a run, which has a config.yml"
+        raise ValueError(f"{folder}: no checkpoint; {reason}")
     return paths[-1]
 
 

@@ -265,7 +265,7 @@ class BuildOptions:
             "sequences": {"least": 1},
             "skip_bad": {"least": 0},
             "duplication_factor": {},
-            "epoch": {},
+            "epoch": {"least": 0},
             "seed": {},
             "vocabulary_size": {},
             "max_predictions_per_sequence": {},

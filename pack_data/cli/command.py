@@ -31,7 +31,8 @@ _NAMES_BY_MEANING = {
     "optimizer.learning_rate": "learning_rate lr max_lr peak_lr",
     "batch.micro_batch": "micro_batch batch_size batch bs per_device_train_batch_size",
     "data.max_sequences_per_pack": "max_sequences_per_pack depth max_depth sequences_per_pack",
-    "data.max_sequence_length": "max_sequence_length seq_len seq_length max_len max_length max_seq_len max_seq_length",
+    "data.max_sequence_length": "max_sequence_length length seq_len seq_length max_len max_length max_seq_len "
+    "max_seq_length",
     "run.epochs": "epochs epoch num_epochs num_train_epochs",
     "run.steps": "epochs epoch num_epochs num_train_epochs steps max_steps num_steps iterations updates",
 }

@@ -104,7 +104,7 @@ def test_the_lengths_of_a_data_set_can_be_written(tmp_path, capsys):
         (("{lengths}", "--html", "{folder}/none/page.html"), "no directory"),
         (("{lengths}", "--html", "{folder}"), "is a directory"),
         (("{lengths}", "--html", "{page}", "--packer", "best"), "best"),
-        (("{lengths}", "--html", "{page}", "--packer", "nnlshp", "--depth", "8"), "--depth"),
+        (("{lengths}", "--html", "{page}", "--packer", "nnlshp", "--depth", "8"), "--max-sequences-per-pack 3"),
         (("{lengths}", "--html", "{page}", "--max-sequence-length", "8"), "length"),
         (("{empty}", "--html", "{page}"), "empty.txt"),
         (("{data}", "--html", "{page}", "--pack", "1000"), "--pack 1000"),

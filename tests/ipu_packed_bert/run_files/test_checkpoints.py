@@ -473,6 +473,9 @@ def test_none_that_is_whole_is_said(tmp_path):
 
 
 def test_no_checkpoint_is_said(tmp_path):
+    with pytest.raises(ValueError, match="is not the directory of a run, which has a config.yml"):
+        newest_checkpoint(tmp_path / "checkpoints")
+    (tmp_path / "config.yml").write_text("run: {}")
     with pytest.raises(ValueError, match="no checkpoint; a run can be resumed once it has saved one"):
         newest_checkpoint(tmp_path / "checkpoints")
 
