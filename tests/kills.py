@@ -207,6 +207,24 @@ def _whole_or_none(folder: Path) -> None:
             store.records(range(len(store)))
 
 
+def _stages(folder: Path) -> Optional[int]:
+    from pack_data.building import inputs, stages
+    from pack_data.building.shares import STAGES, run_task
+    from tests.pack_data.building.test_shares import options_of
+
+    inputs.GROUP_BYTES, inputs.SOURCE_PART, stages.SLOTS_PER_SHARD = 3000, 20, 32 * 40
+    for stage, tasks in zip(STAGES, (2, 1, 3)):
+        for task in range(tasks):
+            run_task(options_of(folder), stage, task, tasks)
+    return 0
+
+
+def _sequences(folder: Path) -> None:
+    from tests.pack_data.building.test_shares import options_of
+
+    options_of(folder)
+
+
 def _run_with_data(folder: Path, steps: int = 30) -> None:
     import yaml
 
@@ -283,6 +301,12 @@ DRIVES: Dict[str, Drive] = {
         _corpus_and_former_data_set,
         _build,
         lambda folder: {name: sha for name, sha in contents(folder).items() if not name.startswith("corpus/")},
+        _whole_or_none,
+    ),
+    "stages": Drive(
+        _sequences,
+        _stages,
+        lambda folder: {name: sha for name, sha in contents(folder).items() if not name.startswith("source/")},
         _whole_or_none,
     ),
     "train": Drive(_run_with_data, _train, _logged, _resumable),

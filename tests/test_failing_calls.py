@@ -11,7 +11,10 @@ from tests.kills import memory_folder
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="calls of pathlib are seen from Python 3.11 on")
 
 
-@pytest.mark.parametrize("call, every", [(WRITE, 31), ("fsync", 61), ("replace", 31), ("mkdir", 2), ("unlink", 41)])
+@pytest.mark.parametrize(
+    "call, every",
+    [(WRITE, 31), ("fsync", 61), ("replace", 31), ("mkdir", 2), ("unlink", 41), ("flock", 1), ("statvfs", 1)],
+)
 def test_a_build_goes_on_once_the_cause_is_gone(call, every):
     with memory_folder("calls-") as folder:
         problems = list(try_calls("replace", folder, every, [call]))

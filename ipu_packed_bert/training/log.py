@@ -89,7 +89,7 @@ class RunLog(Log):
         self._bar: Any = None
         forget_after(self._folder / LOG, first_step, self.say)
         evaluations = forget_after(self._folder / EVALUATIONS, first_step, self.say)
-        self._evaluated_before = {record["step"] for record in evaluations}
+        self._evaluated_before = {record["step"]: record for record in evaluations}
         self._log = JsonlWriter(self._folder / LOG)
         self._evaluations = JsonlWriter(self._folder / EVALUATIONS)
         self._events = Events(self._folder, first_step, self.say, tracker)
@@ -187,8 +187,12 @@ class RunLog(Log):
             **{name: counts[name] for name in COUNTS},
             "seconds": evaluation.seconds,
         }
-        self._evaluations.append(record)
-        self._events.add(step, {f"evaluation/{name}": value for name, value in metrics.items()})
+        # A finished run that is resumed is evaluated again.
+        former = self._evaluated_before.get(step, {})
+        if {**record, "seconds": former.get("seconds")} != former:
+            self._evaluations.append(record)
+            values = {f"evaluation/{name}": value for name, value in metrics.items()}
+            self._events.add(step, values)
         self.say(
             f"held out after step {step}: {metrics_text(metrics)}  ({counts['sequences']:,} sequences)"
         )

@@ -23,7 +23,7 @@ from ipu_packed_bert.processes import beats
 from ipu_packed_bert.processes.beats import Beats
 from ipu_packed_bert.processes.ranks import joined
 from ipu_packed_bert.run_files.checkpoints import newest_checkpoint
-from ipu_packed_bert.run_files.folder import CHECKPOINTS, LOG, read_log
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, EVALUATIONS, LOG, read_log
 from ipu_packed_bert.training import summary as run_summary
 from pack_data.cli.command import NotFinite, run_main
 from pack_data.store.data_set import PackStore, StoreWriter
@@ -95,6 +95,7 @@ def test_fine_tuning_in_two_ranks_is_one_run(tmp_path):
     for one, two in zip(ours, theirs):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-4) and two["sequences"] == one["sequences"]
     assert (run / "model").is_dir() and (run / "predictions.json").exists()
+    assert [record["step"] for record in read_log(run / EVALUATIONS)] == [len(theirs)]
 
 
 def _fine_tune(file, out, processes):
