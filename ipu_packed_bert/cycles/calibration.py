@@ -1,19 +1,20 @@
-"""The fit of the four free parameters of the cycle model, and its errors.
+"""The fit of the five free parameters of the cycle model, and its errors.
 
 factor: actual cycles on chip / cycles of the formulas.
 framework: cycles on chip of a graph compiled from PyTorch / cycles of the same graph written in PopART.
 layout: cycles per byte of rearrangements whose atom size is not published, from 0.44 (8-byte atoms) to 5.148 (2-byte).
-replica_seconds: seconds of the host between two calls, for each replica of its process.
+replica_seconds: seconds of the host between two calls, for each replica of a PyTorch process.
+popart_replica_seconds: the same of a PopART process.
 
 They are fitted to the published throughputs (`points.POINTS`) and to the paper's overhead at depth 2 only. Standard
 errors: 10 % for a published throughput (a task differs by 13 % between frameworks), 0.25 points for the overhead. The
-fit is repeated without each of these 15 numbers: intervals are the range over these fits.
+fit is repeated without each of these 16 numbers: intervals are the range over these fits.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import log, sqrt
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -33,6 +34,7 @@ from ipu_packed_bert.settings.loading import load_config
 STORED = Path(__file__).resolve().parent / "calibration.json"
 _THROUGHPUT_SIGMA = 0.10  # of the logarithm of a published throughput
 _OVERHEAD_SIGMA = 0.25  # of the paper's overhead, in percent of a micro-batch
+_FEW_REPLICAS = 4  # of a process
 _IPUS_ONLY = ("without_ipus=null",)  # no changes for machines without IPUs
 _PAPER = f"Table 1, depth {FITTED_DEPTH}"
 
@@ -96,9 +98,7 @@ class _Observation(NamedTuple):
         return self.pipeline.step(self.point.accumulation, in_its_framework).seconds
 
     def _in_its_framework(self, parameters: Parameters) -> Parameters:
-        if self.point.pytorch:
-            return parameters
-        return replace(parameters, factor=parameters.factor / parameters.framework)
+        return parameters if self.point.pytorch else parameters.of_popart()
 
     @property
     def measured_seconds(self) -> float:
@@ -200,38 +200,43 @@ def _minimum(function: Callable[[float], float], low: float, high: float, steps:
 
 
 def _at_layout(observations: Sequence[_Observation], layout: float) -> Parameters:
-    """Fit the factors of both frameworks and the host's seconds at a layout parameter.
+    """Fit the factors and the host's seconds of both frameworks at a layout parameter.
 
-    The seconds of an update are linear in these three as long as the same IPU is the slowest; their slopes are taken
-    between factors 0.9 and 1.1.
+    The seconds of an update are linear in these four as long as the same IPU is the slowest; their slopes are taken
+    between factors 0.9 and 1.1. Processes of few replicas do not determine the host's seconds: if there are no others
+    in PyTorch, its host takes as long as PopART's.
     """
+    separate_hosts = any(
+        observation.point.pytorch and observation.pipeline.placement.replicas > _FEW_REPLICAS
+        for observation in observations
+    )
 
-    def parameters_of(popart: float, pytorch: float, host: float) -> Parameters:
-        return Parameters(pytorch, layout, host, pytorch / popart)
+    def parameters_of(values: Sequence[float]) -> Parameters:
+        popart, pytorch, popart_host = values[:3]
+        return Parameters(pytorch, layout, values[-1], pytorch / popart, popart_host)
 
-    def seconds_at(popart: float, pytorch: float, host: float) -> np.ndarray:
-        parameters = parameters_of(popart, pytorch, host)
+    def seconds_at(values: Sequence[float]) -> np.ndarray:
+        parameters = parameters_of(values)
         return np.array([observation.seconds(parameters) for observation in observations])
 
-    base = seconds_at(0.9, 0.9, 0.0)
-    popart_slope = (seconds_at(1.1, 0.9, 0.0) - base) / 0.2
-    pytorch_slope = (seconds_at(0.9, 1.1, 0.0) - base) / 0.2
-    host_slope = seconds_at(0.9, 0.9, 1.0) - base
-    slopes = np.stack([popart_slope, pytorch_slope, host_slope], axis=1)  # [points, 3]
-    rest = base - 0.9 * slopes[:, :2].sum(axis=1)
+    start = np.array([0.9, 0.9, 0.0, 0.0][: 3 + separate_hosts])
+    base = seconds_at(start)
+    steps = np.diag([0.2, 0.2, 1.0, 1.0])[: len(start), : len(start)]
+    slopes = np.stack([(seconds_at(start + step) - base) / step.sum() for step in steps], axis=1)
+    rest = base - slopes @ start
     measured = np.array([observation.measured_seconds for observation in observations])
-    return parameters_of(*_least_squares(slopes, rest, measured).tolist())
+    return parameters_of(_least_squares(slopes, rest, measured).tolist())
 
 
 def _least_squares(slopes: np.ndarray, rest: np.ndarray, measured: np.ndarray) -> np.ndarray:
     """Return positive `x` with the least squares of log(measured / (slopes @ x + rest)), by Gauss-Newton.
 
     Args:
-        slopes: seconds per unit of each parameter, [points, 3].
+        slopes: seconds per unit of the two factors and of one or both hosts, [points, 3 or 4].
         rest: seconds that no parameter changes, [points].
         measured: published seconds, [points].
     """
-    best = np.array([1.0, 1.0, 0.005])
+    best = np.array([1.0, 1.0, 0.005, 0.005])[: slopes.shape[1]]
     for _ in range(10):
         predicted = slopes @ best + rest
         # The step is relative to `best`, which keeps `best` positive; undetermined parameters move the least.
@@ -246,7 +251,7 @@ def _least_squares(slopes: np.ndarray, rest: np.ndarray, measured: np.ndarray) -
 def _fit(
     observations: Sequence[_Observation], paper: Optional[Tuple[Pipeline, Pipeline]]
 ) -> Parameters:
-    """Fit all four parameters by least squares, rounded: to four decimals, seconds to six."""
+    """Fit all five parameters by least squares, rounded: to four decimals, seconds to six."""
 
     def loss_at(layout: float) -> float:
         return _loss(observations, paper, _at_layout(observations, layout))
@@ -258,6 +263,7 @@ def _fit(
         round(layout, 4),
         round(best.replica_seconds, 6),
         round(best.framework, 4),
+        round(best.popart_replica_seconds, 6),
     )
 
 
@@ -325,6 +331,7 @@ def _parameters(stored: Dict[str, float]) -> Parameters:
         stored["layout_cycles_per_byte"],
         stored["replica_seconds"],
         stored["framework"],
+        stored["popart_replica_seconds"],
     )
 
 

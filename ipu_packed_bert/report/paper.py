@@ -103,6 +103,8 @@ class ModelledOverhead:
         accumulation = self.config.accumulation(packing_factor)
 
         def ratio(parameters: Parameters) -> float:
+            if self.arrangement == POPART:
+                parameters = parameters.of_popart()
             packed_rate = packed.sequences_per_second(accumulation, packing_factor, parameters)
             unpacked_rate = self.unpacked.sequences_per_second(full, 1.0, parameters)
             return packed_rate / unpacked_rate
@@ -319,7 +321,7 @@ _POINTS: Tuple[Field, ...] = (
 
 
 def points(calibration: Calibration) -> Table:
-    """Return the published throughputs D1 to D12 and E1 to E6 and the model's errors."""
+    """Return the published throughputs D1 to D13 and E1 to E6 and the model's errors."""
     report = calibration.report
     mean = report["mean_error"]
     worst = report["worst_error"]
@@ -330,5 +332,5 @@ def points(calibration: Calibration) -> Table:
         f"{percent(worst['fitted']):.1f} %.",
         f"Error of the overhead at depth {FITTED_DEPTH} in a fit to throughputs alone: {percent(error):+.1f} %.",
     )
-    title = "D1 to D12, E1 to E6: published throughputs and the errors of the model"
+    title = "D1 to D13, E1 to E6: published throughputs and the errors of the model"
     return table_of("points", title, _POINTS, report["points"], notes)

@@ -54,6 +54,12 @@ def test_the_process_of_a_pod_serves_its_replicas_one_after_the_other(replicas, 
     assert found == pytest.approx(0.008 * served)
 
 
+def test_popart_has_its_own_host_and_its_own_factor():
+    """PyTorch's factor of 1.2 is 1.25 times PopART's 0.96; its host takes 30 ms, PopART's 10."""
+    popart = Parameters(1.2, 3.0, 0.030, 1.25, 0.010).of_popart()
+    assert (popart.factor, popart.layout, popart.replica_seconds) == (pytest.approx(0.96), 3.0, 0.010)
+
+
 def test_gateways_are_of_large_pods_only_and_never_faster():
     costs = [_ring(UPDATE, replicas, 8, MK2).total for replicas in (1, 2, 4, 8, 16, 32)]
     assert costs == sorted(costs) and costs[4] > 5 * costs[3]
