@@ -215,8 +215,8 @@ def _at_layout(observations: Sequence[_Observation], layout: float) -> Parameter
         popart, pytorch, popart_host = values[:3]
         return Parameters(pytorch, layout, values[-1], pytorch / popart, popart_host)
 
-    def seconds_at(values: Sequence[float]) -> np.ndarray:
-        parameters = parameters_of(values)
+    def seconds_at(values: np.ndarray) -> np.ndarray:
+        parameters = parameters_of(values.tolist())
         return np.array([observation.seconds(parameters) for observation in observations])
 
     start = np.array([0.9, 0.9, 0.0, 0.0][: 3 + separate_hosts])

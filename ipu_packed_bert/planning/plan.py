@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ipu_packed_bert.tasks.examples import ExampleTask
 
 # The largest counted share of an IPU's memory in a published run: MLPerf v2.0's BERT-large on a Bow Pod64 (E4 of
-# cycles/points.py). Code and exchange, which are not counted, are known to fit into the rest.
+# cycles/points.json). Code and exchange, which are not counted, are known to fit into the rest.
 FULLEST_THAT_RAN = 0.88
 _GUESSED_DEPTH = 8  # sequences in a pack, if neither data nor configuration define it
 

@@ -11,6 +11,7 @@ from ipu_packed_bert.planning.plan import FULLEST_THAT_RAN, RunPlan
 from ipu_packed_bert.settings.launch_lines import start_lines
 from ipu_packed_bert.settings.placement import Block
 from ipu_packed_bert.settings.schema import FINETUNE, mask_columns
+from pack_data.cli.command import counted
 from pack_data.display.table import text_table
 
 _MIB = 1024.0 * 1024.0
@@ -54,12 +55,12 @@ def memory_words(run: RunPlan, smaller: Optional[int]) -> List[str]:
             f"{FULLEST_THAT_RAN:.0%}"
         ]
     fullest = max(run.memory, key=lambda memory: memory.share)
-    counted = f"{fullest.share:.1%} of IPU {fullest.ipu} is counted"
+    share = f"{fullest.share:.1%} of IPU {fullest.ipu} is counted"
     if run.fits is False:
-        verdict = f"does not fit: {counted}, {fullest.total / IPU_BYTES:.0%} without temporary values of products"
+        verdict = f"does not fit: {share}, {fullest.total / IPU_BYTES:.0%} without temporary values of products"
     else:
         verdict = (
-            f"tight, unknown: {counted}, without code and exchange; the fullest published run has "
+            f"tight, unknown: {share}, without code and exchange; the fullest published run has "
             f"{FULLEST_THAT_RAN:.1%}"
         )
     way_out = _NOTHING_FITS if smaller is None else run.config.on_micro_batch(smaller)
@@ -122,7 +123,7 @@ def _host_lines(run: RunPlan) -> List[str]:
     engine = run.config.engine
     threads = "torch's number of threads"
     if engine.threads is not None:
-        threads = _count(engine.threads, "thread")
+        threads = counted(engine.threads, "thread")
     device = {
         "auto": f"a CUDA device if there is one, else the CPU with {threads}",
         "cpu": f"the CPU with {threads}",
@@ -134,7 +135,7 @@ def _host_lines(run: RunPlan) -> List[str]:
     process = ""
     if engine.device != "cuda":
         process = f"; a process on a CPU {_mib(memory.most + TORCH)} MiB"
-    micro_batch = _count(run.config.batch.micro_batch, "pack")
+    micro_batch = counted(run.config.batch.micro_batch, "pack")
     return [
         f"  devices   the host: {device}; no IPU",
         f"  engine    {engine.precision}, attention {engine.attention}{recomputed}{compiled}",
@@ -157,8 +158,8 @@ def _device_lines(run: RunPlan) -> List[str]:
     target = TARGETS[placement.machine]
     return [
         f"  mask      {_mask_words(run)}",
-        f"  devices   {_count(placement.replicas, 'replica')} of {_count(run.placement.ipus, 'IPU')}"
-        f" = {_count(run.config.ipus, 'IPU')}, {target.name.capitalize()}, {target.clock_hz / 1e9:.2f} GHz",
+        f"  devices   {counted(placement.replicas, 'replica')} of {counted(run.placement.ipus, 'IPU')}"
+        f" = {counted(run.config.ipus, 'IPU')}, {target.name.capitalize()}, {target.clock_hz / 1e9:.2f} GHz",
         f"  pipeline  {pipeline}",
     ]
 
@@ -247,7 +248,3 @@ def _mib(num_bytes: float) -> str:
         return f"{num_bytes / _MIB:,.0f}"
     digits = 1 if num_bytes >= _MIB / 10 else 2
     return f"{num_bytes / _MIB:.{digits}f}"
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}" if number == 1 else f"{number} {name}s"
