@@ -112,6 +112,12 @@ def _parser() -> ArgumentParser:
         default=[],
         help="compare the cycles of a run, a bundle or a profile with the model; repeat for more",
     )
+    runs.add_argument(
+        "--micro-batches",
+        type=int,
+        metavar="N",
+        help="micro-batches of an update of --measured, if the source does not state them, as a profile",
+    )
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="print one JSON object in place of text")
     out.add_argument(
@@ -124,7 +130,7 @@ def _parser() -> ArgumentParser:
         "--plot", type=Path, metavar="FILE", help="also draw the pictures as .png, .pdf or .svg"
     )
     parser.rare("--synthetic", "--max-sequence-length", "--columns", "--split")
-    parser.rare("--packing-factor", "--measured", "--plot")
+    parser.rare("--packing-factor", "--measured", "--micro-batches", "--plot")
     return parser
 
 
@@ -219,16 +225,13 @@ class _Report:
         config = measured.configuration(source, named_config)
         self.about.append(config.name)
 
-        micro_batches = source.micro_batches
-        if micro_batches is None:
-            factor = self._factor(config, config.data.max_sequences_per_pack)
-            micro_batches = config.accumulation(factor)
+        source = measured.with_micro_batches(source, self.args.micro_batches)
         target = TARGETS[config.placement.machine]
         machine = self.machine
         if target is not machine.target:
             machine = Machine(target, self.folder, machine.traces)
         pipeline = machine.pipeline(config)
-        return measured.beside(source, config, micro_batches, pipeline, self.calibration)
+        return measured.beside(source, config, pipeline, self.calibration)
 
     # ---- of the configuration ----------------------------------------------------------------------------------------
 
@@ -240,30 +243,25 @@ class _Report:
 
     @cached_property
     def _packing_factor(self) -> float:
-        return self._factor(self.config, self._depth)
-
-    @cached_property
-    def _comparison(self) -> paper.ModelledOverhead:
-        return paper.ModelledOverhead(self.machine, self.config, self.calibration)
-
-    def _factor(self, config: Config, depth: Optional[int]) -> float:
-        """Return the mean sequences per pack: of --packing-factor, of the histogram, or of the paper."""
-        if depth == 1:
-            return 1.0
-        slots = config.data.max_sequence_length
+        """Mean sequences per pack: of --packing-factor, of the histogram, or of the paper."""
+        data = self.config.data
         factor = planned_factor(
-            slots,
-            config.data.packer,
-            depth,
+            data.max_sequence_length,
+            data.packer,
+            self._depth,
             given=self.args.packing_factor,
             histogram=histogram_from(self.args),
         )
         if factor is None:
             raise ValueError(
-                f"{config.path}: data.max_sequence_length is {slots}, for which there is no published histogram; pass "
-                "--packing-factor or --histogram"
+                f"{self.config.path}: data.max_sequence_length is {data.max_sequence_length}, for which there is no "
+                "published histogram; pass --packing-factor or --histogram"
             )
         return factor.value
+
+    @cached_property
+    def _comparison(self) -> paper.ModelledOverhead:
+        return paper.ModelledOverhead(self.machine, self.config, self.calibration)
 
     def _too_large(self) -> Optional[str]:
         """Return a line if the configuration's counted memory exceeds an IPU's, else None."""
@@ -288,9 +286,9 @@ class _Report:
         operators = [f"{name} x{calls}" for name, calls in sorted(self.machine.unknown.items())]
         unknown = ", ".join(operators) or "none"
         return [
-            f"Model: 4 fitted parameters (factor {parameters.factor}, {parameters.framework} times that of PopART's "
-            f"graphs; layout {parameters.layout} cycles/byte; host "
-            f"{1e3 * parameters.replica_seconds:.1f} ms per call and replica). Error of {len(errors['points'])} "
+            f"Model: 5 fitted parameters (factor {parameters.factor}, {parameters.framework} times that of PopART's "
+            f"graphs; layout {parameters.layout} cycles/byte; host {1e3 * parameters.replica_seconds:.1f} ms per call "
+            f"and replica, {1e3 * parameters.popart_replica_seconds:.1f} in PopART). Error of {len(errors['points'])} "
             f"published throughputs, each left out of its own fit: {100 * errors['mean_error']['left_out']:.1f} % on "
             f"average, {100 * errors['worst_error']['left_out']:.1f} % at worst.",
             f"Operators without an estimator, costed as elementwise work: {unknown}.",

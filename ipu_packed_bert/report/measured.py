@@ -165,6 +165,28 @@ def _of_profile(path: Path, ipus: Optional[int]) -> Measured:
     return Measured(PROFILE, str(path), slowest, work=profile.work)
 
 
+def with_micro_batches(measured: Measured, named_number: Optional[int]) -> Measured:
+    """Return the source with its number of micro-batches.
+
+    Args:
+        measured: the source.
+        named_number: that of --micro-batches; None: that of the source.
+
+    Raises:
+        ValueError: neither states the number, or both do and differ.
+    """
+    stated = measured.micro_batches
+    if stated is None and (named_number is None or named_number < 1):
+        raise ValueError(
+            f"{measured.detail}: the number of micro-batches in an update is not in it; pass --micro-batches N"
+        )
+    if stated is not None and named_number not in (None, stated):
+        raise ValueError(
+            f"{measured.detail}: {stated:,} micro-batches in an update, not {named_number:,}; leave --micro-batches out"
+        )
+    return measured._replace(micro_batches=stated or named_number)
+
+
 # Configurations -------------------------------------------------------------------------------------------------------
 
 
@@ -215,22 +237,20 @@ class _Compared(NamedTuple):
     model: Interval
 
 
-def beside(
-    measured: Measured, config: Config, micro_batches: int, pipeline: Pipeline, fitted: Calibration
-) -> Table:
+def beside(measured: Measured, config: Config, pipeline: Pipeline, fitted: Calibration) -> Table:
     """Compare measured and predicted cycles of an update and, from a profile, of each IPU.
 
     Args:
-        measured: the source.
+        measured: the source, with its number of micro-batches.
         config: the configuration of the source.
-        micro_batches: micro-batches of a replica in an update, used if the source does not state them.
         pipeline: the pipeline of the configuration.
         fitted: the fitted parameters.
 
     Raises:
         ValueError: the source has more IPUs than the pipeline.
     """
-    number = measured.micro_batches or micro_batches
+    number = measured.micro_batches
+    assert number is not None  # with_micro_batches
     update = fitted.duration(lambda parameters: pipeline.step(number, parameters).cycles)
     rows = [_Compared("update", measured.cycles, update)]
     for work in measured.work:
@@ -242,11 +262,8 @@ def beside(
         predicted = fitted.duration(partial(pipeline.work_cycles, pipeline.ipus[work.ipu], number))
         rows.append(_Compared(f"IPU {work.ipu}", work.cycles, predicted))
 
-    origin = ""
-    if not measured.micro_batches:
-        origin = f"; the source names no micro_batches: these are {config.name}'s"
     notes = [
-        f"{measured.detail}: {number:,} micro-batches of {config.batch.micro_batch} packs in an update{origin}."
+        f"{measured.detail}: {number:,} micro-batches of {config.batch.micro_batch} packs in an update."
     ]
     if measured.quartiles is not None:
         low, high = measured.quartiles

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from ipu_packed_bert.cycles import calibration
-from ipu_packed_bert.data.factors import PAPER_FACTORS
 from ipu_packed_bert.report import command, ipu_bundle, measured
 from ipu_packed_bert.report.popvision import Work
 from pack_data.cli.command import run_main
@@ -50,10 +49,10 @@ def beside(machine, config, pipeline):
     """beside(path, given=None) -> rows of the table by what they are of"""
 
     def rows(path, given=None):
-        found = measured.read(path, ipus=4)
+        found = measured.with_micro_batches(measured.read(path, ipus=4), NUMBER)
         used = measured.configuration(found, given)
         assert machine.pipeline(used) is pipeline
-        table = measured.beside(found, used, NUMBER, pipeline, calibration.load())
+        table = measured.beside(found, used, pipeline, calibration.load())
         return {row["what"]: row for row in table.rows}
 
     return rows
@@ -170,8 +169,9 @@ def test_what_is_no_source_is_refused(name, text, words, tmp_path):
 @pytest.mark.parametrize("value, words", [(None, None), ("two", "batch.micro_batch"), ({}, "batch.micro_batch")])
 def test_a_run_with_a_damaged_configuration_is_one_line(value, words, tmp_path, config):
     folder = as_run(tmp_path / "run", config, 100, batch__micro_batch=value)
-    if words is None:  # not stated: the configuration's own number counts
-        assert measured.read(folder).micro_batches is None
+    if words is None:  # not stated: it is requested
+        found = measured.read(folder)
+        assert found.micro_batches is None and measured.with_micro_batches(found, 7).micro_batches == 7
         return
     with pytest.raises(ValueError, match=words) as refused:
         measured.read(folder)
@@ -191,20 +191,28 @@ def report(cycle_cache, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("options, factor", [((), PAPER_FACTORS[128]), (("--packing-factor", "1.9"), 1.9)])
-def test_micro_batches_that_no_source_names_are_those_of_the_packed_update(
-    options, factor, tmp_path, config, pipeline, report, monkeypatch
-):
-    number = config.accumulation(factor)
-    assert number < config.batch.gradient_accumulation == config.accumulation(1.0)
-    predicted = pipeline.step(number, calibration.load().parameters).cycles
+def test_micro_batches_of_a_profile_are_requested(tmp_path, pipeline, report, monkeypatch):
+    """Those of the configuration are not assumed: who profiles makes short updates."""
+    predicted = pipeline.step(9, calibration.load().parameters).cycles
     monkeypatch.setitem(sys.modules, "pva", pva)
     steps = [{"type": "OnTileExecute", "name": "/MatMul", "cycles": [predicted, 1, 1, 1]}]
     (tmp_path / "x.pop").write_text(json.dumps({"ipus": 4, "tiles": [], "runs": [{"name": "", "steps": steps}]}))
     words = [word for each in SMALL for word in ("--set", each)]
-    status, (table,), _ = report("--measured", tmp_path / "x.pop", "--config", "packed_phase2_pod4", *words, *options)
+    profile = ("--measured", tmp_path / "x.pop", "--config", "packed_phase2_pod4", *words)
+    status, (table,), _ = report(*profile, "--micro-batches", 9)
     assert status == 0 and table["rows"][0]["difference"] == pytest.approx(0.0, abs=1e-6)
-    assert f"{number:,} micro-batches" in table["notes"][0] and "names no micro_batches" in table["notes"][0]
+    assert ": 9 micro-batches of " in table["notes"][0]
+    for options in ((), ("--micro-batches", 0)):
+        status, _, error = report(*profile, *options)
+        assert status == 2 and "x.pop" in error and "pass --micro-batches N" in error and error.count("\n") == 1
+
+
+def test_micro_batches_that_a_source_states_are_read(tmp_path, config, work, cycles, report):
+    bundle = as_bundle(tmp_path / "x.json", config, work, cycles)
+    status, _, error = report("--measured", bundle, "--micro-batches", NUMBER + 1)
+    assert status == 2 and f"{NUMBER} micro-batches" in error and "leave --micro-batches out" in error
+    status, (table,), _ = report("--measured", bundle, "--micro-batches", NUMBER)
+    assert status == 0 and f"{NUMBER} micro-batches" in table["notes"][0]
 
 
 def test_the_command_names_what_was_measured(tmp_path, config, work, cycles, report):
