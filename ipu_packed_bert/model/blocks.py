@@ -58,7 +58,10 @@ def blocks_of(lengths: Sequence[int], device: Optional[torch.device] = None) -> 
     order = torch.cat(ranges)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order))
-    return AttentionBlocks(tuple(groups), order.to(device), back.to(device))
+    # The host does not wait until the device has them.
+    order = order.to(device, non_blocking=True)
+    back = back.to(device, non_blocking=True)
+    return AttentionBlocks(tuple(groups), order, back)
 
 
 def attend_in_blocks(

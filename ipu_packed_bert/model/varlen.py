@@ -90,19 +90,22 @@ class _SequenceBlocks(AttentionMask):
     def forward(self, input_mask_BS, dtype: torch.dtype) -> Any:
         """Map sequence numbers [B, S] to `_Tokens`, or to the mask [B, 1, S, S]."""
         rows, slots = input_mask_BS.shape
+        device = input_mask_BS.device
+        # The only wait for the device: sizes are computed on the host.
+        mask_BS = input_mask_BS.cpu()
         offset = rows * slots  # larger than any sequence number
-        row_numbers = torch.arange(rows, device=input_mask_BS.device).unsqueeze(1)
-        numbers = (input_mask_BS + offset * row_numbers).flatten()
-        tokens = input_mask_BS.flatten().nonzero().squeeze(1)
+        numbers = (mask_BS + offset * torch.arange(rows).unsqueeze(1)).flatten()
+        tokens = mask_BS.flatten().nonzero().squeeze(1)
         if not len(tokens):  # with one token, every parameter has a gradient
             tokens = tokens.new_zeros(1)
 
         _, lengths = numbers[tokens].unique_consecutive(return_counts=True)
-        blocks = blocks_of(lengths.tolist(), tokens.device)
+        blocks = blocks_of(lengths.tolist(), device)
         if not self._pays(blocks, rows, slots):
             return super().forward(input_mask_BS, dtype)
-        has_padding = len(tokens) < len(numbers)
-        return _Tokens(tokens if has_padding else None, blocks)
+        if len(tokens) == len(numbers):
+            return _Tokens(None, blocks)
+        return _Tokens(tokens.to(device, non_blocking=True), blocks)
 
 
 def _without_padding(encode: Callable[..., torch.Tensor], *fields_and_mask: Any) -> torch.Tensor:
