@@ -20,11 +20,16 @@ PATHS = all_paths()
 SMALL = [name for name in PATHS if not name.startswith("configuration")]
 
 
-@pytest.mark.parametrize("name", random.Random(SEED).sample(SMALL, 3))
+@pytest.mark.parametrize("name", random.Random(SEED).sample(SMALL, 2))
 def test_a_path_is_dispatched(name):
     figures = dispatch(PATHS[name])
     assert figures.peak > 0 and figures.operators > 40
     assert len(figures.waits) == 1 or "varlen" in name or "padding-free" in name
+
+
+def test_attention_in_blocks_waits_once_for_each_micro_batch():
+    figures = dispatch(PATHS["layout: float32, attention varlen"])
+    assert figures.waits == ["copy to the host", "copy to the host", "tolist"]
 
 
 def test_the_page_lists_every_path():
