@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evidence.batching_report import collate
-from ipu_packed_bert.padding_free import use_padding_free
+from ipu_packed_bert.padding_free import check_no_leak, use_padding_free
 from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator, inputs_for
 from ipu_packed_bert.padding_free.update import accumulate, mean_loss
 from pack_data.batching.plans import WAYS, BatchOptions
-from tests.padding_free_models import CONFIGS, a_model, some_examples, token_losses
+from tests.padding_free_models import CONFIGS, SIZE, a_model, alone, some_examples, token_losses, transformers
 from tests.refusals import refused
 from tests.tolerances import relative_error
 
@@ -104,3 +104,30 @@ def test_an_epoch_has_the_same_loss_by_every_way_that_keeps_examples_whole(way):
         assert abs(found - alone) > 1e-3 * alone
     else:
         assert found == pytest.approx(alone, rel=1e-12)
+
+
+def test_padding_behind_the_last_example_is_no_part_of_it():
+    """Megatron-LM #5541: 13 tokens padded to 16."""
+    model, plain = a_model(attention="padding_free"), a_model()
+    for lengths in ([13], [5, 13]):
+        examples = some_examples(1, lengths)
+        inputs = PaddingFreeCollator(model, multiple_of=16)(examples)
+        assert inputs["input_ids"].shape[1] == 16 * len(lengths)
+        expected = torch.cat([alone(plain, example) for example in examples])
+        assert relative_error([token_losses(model, inputs)], [expected]) <= 1e-9
+
+
+def test_the_loss_of_a_router_is_that_of_the_tokens_and_the_check_sees_padding_in_it():
+    """torchtitan #4594: a mixture of experts with 60 % of padding, and without."""
+    settings = {"num_key_value_heads": 1, "num_local_experts": 4, "output_router_logits": True}
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.MixtralConfig(**SIZE, **settings))
+    use_padding_free(model, longest=20, row=40)
+    examples = some_examples(0, [20, 2, 3, 5])
+    with torch.no_grad():
+        free, padded = (
+            float(model(**collate(examples)).aux_loss) for collate in (PaddingFreeCollator(model), PaddingCollator())
+        )
+    assert free == pytest.approx(padded, rel=1e-6)
+    with refused("MixtralForCausalLM", "auxiliary loss"):
+        check_no_leak(model, longest=20, row=40, collator=PaddingFreeCollator(model, multiple_of=8))
