@@ -65,12 +65,16 @@ def test_each_sequence_has_the_attention_and_gradients_it_has_alone(lengths, key
         assert torch.allclose(gradient, right.nan_to_num(0), atol=1e-12)
 
 
-@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (2, 0)])
-def test_gradcheck(window):
-    tensors = heads([3, 1, 0, 5], [3, 1, 0, 5], 2)
-    cu = boundaries([3, 1, 0, 5])
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (2, 0), (1, 2)])
+@pytest.mark.parametrize("lengths, key_lengths", [([3, 1, 0, 5, 0, 0], None), ([1], None), ([0, 2, 1], [3, 4, 1])])
+def test_gradcheck(lengths, key_lengths, window):
+    """Empty sequences repeat a boundary, within the row, at its end and at its begin."""
+    key_lengths = key_lengths or lengths
+    tensors = heads(lengths, key_lengths, 2)
+    cu_q, cu_k = boundaries(lengths), boundaries(key_lengths)
+    longest = max(lengths), max(key_lengths)
     assert torch.autograd.gradcheck(
-        lambda q, k, v: varlen.varlen_attn(q, k, v, cu, cu, 5, 5, window_size=window, enable_gqa=True), tensors
+        lambda q, k, v: varlen.varlen_attn(q, k, v, cu_q, cu_k, *longest, window_size=window, enable_gqa=True), tensors
     )
 
 
@@ -80,11 +84,14 @@ def test_opcheck_and_strided_inputs(dtype):
     fused = torch.randn(9, 3, QUERY_HEADS, WIDTH, dtype=dtype)
     slices = [fused[:, number].requires_grad_() for number in range(3)]
     cu = boundaries([4, 5])
-    arguments = (*slices, cu, cu, 5, 5, False, None, [-1, -1])
-    torch.library.opcheck(torch.ops.torch_attn._varlen_attn, arguments)
+    for window in ([-1, -1], [-1, 0], [2, 0]):
+        arguments = (*slices, cu, cu, 5, 5, False, None, window)
+        torch.library.opcheck(torch.ops.torch_attn._varlen_attn, arguments)
     copies = [part.detach().clone().requires_grad_() for part in slices]
     results = [varlen.varlen_attn(*inputs, cu, cu, 5, 5) for inputs in (slices, copies)]
     assert torch.equal(*results)
+    gradients = [torch.autograd.grad(result.square().sum(), own) for result, own in zip(results, (slices, copies))]
+    assert all(map(torch.equal, *gradients))
     exact, _ = by_definition(*(part.double() for part in copies), [4, 5], [4, 5], (-1, -1))
     assert torch.allclose(results[0].double(), exact, atol=1e-5 if dtype == torch.float32 else 2e-2)
 
