@@ -1,4 +1,4 @@
-"""Write the generated parts of docs/configuration.md and docs/commands.md: settings and options.
+"""Write what is generated from settings and options: parts of two pages, and the schema of configurations.
 
 python docs/reference.py            # a test compares the committed pages with the output
 """
@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import inspect
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from ipu_packed_bert.settings.finetuning import TASKS  # noqa: E402
 from pack_data.packers import PACKERS  # noqa: E402
 
 PAGES = ("configuration.md", "commands.md")
+SCHEMA = ROOT / "configs" / "schema.json"
 
 # ---- settings ------------------------------------------------------------------------------------------
 
@@ -132,6 +134,66 @@ def _type(kind: Any, rule: Any) -> str:
     return " ".join([_TYPES[kind], *words]) + null
 
 
+# ---- schema -------------------------------------------------------------------------------------------
+
+_JSON_TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
+
+
+def configuration_schema() -> Dict[str, Any]:
+    """Return the JSON schema of a configuration file, which editors use to check and complete it."""
+    by_key: Dict[str, List[Setting]] = {}
+    kinds = [task.settings for task in TASKS.values()]
+    for settings in (settings_of("pretrain"), *(settings_of("finetune", kind) for kind in kinds)):
+        for key, setting in settings.items():
+            by_key.setdefault(key, []).append(setting)
+    sections: Dict[str, Any] = {}
+    for key, same in sorted(by_key.items()):
+        section, _, name = key.partition(".")
+        schema = {"description": same[0].meaning, **_schema_of(same[0].kind, same[0].rule)}
+        if all(setting.default == same[0].default for setting in same):
+            schema["default"] = json.loads(json.dumps(same[0].default))
+        empty = {"type": "object", "additionalProperties": False, "properties": {}}
+        sections.setdefault(section, empty)["properties"][name] = schema
+    several = {"type": "array", "items": {"type": "string"}}
+    extends = {"description": "configurations whose settings this file changes"}
+    extends["anyOf"] = [{"type": "string"}, several]
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Configuration of packed-bert",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"extends": extends, **sections, "without_ipus": {"$ref": "#"}},
+    }
+
+
+def _schema_of(kind: Any, rule: Any) -> Dict[str, Any]:
+    """Return the schema of the values of a setting."""
+    arguments = getattr(kind, "__args__", ())
+    if type(None) in arguments:
+        return {"anyOf": [_schema_of(arguments[0], rule), {"type": "null"}]}
+    if arguments:
+        return {"type": "array", "items": _schema_of(arguments[0], rule)}
+    if rule.choices:
+        choices = {"enum": list(rule.choices)}
+        pattern = {"type": "string", "pattern": f"^({rule.pattern})$"}
+        return {"anyOf": [choices, pattern]} if rule.pattern else choices
+    bounds = {
+        "minimum": rule.minimum,
+        "exclusiveMinimum": rule.above,
+        "maximum": rule.maximum,
+        "exclusiveMaximum": rule.below,
+    }
+    return {
+        "type": _JSON_TYPES[kind],
+        **{name: bound for name, bound in bounds.items() if bound is not None},
+    }
+
+
+def schema_text() -> str:
+    """Return the content of configs/schema.json."""
+    return json.dumps(configuration_schema(), indent=1) + "\n"
+
+
 # ---- commands ------------------------------------------------------------------------------------------
 
 
@@ -175,7 +237,7 @@ def options_page() -> str:
     if str(_EXAMPLES) not in sys.path:
         # Examples import each other.
         sys.path.append(str(_EXAMPLES))
-    scripts = ("own_text", "plain_loop", "pod16_walkthrough")
+    scripts = ("encoder_on_cpu", "own_text", "plain_loop", "pod16_walkthrough")
     examples = {
         f"python examples/{name}.py": (importlib.import_module(name).main,) for name in scripts
     }
@@ -211,6 +273,9 @@ def main() -> None:
         if page_of(text) != text:
             page.write_text(page_of(text), encoding="utf-8")
             print(f"written: {page}")
+    if not SCHEMA.exists() or SCHEMA.read_text(encoding="utf-8") != schema_text():
+        SCHEMA.write_text(schema_text(), encoding="utf-8")
+        print(f"written: {SCHEMA}")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from ipu_packed_bert.settings.declare import declared, setting
+from pack_data.packers import PACKERS
 from tests.imports import SOURCES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -146,3 +148,22 @@ def test_an_option_without_a_page_is_found():
     source = "add = parser.add_argument\nadd('--short')\nparser.add_argument('-l', '--long')\ngit('--other')"
     assert options_of(source) == {"--short", "--long"}
     assert missing_from(options_of(source), ["`--shorter` and --long=3"]) == ["--short"]
+
+
+def test_the_schema_of_configurations_is_current_and_editors_find_it():
+    assert reference.SCHEMA.read_text(encoding="utf-8") == reference.schema_text()
+    known = reference.configuration_schema()["properties"]
+    files = [path for path in sorted((ROOT / "configs").glob("*.yml")) if path.name != "derived.yml"]
+    checked = 0
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        assert "\n# yaml-language-server: $schema=schema.json\n" in text, path
+        tree = yaml.safe_load(text)
+        for block in (tree, tree.get("without_ipus", {})):
+            for section, values in block.items():
+                if section not in ("extends", "without_ipus"):
+                    checked += len(values)
+                    assert set(values) <= set(known[section]["properties"]), f"{path}: {section}"
+    assert len(files) > 10 and checked > 150
+    packers = known["data"]["properties"]["packer"]
+    assert packers["enum"] == list(PACKERS) and known["run"]["properties"]["epochs"]["minimum"] == 1
