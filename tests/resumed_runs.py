@@ -14,7 +14,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import pytest
 import yaml
@@ -32,11 +32,11 @@ COMMANDS = {"pretrain": pretrain, "finetune": finetune}
 
 
 class Place(NamedTuple):
-    """Before or after a call of a function, and by which signal the process ends there."""
+    """Before or after a call of one of some functions, and by which signal the process ends there."""
 
     module: str
     owner: str  # a class of the module, "" for the module itself
-    function: str
+    functions: str
     after: bool = False
     signal: int = signal.SIGKILL
 
@@ -48,7 +48,7 @@ PLACES = {
     "after an update": Place(_ENGINE, "HostEngine", "step", after=True),
     "told to end in an update": Place(_ENGINE, "HostEngine", "step", signal=signal.SIGTERM),
     "inside an accumulation": Place(_ENGINE, "HostEngine", "_seed_dropout"),
-    "inside an evaluation": Place(_ENGINE, "HostEngine", "evaluate"),
+    "inside an evaluation": Place(_ENGINE, "HostEngine", "evaluate predict"),
     "before a checkpoint": Place(_CHECKPOINTS, "", "_write"),
     "inside a checkpoint": Place(_CHECKPOINTS, "", "_write_file"),
     "after a checkpoint": Place(_CHECKPOINTS, "", "_write", after=True),
@@ -89,19 +89,23 @@ def _leg(command: str, file: Path, out: Path, stop: Any, processes: Any) -> int:
 def _end_at(place: Place, at: int) -> None:
     module = importlib.import_module(place.module)
     owner = getattr(module, place.owner) if place.owner else module
-    original = getattr(owner, place.function)
     calls: List[int] = []
 
-    def called(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) == at and not place.after:
-            os.kill(os.getpid(), place.signal)
-        result = original(*args, **kwargs)
-        if len(calls) == at and place.after:
-            os.kill(os.getpid(), place.signal)
-        return result
+    def stopping(original: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            is_there = len(calls) == at
+            if is_there and not place.after:
+                os.kill(os.getpid(), place.signal)
+            result = original(*args, **kwargs)
+            if is_there and place.after:
+                os.kill(os.getpid(), place.signal)
+            return result
 
-    setattr(owner, place.function, called)
+        return called
+
+    for function in place.functions.split():
+        setattr(owner, function, stopping(getattr(owner, function)))
 
 
 def made(command: str, file: Path, out: Path, ranks: Sequence[int], stops: Sequence[Stop]) -> int:
