@@ -29,7 +29,7 @@ help:
 	@echo "make test-trainers"
 	@echo "                run the tests with Hugging Face's Trainer and data sets and TRL, newest and a year old"
 	@echo "make test-engines"
-	@echo "                run the tests of builds on Ray and in datatrove"
+	@echo "                run the tests of builds on Ray, in datatrove, on Dask and in Slurm's tasks"
 	@echo "make test-pages test the pages of look, run and report in chromium"
 	@echo "make docs       run the code blocks of README and docs/, and build the pages below build/docs"
 	@echo "make test-wheel build the wheel, install it into an empty environment, and test it there"
@@ -55,8 +55,8 @@ GPU ?= --size base --micro-batch 32 --packs 128 --precision bfloat16 --packer sp
 gpu:
 	@$(PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || \
 	  { echo "error: $(PYTHON) has no torch with a CUDA device; pass PYTHON=an interpreter that has"; exit 2; }
-	PYTHONPATH="$(CURDIR)" $(PYTHON) -m pytest -q -m cuda -p no:cacheprovider tests/ipu_packed_bert/engine/test_cuda.py
-	PYTHONPATH="$(CURDIR)" $(PYTHON) -m ipu_packed_bert benchmark $(GPU)
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m pytest -q -m cuda -p no:cacheprovider tests/ipu_packed_bert/engine/test_cuda.py
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m ipu_packed_bert benchmark $(GPU)
 
 gpu-dry: .venv/ready
 	.venv/bin/python -m tests.gpu_dry $(GPU_DRY)
@@ -123,14 +123,15 @@ test-sdk: .venv-sdk/ready
 
 # Creates no environment: PYTHON must have the SDK's PopTorch and the packages of requirements-sdk.txt.
 test-ipu:
-	@PYTHONPATH="$(CURDIR)" OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PYTHON) tests/on_ipus.py $(TEST_IPU)
+	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PYTHON) tests/on_ipus.py $(TEST_IPU)
 
 # Each pair of TRL and Transformers is an environment on top of .venv, which has torch and the rest. PAIR=newest chooses one.
 PAIR ?= newest older
 # The tests that `make test` skips without TRL, accelerate, datasets or torchdata.
 TRAINERS_TESTS = tests/ipu_packed_bert/padding_free/test_trainers.py tests/ipu_packed_bert/padding_free/test_data_loader.py \
   tests/ipu_packed_bert/padding_free/test_streams.py tests/pack_data/stream tests/pack_data/batching/test_share.py \
-  tests/test_resumes.py tests/test_examples.py
+  tests/ipu_packed_bert/padding_free/test_training_step.py tests/evidence/test_leaks.py tests/test_resumes.py \
+  tests/test_examples.py
 SITE_PACKAGES = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 test-trainers: $(PAIR:%=test-trainers-%)
 
