@@ -73,6 +73,10 @@ class PackedLengths:
     def __repr__(self) -> str:
         return f"PackedLengths({len(self.pack):,} sequences in {self.packing.packs:,} packs: .bins, .packing, .fitted)"
 
+    def _repr_html_(self) -> str:
+        """Return the accounting of the packing for a notebook."""
+        return self.packing._repr_html_()
+
     @property
     def rounding(self) -> int:
         """Slots that multiple_of added; `packing` counts them as tokens."""

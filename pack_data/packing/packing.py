@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 from collections import Counter
@@ -297,6 +298,10 @@ class Packing:
             ("solved in", f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s", "")
         )
         return account(title, rows)
+
+    def _repr_html_(self) -> str:
+        """Return the accounting for a notebook."""
+        return f"<pre>{html.escape(self.table())}</pre>"
 
     def save(self, path: Union[str, os.PathLike]) -> None:
         """Write the recipe as JSON, atomically: the strategies, their repeats, the certificate and the accounting.

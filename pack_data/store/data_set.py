@@ -14,6 +14,7 @@ of the data set that is still being read, and renaming the manifest replaces one
 from __future__ import annotations
 
 import hashlib
+import html
 import io
 import json
 import os
@@ -585,6 +586,17 @@ class PackStore:
         self._packs_per_block = np.array([blocks.packs for _, blocks in tables], dtype=np.int64)
         self._first_block = np.cumsum(block_counts) - block_counts
         self._is_checked = np.zeros(block_counts.sum(), dtype=bool)
+
+    def _repr_html_(self) -> str:
+        """Return name, size and shape of the data set for a notebook."""
+        manifest = self.manifest
+        schema = self.schema
+        lines = [
+            f"{self.folder}: {manifest.sequences:,} sequences in {manifest.packs:,} packs",
+            f"{manifest.packing_factor:.3f} sequences per pack, {manifest.efficiency:.1%} of the slots are tokens",
+            f"{schema.max_sequence_length} slots, at most {schema.max_sequences_per_pack} sequences in a pack",
+        ]
+        return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 
     @classmethod
     def open(cls, folder: Path) -> PackStore:

@@ -1,5 +1,6 @@
 """Packing: accounting worked by hand, the rules it checks, and the recipe file."""
 
+import html
 import json
 import os
 
@@ -7,10 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+import pack_data
 from pack_data import spfhp
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, prove
+from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.pack_data_strategies import depths, histograms
 from tests.refusals import refused
 
@@ -217,3 +220,12 @@ def test_a_packing_depth_is_a_whole_number_in_every_packer(name, value):
         get_packer(name)(LengthHistogram.from_lengths([1, 2], 4), max_sequences_per_pack=value)
     as_numpy = get_packer(name)(LengthHistogram.from_lengths([1, 2], 4), max_sequences_per_pack=np.int64(2))
     assert as_numpy == get_packer(name)(LengthHistogram.from_lengths([1, 2], 4), max_sequences_per_pack=2)
+
+
+def test_a_notebook_shows_the_accounting(tmp_path):
+    packed = pack_data.pack([300, 200, 512, 17], max_sequence_length=512)
+    shown = packed._repr_html_()
+    assert shown == packed.packing._repr_html_() and html.unescape(shown) == f"<pre>{packed.packing.table()}</pre>"
+    with build_small(write_corpus(tmp_path / "texts", 6), tmp_path / "a<b") as store:
+        text = store._repr_html_()
+        assert "a&lt;b" in text and f"{len(store):,} packs" in text and f"{store.manifest.efficiency:.1%}" in text
