@@ -61,7 +61,7 @@ TINY = Config(
 
 
 class Figures(NamedTuple):
-    """What one update of a path takes."""
+    """The figures of one update of a path."""
 
     peak: int  # bytes
     waits: List[str]  # operators for which the host waits
