@@ -192,7 +192,7 @@ def report(cycle_cache, monkeypatch, capsys):
 
 
 def test_micro_batches_of_a_profile_are_requested(tmp_path, pipeline, report, monkeypatch):
-    """Those of the configuration are not assumed: who profiles makes short updates."""
+    """The configuration may state more of them: who profiles makes short updates."""
     predicted = pipeline.step(9, calibration.load().parameters).cycles
     monkeypatch.setitem(sys.modules, "pva", pva)
     steps = [{"type": "OnTileExecute", "name": "/MatMul", "cycles": [predicted, 1, 1, 1]}]
