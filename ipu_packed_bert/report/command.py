@@ -52,6 +52,7 @@ from pack_data.cli.command import (
     check_page,
     check_picture,
     counted,
+    positive_int,
     progress_bar,
     typed,
 )
@@ -114,7 +115,7 @@ def _parser() -> ArgumentParser:
     )
     runs.add_argument(
         "--micro-batches",
-        type=int,
+        type=positive_int,
         metavar="N",
         help="micro-batches of an update of --measured, if the source does not state them, as a profile",
     )
@@ -148,6 +149,8 @@ class _Report:
     """One call of the command: its options, the modelled machine, and its tables."""
 
     def __init__(self, args: argparse.Namespace):
+        if args.micro_batches is not None and not args.measured:
+            raise ValueError("--micro-batches: it is of --measured SOURCE; name the source too")
         self.args = args
         self.folder = cache_folder()
         self.calibration = calibration.load()

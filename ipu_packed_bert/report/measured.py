@@ -176,7 +176,7 @@ def with_micro_batches(measured: Measured, named_number: Optional[int]) -> Measu
         ValueError: neither states the number, or both do and differ.
     """
     stated = measured.micro_batches
-    if stated is None and (named_number is None or named_number < 1):
+    if stated is None and named_number is None:
         raise ValueError(
             f"{measured.detail}: the number of micro-batches in an update is not in it; pass --micro-batches N"
         )
