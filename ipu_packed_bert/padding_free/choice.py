@@ -18,7 +18,7 @@ from ipu_packed_bert.padding_free.models import (
     refuse_unfit,
     text_config,
 )
-from ipu_packed_bert.padding_free.probe import check_no_leak, keeps_apart_with_mask
+from ipu_packed_bert.padding_free.probe import check_no_leak
 from ipu_packed_bert.padding_free.rows import Probed
 from pack_data.reading.fields import one_line
 
@@ -81,8 +81,6 @@ def find_choice(
                 switch(model, choice.attention)
                 choose(model, choice)
                 probed = check_no_leak(model, longest=longest, row=row, all_layers=all_layers)
-                if choice.boundaries == "cu_seq_lens" and not keeps_apart_with_mask(model):
-                    _refuse_masks(model)
             except (AssertionError, ValueError) as error:  # the model's code may have assertions
                 refusals.append((choice.attention, error))
                 continue
@@ -95,7 +93,7 @@ def find_choice(
         if use_cache:
             base.config.use_cache = use_cache
         if is_chosen:
-            _switch_cache_off(base)
+            _prepare_calls(base)
         else:
             choose(model, before)
             if attention_of(model) != loaded:
@@ -118,49 +116,46 @@ def _refusal(name: str, refusals: Sequence[Tuple[str, Exception]]) -> ValueError
     return Leak(text, leaks[0].first) if leaks else ValueError(text)
 
 
-def _switch_cache_off(base: Any) -> None:
-    """Let calls without use_cache use no key cache, and leave the configuration, which is saved, as it is."""
+def _prepare_calls(base: Any) -> None:
+    """Let calls without use_cache use no key cache, and remove masks of ones; the configuration stays as it is."""
     inner = getattr(base, "base_model", base)
-    if "use_cache" not in inspect.signature(inner.forward).parameters:
+    hooks = [(base, _without_mask), (inner, _without_mask)]
+    if "use_cache" in inspect.signature(inner.forward).parameters:
+        hooks.append((inner, _without_cache))
+    else:
         base.config.use_cache = False
-    elif _prepare_call not in inner._forward_pre_hooks.values():
-        inner.register_forward_pre_hook(_prepare_call, with_kwargs=True)
+    for module, hook in hooks:
+        if hook not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def _prepare_call(model: Any, inputs: Any, named: Dict[str, Any]) -> Any:
-    """Switch the cache off, and refuse positions of several axes without boundaries."""
-    names = ("position_ids", "cu_seq_lens_q", "attention_mask")
-    refuse_axes(type(model).__name__, *map(named.get, names))
+def _without_cache(model: Any, inputs: Any, named: Dict[str, Any]) -> Any:
     if named.get("use_cache") is None and named.get("past_key_values") is None:
         return inputs, {**named, "use_cache": False}
     return None
 
 
-def _refuse_masks(model: Any) -> None:
-    """Let the model refuse an attention_mask [rows, tokens] with boundaries in all later calls.
+def _without_mask(model: Any, inputs: Any, named: Dict[str, Any]) -> Any:
+    """Remove an attention_mask of ones [rows, tokens] from a row of several examples.
 
-    Some models pass the mask to their layers and not the boundaries, such as GPT-2 in Transformers 4.57.
+    With a mask the library looks for no boundaries, and some models pass only the mask to their layers.
     """
-    base = base_of(model)
-    if _refuse_mask not in base._forward_pre_hooks.values():
-        base.register_forward_pre_hook(_refuse_mask, with_kwargs=True)
-
-
-def _refuse_mask(model: Any, inputs: Any, named: Dict[str, Any]) -> None:
-    mask = named.get("attention_mask")
-    positions = named.get("position_ids")
+    names = ("position_ids", "cu_seq_lens_q", "attention_mask")
+    positions, boundaries, mask = map(named.get, names)
+    refuse_axes(type(model).__name__, positions, boundaries, mask)
     if mask is None or mask.dim() != 2:
-        return
-    has_several = named.get("cu_seq_lens_q") is not None
+        return None
+    is_real = mask != 0
+    has_several = boundaries is not None
     if positions is not None and positions.shape == mask.shape:
         restarts = positions[:, 1:] <= positions[:, :-1]
-        both_seen = (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
-        has_several = has_several or bool((restarts & both_seen).any())
-    if has_several:
+        has_several = has_several or bool((restarts & is_real[:, 1:] & is_real[:, :-1]).any())
+    if has_several and not is_real.all():
         raise ValueError(
-            f"{type(model).__name__} gets a row of several examples with an attention_mask of shape "
-            f"{tuple(mask.shape)}, and its layers would use only the mask; pass no attention_mask"
+            f"{type(model).__name__} gets a row of several examples and an attention_mask of shape "
+            f"{tuple(mask.shape)} with zeros; pass no attention_mask, and padding as an example of its own"
         )
+    return (inputs, {**named, "attention_mask": None}) if has_several else None
 
 
 def _dense_mask_bytes(model: Any, tokens: int) -> int:

@@ -48,6 +48,7 @@ from ipu_packed_bert.padding_free.rows import (
     QUICK_ROWS,
     Collator,
     Fault,
+    LayerStep,
     Loss,
     Probed,
     RowProbe,
@@ -179,28 +180,6 @@ def _choice_for(model: Any) -> Choice:
     if hasattr(base_of(model), "set_attn_implementation"):
         return choice_of(model)
     return Choice(attention_of(model), "cu_seq_lens")
-
-
-def keeps_apart_with_mask(model: Any) -> bool:
-    """Return True if adding an all-ones attention_mask to the boundaries changes no logits or raises an error."""
-    with undisturbed(model), torch.no_grad():
-        model.eval()
-        probe = _Probe(model, None, TrainingCalls(None, logits_of))
-        tokens = min(probe.length, 3)
-        examples = []
-        for _ in range(2):
-            ids = probe.example(tokens).numpy()
-            examples.append({"input_ids": ids, "labels": ids})
-        inputs = dict(probe.collated(examples))
-        inputs.pop("labels", None)
-        inputs = to_device(inputs, probe.device)
-        ones = torch.ones_like(inputs["input_ids"])
-        try:
-            masked_logits = logits_of(probe.model, {**inputs, "attention_mask": ones})
-        except _MODEL_ERRORS:
-            return True
-        limit = min(10 * _RESOLUTION[probe.dtype], _LARGEST_HALF_LIMIT)
-        return _difference(masked_logits, logits_of(probe.model, inputs)) <= limit
 
 
 def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Probed:
@@ -602,21 +581,20 @@ class _Probe:
         tokens = min(row_tokens, _LONGEST_DENSE_ROW) if is_dense else row_tokens
         longest = min([tokens, *limits])
 
-        peak = PeakMemory() if tokens >= _DEFAULT_ROW_TOKENS else None
+        start = time.perf_counter()
+        peak = PeakMemory()
         self.measure()
         probed = self._check_in_full_precision(tokens, longest, quick)
         if self.dtype in _HALF_TYPES:
-            half = self._check_own_logits(tokens, longest, quick)
-            types = (str(self.dtype), *(name for name in probed.types if name != str(self.dtype)))
-            seconds = half.seconds + probed.seconds
-            probed = probed._replace(types=types, seconds=seconds)
+            self._check_own_logits(tokens, longest, quick)
+        types = tuple(dict.fromkeys([str(self.dtype), *probed.types]))
         notes = list(probed.notes)
         if quick:
             notes.append(f"quick: {QUICK_ROWS} rows only")
         if tokens < row_tokens:
             notes.append("not longer, because of the mask of all tokens by all tokens")
-        added = peak.added() if peak else None
-        return probed._replace(peak=added or 0, notes=tuple(notes))
+        seconds = time.perf_counter() - start
+        return Probed(probed.rows, types, seconds, probed.update, peak.added() or 0, tuple(notes))
 
     def _check_in_full_precision(self, tokens: int, longest: int, quick: bool) -> Probed:
         """Compare rows with their examples alone, in float32 if the model is in half precision."""
@@ -651,13 +629,12 @@ class _Probe:
 
     # ---- half precision
 
-    def _check_own_logits(self, tokens: int, longest: int, quick: bool) -> Probed:
+    def _check_own_logits(self, tokens: int, longest: int, quick: bool) -> None:
         """Compare the logits of rows in half precision, which may use other kernels.
 
         A wrong mask or position changes most tokens, rounding only some of them, so the typical difference decides.
         If it is above the limit, float32 decides.
         """
-        start = time.perf_counter()
         numbers = lengths_of_model(self.model, longest)
         rows = row_lengths(tokens, longest, numbers, np.random.default_rng(0))
         self.model.eval()
@@ -675,8 +652,8 @@ class _Probe:
                     f"in a row of {sum(lengths):,} tokens and {len(lengths):,} examples, example {worst} of "
                     f"{lengths[worst]:,} tokens scores otherwise than alone in {self.dtype}"
                 )
-                raise self._leak(Fault(what, errors[worst], worst, tuple(lengths)))
-        return Probed(seconds=time.perf_counter() - start)
+                step = LayerStep("_compare", lengths, 0)
+                raise self._leak(Fault(what, errors[worst], worst, step))
 
     def _beyond_own_rounding(self, lengths: List[int], suspects: List[int]) -> Dict[int, float]:
         """Return the errors of the suspects that differ from float32 more in a row of new tokens than alone."""
@@ -794,13 +771,12 @@ class _Probe:
         advice = [f"; {WAY_OUT}"]
         if hasattr(self.base, "set_attn_implementation"):
             advice.insert(0, "; call use_padding_free(model)")
-        if fault.lengths:
+        step = fault.step
+        if step is not None and step.can_be_drawn:
             number = max(fault.number, 0)
-            examples = [self.example(length) for length in fault.lengths]
-            if fault.step is not None:
-                drawn = RowProbe(self, sum(fault.lengths)).examples_of(fault.step)
-                examples = [torch.as_tensor(example["input_ids"]) for example in drawn]
-            lengths = fault.lengths
+            lengths = step.lengths
+            drawn = RowProbe(self, sum(lengths)).examples_of(step)
+            examples = [torch.as_tensor(example["input_ids"]) for example in drawn]
             length = lengths[number]
             in_row = _TracedCall(
                 lambda: self._row_logits(examples), sum(lengths[:number]), length, sum(lengths)
@@ -809,7 +785,7 @@ class _Probe:
             cause = self._first_layer(in_row, alone)
             layer = f", first in {cause}" if cause else ""
             # Stretched positions change the whole row, so the longest example decides.
-            passed = [reach for reach in self.far if reach.tokens < max(fault.lengths)]
+            passed = [reach for reach in self.far if reach.tokens < max(lengths)]
             if passed:
                 settings = ", ".join(f"{reach.setting} is {reach.tokens}" for reach in passed)
                 layer += f" ({settings})"

@@ -92,6 +92,11 @@ class LayerStep(NamedTuple):
     shares_prefix: bool = False  # the examples begin with the same tokens
     examples: Optional[List[Example]] = None  # of an existing batch, instead of random ones
 
+    @property
+    def can_be_drawn(self) -> bool:
+        """True if the row can be drawn again."""
+        return self.examples is None and self.method != "_auxiliary"
+
 
 class Fault(NamedTuple):
     """A difference above its limit."""
@@ -99,8 +104,6 @@ class Fault(NamedTuple):
     what: str
     error: float
     number: int = -1  # of the example
-    # Of all examples of the row; empty if the row cannot be drawn again.
-    lengths: Tuple[int, ...] = ()
     step: Optional[LayerStep] = None
     first: Optional[FirstDifference] = None
     is_certain: bool = False  # too large for rounding
@@ -395,9 +398,7 @@ class RowProbe:
         """Return the faults of one step, each with the step that repeats it."""
         examples = step.examples or self.examples_of(step)
         faults: List[Fault] = getattr(self, step.method)(examples)
-        can_be_drawn = step.examples is None and step.method != "_auxiliary"
-        lengths = tuple(step.lengths) if can_be_drawn else ()
-        return [fault._replace(step=step, lengths=lengths) for fault in faults]
+        return [fault._replace(step=step) for fault in faults]
 
     # ---- examples
 

@@ -154,18 +154,18 @@ def given_positions(model, lengths=(9, 5, 12)):
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
-def test_positions_that_begin_again_beside_a_mask_or_a_cache_are_refused(kind):
+def test_positions_that_begin_again_beside_a_cache_are_refused_and_a_mask_of_ones_is_removed(kind):
     """The library would look for no boundaries then, and let examples see each other."""
     model = a_model(kind)
     use_padding_free(model)
     positions, inputs = given_positions(model)
     ones = torch.ones_like(positions["input_ids"])
-    for more in ({"attention_mask": ones}, {"use_cache": True}):
-        for before in ({}, {"use_cache": False}):  # what a call before found right says nothing about this one
-            with torch.no_grad():
-                model(**positions, use_cache=False) if before else None
-                with refused("position_ids restart.*use_cache=False"):
-                    model(**positions, **more)
+    with torch.no_grad():
+        for before in (False, True):  # what a call before found right says nothing about this one
+            expected = model(**positions).logits if before else None
+            with refused("position_ids restart.*use_cache=False"):
+                model(**positions, use_cache=True)
+        assert torch.equal(model(**positions, attention_mask=ones).logits, expected)
     other = torch.tensor([0, 8, 14, 26], dtype=torch.int32)
     with refused("cu_seq_lens_q", "position_ids"):
         model(**{**inputs, "cu_seq_lens_q": other, "cu_seq_lens_k": other}, use_cache=False)

@@ -59,14 +59,14 @@ def test_the_page_counts_families_of_two_versions(tmp_path, capsys):
     printed = capsys.readouterr()
     version = transformers.__version__
     assert f"| {version} " in printed.out and "2 of 3" in printed.out and "- bart, masked: encoder and " in printed.out
-    assert printed.out.count("right, wrong") == 4 and printed.out.count("right, right") == 2  # eager and sdpa; ours
+    assert printed.out.count("right, right") == 6 and "right, wrong" not in printed.out
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "version": "4.0"}))
     assert families.main(["llama", "--with", str(kept)]) == 0
     text = capsys.readouterr().out
-    assert "| 4.0 " in text and "1 of 1" in text and f"ours, {version}" in text and text.count("right, right") == 3
+    assert "| 4.0 " in text and "1 of 1" in text and f"ours, {version}" in text and text.count("right, right") == 9
 
 
-def test_a_model_whose_layers_see_a_mask_alone_refuses_it():
+def test_a_mask_of_ones_is_removed_and_one_with_zeros_refused():
     """GPT-2 of Transformers 4.57: the boundaries do not reach the layers, and an all-ones mask hides them."""
 
     class Dropping(transformers.GPT2LMHeadModel):
@@ -84,7 +84,8 @@ def test_a_model_whose_layers_see_a_mask_alone_refuses_it():
     found, ones = model(**inputs).logits, torch.ones_like(inputs["input_ids"])
     few = {name: inputs[name] for name in ("input_ids", "position_ids")}
     for given in (inputs, few):
-        with refused("attention_mask", "layers"):
-            model(**given, attention_mask=ones)
+        assert torch.equal(model(**given, attention_mask=ones).logits, found)
+        with refused("attention_mask", "zeros"):
+            model(**given, attention_mask=ones.triu(1))
     model(input_ids=few["input_ids"], attention_mask=ones, position_ids=torch.arange(8)[None])
     assert torch.equal(model(**inputs).logits, found)
