@@ -23,6 +23,7 @@ from ipu_packed_bert.run_files.folder import LOG, read_log
 from ipu_packed_bert.training import pretraining
 from ipu_packed_bert.training import summary as run_summary
 from pack_data.cli.command import run_main
+from tests.fakes.sdk import missing
 from tests.ranks_at_work import forking
 from tests.refusals import refusal_of
 from tests.tiny_runs import not_drawn, tiny_config, tiny_data
@@ -174,7 +175,8 @@ def test_damaged_packs_are_not_trained_on(tmp_path, capsys):
 def test_what_cannot_be_is_one_line(tiny, tmp_path, capsys, override, words):
     if words is None:  # only an unbuilt data set needs its corpus
         words, tiny = "/no/such/text: no such file", str(tiny_config(tmp_path / "new.yml", tmp_path / "new"))
-    found = refused(capsys, "--config", tiny, "--out", str(tmp_path / "run"), "--set", override)
+    with missing():
+        found = refused(capsys, "--config", tiny, "--out", str(tmp_path / "run"), "--set", override)
     assert words in found
     assert not (tmp_path / "run").exists()  # nothing half-made
 

@@ -21,7 +21,7 @@ from ipu_packed_bert.training.examples import prepare
 from ipu_packed_bert.training.export import import_folder
 from pack_data.cli.command import run_main
 from tests.fakes.machine import machine
-from tests.fakes.sdk import installed
+from tests.fakes.sdk import installed, missing
 from tests.fine_tuning_files import KINDS, PIPELINE, tiny_config, training_file
 from tests.tolerances import relative_error
 
@@ -241,7 +241,8 @@ def test_a_run_from_a_hugging_face_folder_to_another(checkpoint, tmp_path, kind,
     assert load_config(tmp_path / "run" / "config.yml").engine.kind == "ipu"
     longer = f"optimizer.schedule_steps={2 * len(records)}"
     again = ("--resume", tmp_path / "run", "--set", "run.epochs=2", "--set", longer)
-    assert command(*again) == 2
+    with missing():
+        assert command(*again) == 2
     assert "the Poplar SDK is missing" in capsys.readouterr().err
     assert command(*again, "--engine", "host") == 0
     assert len(read_log(tmp_path / "run" / "log.jsonl")) == 2 * len(records)
