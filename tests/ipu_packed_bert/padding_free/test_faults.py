@@ -5,9 +5,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
 from ipu_packed_bert.padding_free.losses import logits_of
 from ipu_packed_bert.padding_free.probe import check_no_leak
+from tests.isolation_trials import MIXTURES, families_of, refusal
 from tests.padding_free_faults import FAULTS, LONGEST, ROW, right_ones
 
 DRAWS = int(os.environ.get("FAULT_DRAWS", "3"))  # 200 for the whole
@@ -48,3 +50,11 @@ def test_a_fault_is_caught(each):
         else:
             missed.append(seed)
     assert len(missed) <= DRAWS // 100, missed
+
+
+@pytest.mark.parametrize("number", [0, 4])
+def test_random_models_that_keep_examples_apart_are_not_refused(number):
+    """A sample of `python -m tests.isolation_trials`: a dense model and a mixture of experts."""
+    family = families_of(number + 1)[number]
+    assert (family in MIXTURES) == (number == 4)
+    assert [refusal(number, family, dtype) for dtype in (torch.float32, torch.bfloat16)] == ["", ""]
