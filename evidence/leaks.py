@@ -1,4 +1,4 @@
-"""Leaks between the examples of a padding-free row: which calls of Transformers and torch let one example see another.
+"""Leaks between the examples of a padding-free row: calls of Transformers, TRL and torch.
 
 Each model is tiny and random, in float32 on a CPU, without dropout, and its code is that of the library.  A row is
 example A and then example B.  A is replaced by other tokens, once for each seed; the figure is the largest change of
@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Seq
 
 import numpy as np
 
+from evidence import leaks_trl
 from evidence.runner import Cell, Row, Runner
 from evidence.writer import Shown, Table, small
 from pack_data.cli.command import counted
@@ -25,7 +26,7 @@ from pack_data.reading.fields import one_line
 
 SUMMARY = (
     "Largest change of one example's outputs when only the other example of a padding-free row changes, for stock\n"
-    "Transformers, torch attention and ours, on a CPU. Needs Transformers; about two minutes with --seeds 1."
+    "Transformers, TRL, torch attention and ours, on a CPU. Needs Transformers and TRL; a few minutes."
 )
 TITLE = "Who leaks in padding-free rows"
 
@@ -47,6 +48,8 @@ ENCODER = "encoder"
 DECODER = "decoder"
 TOWER = "text tower"  # a decoder with positions of three axes
 STATES = "state space"
+TORCH = "torch"
+TRL = "TRL"
 
 
 class Family(NamedTuple):
@@ -79,7 +82,14 @@ FAMILIES = {
     ),
     "Qwen3-Next": Family(STATES, "AutoModelForCausalLM", "qwen3_next", {"layer_types": _HYBRID}),
 }
-TORCH = "torch"
+
+
+def kind_of(variant: str) -> str:
+    """Return the kind of a family; TRL and torch are kinds of their own."""
+    return FAMILIES[variant].kind if variant in FAMILIES else variant
+
+
+VARIANTS = (*FAMILIES, TRL, TORCH)
 
 # ---- the calls of a model
 
@@ -89,44 +99,30 @@ _NO_CACHE = "use_cache=False"
 _ONES = "the same, attention mask of ones"
 _BOUNDARIES = "boundaries alone"
 _RENAMED = "boundaries under another name"
-_DECODER_CALLS = (_PLAIN, _TRAIN, _NO_CACHE, _ONES, _BOUNDARIES, _RENAMED)
+_PADDED = "padded batch"
+_DECODER_CALLS = (_PLAIN, _TRAIN, _NO_CACHE, _ONES, _BOUNDARIES, _RENAMED, _PADDED)
 CALLS = {
-    ENCODER: (_PLAIN, _ONES, _BOUNDARIES, _RENAMED),
+    ENCODER: (_PLAIN, _ONES, _BOUNDARIES, _RENAMED, _PADDED),
     DECODER: _DECODER_CALLS,
     TOWER: _DECODER_CALLS,
-    STATES: (_PLAIN, _NO_CACHE),
+    STATES: (_PLAIN, _NO_CACHE, _PADDED),
 }
 ATTENTIONS = ("sdpa", "eager", "flex_attention", "padding_free")
 _CALLS_IN_WORDS = f"""\
 Calls of a model: **{_PLAIN}** is `model(**inputs)` in eval() with all that the collator returns with
 `return_flash_attn_kwargs=True` and `return_seq_idx=True`, without the labels. **{_NO_CACHE}** is the same call with
 that argument, as in all rows below it of decoders. **{_BOUNDARIES}**: without `position_ids`, so that positions run on.
-**{_RENAMED}**: the same with `cu_seqlens` in place of `cu_seq_lens_q` and `cu_seq_lens_k`."""
-
-_OURS = '`attn_implementation="padding_free"` with all that the collator returns'
-_INSTEAD = {
-    (DECODER, _PLAIN): f"`use_cache=False`, or {_OURS}",
-    (DECODER, _TRAIN): f"`use_cache=False`, or {_OURS}",
-    (DECODER, _ONES): "leave `attention_mask` out",
-    (DECODER, _BOUNDARIES): "also pass `position_ids` that restart, with `use_cache=False`",
-    (
-        DECODER,
-        _RENAMED,
-    ): "pass them as `cu_seq_lens_q` and `cu_seq_lens_k`, and `position_ids` that restart",
-}
-_INSTEAD_OF_KIND = {
-    ENCODER: f"padded batches, or {_OURS}",
-    TOWER: f"padded batches, or {_OURS}",
-    STATES: "padded batches, or the CUDA kernels that read `seq_idx`",
-    TORCH: "a mask or a loop over the examples",
-}
+**{_RENAMED}**: the same with `cu_seqlens` in place of `cu_seq_lens_q` and `cu_seq_lens_k`. **{_PADDED}**: A and B are
+two rows with `attention_mask`."""
 
 
 def inputs_of(call: str, kind: str, examples: Sequence[Sequence[int]]) -> Dict[str, Any]:
-    """Return the arguments of the model for a row of these examples."""
+    """Return the arguments of the model for these examples, in one row unless they are padded."""
     import torch
     import transformers
 
+    if call == _PADDED:
+        return _padded(kind, examples)
     collator: Any = transformers.DataCollatorWithFlattening(
         return_flash_attn_kwargs=True, return_seq_idx=True, return_tensors="pt"
     )
@@ -144,6 +140,16 @@ def inputs_of(call: str, kind: str, examples: Sequence[Sequence[int]]) -> Dict[s
         inputs["cu_seqlens"] = inputs.pop("cu_seq_lens_q")
         del inputs["cu_seq_lens_k"]
     return inputs
+
+
+def _padded(kind: str, examples: Sequence[Sequence[int]]) -> Dict[str, Any]:
+    import torch
+
+    rows = [torch.tensor(example) for example in examples]
+    ones = [torch.ones_like(row) for row in rows]
+    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    inputs = {"input_ids": pad(rows), "attention_mask": pad(ones)}
+    return inputs if kind == ENCODER else {**inputs, "use_cache": False}
 
 
 def new_model(family: Family, attention: str, size: LeakSize, seed: int) -> Any:
@@ -204,10 +210,27 @@ def _flex(query: Any, key: Any, value: Any, number: Any) -> Any:
     return flex_attention(query, key, value, block_mask=mask)
 
 
+def _varlen(query: Any, key: Any, value: Any, number: Any) -> Any:
+    import torch
+    from torch.nn.attention.varlen import varlen_attn
+
+    import ipu_packed_bert.padding_free.varlen_on_cpu  # noqa: F401, registers the kernel
+
+    counts = number.bincount()
+    starts = torch.tensor([0, *counts.cumsum(0)], dtype=torch.int32)
+    longest = int(counts.max())
+    heads = [each[0].transpose(0, 1) for each in (query, key, value)]
+    context = varlen_attn(*heads, starts, starts, longest, longest, window_size=(-1, 0))
+    return context.transpose(0, 1).unsqueeze(0)
+
+
+_MASKED = "scaled_dot_product_attention, mask of examples"
+_VARLEN = "varlen_attn, our kernel for CPUs"
 TORCH_CALLS: Dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention, is_causal": _causal,
-    "scaled_dot_product_attention, mask of examples": _masked,
+    _MASKED: _masked,
     "flex_attention, mask of examples": _flex,
+    _VARLEN: _varlen,
 }
 
 
@@ -238,60 +261,66 @@ class Leaks:
         self.size = size
 
     def __call__(self, cell: Cell) -> Iterable[Row]:
-        if cell.variant == TORCH:
-            for call in TORCH_CALLS:
-                yield {"attention": "", "call": call, **self._torch(call, cell.seed)}
-            return
-        import ipu_packed_bert.padding_free.attention  # noqa: F401, registers our attention
-
-        family = FAMILIES[cell.variant]
-        attentions = ("",) if family.kind == STATES else ATTENTIONS
-        for attention in attentions:
-            for call in CALLS[family.kind]:
-                result = self._model(family, attention, call, cell.seed)
-                yield {"attention": attention, "call": call, **result}
-
-    def _torch(self, call: str, seed: int) -> Row:
-        try:
-            return _change(torch_outputs(call, self.size, seed))
-        except Exception as error:  # the table shows any refusal of the library
-            return _refusal(error)
-
-    def _model(self, family: Family, attention: str, call: str, seed: int) -> Row:
         import torch
 
+        import ipu_packed_bert.padding_free.attention  # noqa: F401, registers our attention
+
+        # Compilation of flex attention takes minutes.
+        with torch.compiler.set_stance("force_eager"):
+            for attention, call in calls_of(cell.variant):
+                result = self._result(cell.variant, attention, call, cell.seed)
+                yield {"attention": attention, "call": call, **result}
+
+    def _result(self, variant: str, attention: str, call: str, seed: int) -> Row:
+        try:
+            if variant == TORCH:
+                outputs = torch_outputs(call, self.size, seed)
+            else:
+                outputs = self._outputs(variant, attention, call, seed)
+        except Exception as error:  # the table shows any refusal of the library
+            return {
+                "change": None,
+                "largest": None,
+                "error": f"{type(error).__name__}: {one_line(error, 150)}",
+            }
+        before, after = outputs
+        return {
+            "change": float(np.abs(before - after).max()),
+            "largest": float(np.abs(before).max()),
+            "error": None,
+        }
+
+    def _outputs(self, variant: str, attention: str, call: str, seed: int) -> List[np.ndarray]:
+        """Return the outputs of B with two different A."""
+        import torch
+
+        family = FAMILIES["Llama" if variant == TRL else variant]
         size = self.size
         draw = np.random.default_rng(seed)
         # Ids below 4 are special tokens in some families.
         second = draw.integers(4, size.vocabulary, size.second).tolist()
         outputs = []
-        try:
+        for _ in range(2):
+            first = draw.integers(4, size.vocabulary, size.first).tolist()
             model = new_model(family, attention, size, seed).train(call == _TRAIN)
-            for _ in range(2):
-                first = draw.integers(4, size.vocabulary, size.first).tolist()
-                with torch.no_grad():
-                    output = model(**inputs_of(call, family.kind, [first, second]))[0]
-                outputs.append(output[0, size.first :].float().numpy())
-        except Exception as error:  # the table shows any refusal of the library
-            return _refusal(error)
-        return _change(outputs)
+            if variant == TRL:
+                outputs.append(leaks_trl.outputs(call, model, first, second))
+                continue
+            with torch.no_grad():
+                output = model(**inputs_of(call, family.kind, [first, second]))[0]
+            of_second = output[1, : size.second] if call == _PADDED else output[0, size.first :]
+            outputs.append(of_second.float().numpy())
+        return outputs
 
 
-def _change(outputs: Sequence[np.ndarray]) -> Row:
-    before, after = outputs
-    return {
-        "change": float(np.abs(before - after).max()),
-        "largest": float(np.abs(before).max()),
-        "error": None,
-    }
-
-
-def _refusal(error: Exception) -> Row:
-    return {
-        "change": None,
-        "largest": None,
-        "error": f"{type(error).__name__}: {one_line(error, 150)}",
-    }
+def calls_of(variant: str) -> List[Tuple[str, str]]:
+    """Return each call of a family, of TRL or of torch, with each attention: attention, call."""
+    if variant == TORCH:
+        return [("", call) for call in TORCH_CALLS]
+    kind = kind_of(variant)
+    calls = leaks_trl.CALLS if kind == TRL else CALLS[kind]
+    attentions = ("",) if kind == STATES else ATTENTIONS
+    return [(attention, call) for attention in attentions for call in calls]
 
 
 # ---- the experiment
@@ -300,17 +329,19 @@ def _refusal(error: Exception) -> Row:
 def versions() -> Dict[str, str]:
     """Return the versions that determine the table."""
     names = {"python": platform.python_version()}
-    for package in ("torch", "transformers"):
+    for package in ("torch", "transformers", "trl"):
         try:
             names[package] = version(package)
         except PackageNotFoundError:
             raise ValueError(
-                f"{package} is not installed, whose attention is measured; pip install {package}"
+                f"{package} is not installed, which is measured; pip install {package}"
             ) from None
     return names
 
 
 def settings(options: Any) -> Dict[str, Any]:
+    if options.page is not None and not options.page.parent.is_dir():
+        raise ValueError(f"--page: {options.page.parent} is not a directory; create it first")
     return {"size": list(SIZES[options.size]), "versions": versions()}
 
 
@@ -327,11 +358,9 @@ def run(options: Any, runner: Runner) -> int:
     import transformers
 
     transformers.logging.set_verbosity_error()  # warnings about tiny models
-    if options.page is not None and not options.page.parent.is_dir():
-        raise ValueError(f"--page: {options.page.parent} is not a directory; create it first")
     runner.keep_facts({})
     cells = []
-    for name in (*FAMILIES, TORCH):
+    for name in VARIANTS:
         cells += [Cell(name, seed) for seed in range(options.seeds)]
     runner.run(cells, Leaks(SIZES[options.size]))
     results = shown(runner.folder)
@@ -342,31 +371,55 @@ def run(options: Any, runner: Runner) -> int:
 
 # ---- results
 
+_OURS = 'attn_implementation="padding_free"'
+# Calls in place of one that leaks, by kind; those that leak as well are left out.
+_INSTEAD = {
+    ENCODER: (_OURS, _PADDED),
+    DECODER: (_NO_CACHE, _OURS, _PADDED),
+    TOWER: (_NO_CACHE, _OURS, _PADDED),
+    STATES: (_NO_CACHE, _PADDED),
+    TORCH: (_MASKED, _VARLEN),
+}
+
 
 class Result(NamedTuple):
     """The result of a call with one attention, over all seeds."""
 
-    change: float  # the largest; 0 if the call fails
+    changes: Sequence[float]  # by seed; 0 if the call fails
     largest: float  # output
     error: str  # "" if the call does not fail
 
     @property
     def leaks(self) -> bool:
-        return self.change > _ROUNDING * self.largest
+        return self._leaks(max(self.changes))
+
+    @property
+    def always_leaks(self) -> bool:
+        """True if the call leaks with each seed."""
+        return self._leaks(min(self.changes))
+
+    @property
+    def is_apart(self) -> bool:
+        """True if the call neither leaks nor fails."""
+        return not self.leaks and not self.error
+
+    def _leaks(self, change: float) -> bool:
+        return change > _ROUNDING * self.largest
 
     def cell(self) -> str:
         """Return the largest change, bold for a leak."""
         if self.error:
             return "error"
-        return f"**{self.change:.2g}**" if self.leaks else small(self.change)
+        change = max(self.changes)
+        return f"**{change:.2g}**" if self.leaks else small(change)
 
 
 def result_of(rows: Sequence[Row]) -> Result:
-    """Return the largest values of the seeds, and the first error."""
-    change = max(row["change"] or 0.0 for row in rows)
+    """Return the changes and the largest output of the seeds, and the first error."""
+    changes = [row["change"] or 0.0 for row in rows]
     largest = max(row["largest"] or 0.0 for row in rows)
     error = next((row["error"] for row in rows if row["error"]), "")
-    return Result(change, largest, error)
+    return Result(changes, largest, error)
 
 
 class Line(NamedTuple):
@@ -375,6 +428,7 @@ class Line(NamedTuple):
     model: str
     call: str
     results: Mapping[str, Result]  # by attention
+    instead: Sequence[str] = ()  # calls that do not leak, if this one does
 
     def cell(self, attention: str) -> str:
         return self.results[attention].cell()
@@ -382,12 +436,25 @@ class Line(NamedTuple):
     def largest(self) -> str:
         return f"{max(result.largest for result in self.results.values()):.1f}"
 
-    def instead(self) -> str:
-        """Return a call without the leak."""
-        if not any(result.leaks for result in self.results.values()):
-            return ""
-        kind = TORCH if self.model == TORCH else FAMILIES[self.model].kind
-        return _INSTEAD.get((kind, self.call), _INSTEAD_OF_KIND.get(kind, ""))
+    def leaking(self) -> List[str]:
+        """Return the attentions with which the call leaks."""
+        return [attention for attention, result in self.results.items() if result.leaks]
+
+
+def _instead_of(line: Line, lines: Mapping[str, Line]) -> List[str]:
+    """Return calls that do not leak with any attention with which this one does; lines: of the same model, by call."""
+    kind = kind_of(line.model)
+    candidates = leaks_trl.INSTEAD.get(line.call, ()) if kind == TRL else _INSTEAD[kind]
+    chosen = []
+    for call in candidates:
+        if call == _OURS:
+            is_apart = lines[_PLAIN].results["padding_free"].is_apart
+        else:
+            results = lines[call].results
+            is_apart = all(results[attention].is_apart for attention in line.leaking())
+        if is_apart:
+            chosen.append(call)
+    return chosen
 
 
 class LeaksShown(Shown):
@@ -396,31 +463,40 @@ class LeaksShown(Shown):
     def lines(self) -> List[Line]:
         """Return a line for each model and call, in the order of the families."""
         rows: Dict[Tuple[str, str], Dict[str, List[Row]]] = {}
-        order = [*FAMILIES, TORCH]
-        for cell in sorted(self.cells, key=lambda cell: (order.index(cell.variant), cell.seed)):
+        for cell in sorted(self.cells, key=lambda cell: (VARIANTS.index(cell.variant), cell.seed)):
             for row in self.cells[cell]:
                 attentions = rows.setdefault((cell.variant, row["call"]), {})
                 attentions.setdefault(row["attention"], []).append(row)
-        lines = []
+        by_model: Dict[str, Dict[str, Line]] = {}
         for (model, call), attentions in rows.items():
             results = {name: result_of(seeds) for name, seeds in attentions.items()}
-            lines.append(Line(model, call, results))
+            by_model.setdefault(model, {})[call] = Line(model, call, results)
+        lines = []
+        for of_model in by_model.values():
+            for line in of_model.values():
+                instead = _instead_of(line, of_model) if line.leaking() else ()
+                lines.append(line._replace(instead=instead))
         return lines
 
     def parts(self) -> List[Union[str, Table]]:
         lines = self.lines()
         results = [result for line in lines for result in line.results.values()]
-        leaking = sum(result.leaks for result in results)
+        leaking = [result for result in results if result.leaks]
+        always = sum(result.always_leaks for result in leaking)
         failing = sum(bool(result.error) for result in results)
-        versions_used = self.settings["versions"].items()
-        installed = ", ".join(f"{name} {number}" for name, number in versions_used)
+        versions_used = [
+            f"{package} {number}"
+            for package, number in self.settings["versions"].items()
+            if package in ("transformers", "trl")
+        ]
+        seeds = counted(len(self.seeds(TORCH)), "seed")
 
         chosen = [line for line in lines if "" not in line.results]
         single = [line for line in lines if "" in line.results]
         titles = dict(zip(ATTENTIONS, ("sdpa", "eager", "flex", "ours")))
         parts: List[Union[str, Table]] = [
-            f"{len(results)} calls: {leaking} leak (bold), {failing} fail with an error. {installed}; "
-            f"{self.facts['machine']}.",
+            f"{len(results)} calls with {seeds}: {len(leaking)} leak (bold), {always} of them with each seed; "
+            f"{failing} fail with an error. {', '.join(versions_used)}; {self.facts['machine']}.",
             "",
             _table(chosen, titles),
             "Models without a choice of attention, and functions of torch alone:",
@@ -435,18 +511,16 @@ class LeaksShown(Shown):
     def page(self) -> str:
         """Return the whole page: method, table and limits."""
         size = LeakSize(*self.settings["size"])
-        seeds = len(self.seeds(TORCH))
         parts = [
             f"# {TITLE}",
-            "<!-- a generated page: python -m evidence leaks --seeds 1 --page docs/padding_free_leaks.md -->",
+            "<!-- a generated page: python -m evidence leaks --page docs/padding_free_leaks.md -->",
             f"A padding-free row is example A ({size.first} tokens) and then example B ({size.second} tokens). Only "
             "the tokens of A are replaced; the table has the largest change of B's logits (of the hidden states for a "
-            f"text tower, of the outputs for torch alone), over {counted(seeds, 'seed')}. Examples that are apart "
+            "text tower and SFTTrainer, of the outputs for torch alone) over all seeds. Examples that are apart "
             f"change by 0 or by rounding; a change above {_ROUNDING:.0e} of the largest output is a leak.",
-            "All models are tiny (2 layers, width 64), with random weights of standard deviation 0.3 in most families, "
-            "in float32 on a CPU, without dropout. Their code is that of the library; `ours` is its model with "
-            '`attn_implementation="padding_free"`. The size of a leak depends on the weights.',
+            _METHOD,
             _CALLS_IN_WORDS,
+            leaks_trl.IN_WORDS,
             self.text().rstrip("\n"),
             _LIMITS,
         ]
@@ -462,7 +536,7 @@ def _table(lines: Sequence[Line], titles: Mapping[str, str]) -> Table:
     for attention, title in titles.items():
         columns.append((title, partial(Line.cell, attention=attention)))
     columns.append(("largest output", Line.largest))
-    columns.append(("write instead of what leaks", Line.instead))
+    columns.append(("instead", lambda line: ", or ".join(line.instead)))
     return Table(columns, lines)
 
 
@@ -477,24 +551,36 @@ def _errors(lines: Sequence[Line]) -> List[str]:
     return ["Errors:", "", *listed] if listed else []
 
 
+_METHOD = """\
+All models are tiny (2 layers, width 64), with random weights of standard deviation 0.3 in most families, in float32 on
+a CPU, without dropout; each seed draws other weights and tokens. Their code is that of the library; **ours** is its
+model with `attn_implementation="padding_free"`. The size of a leak depends on the weights. Flex attention is not
+compiled; compiled, which takes minutes, it gave the same figures to 1e-6 of the largest output (seed 0).
+
+**Instead** names rows of the same model that do not leak. `attn_implementation="padding_free"` is the column "ours" of
+its first row: pass all that the collator returns."""
+
 _LIMITS = """\
 Three causes explain the leaks of Transformers. The mask of an encoder never depends on `position_ids`. The mask of a
-decoder does, but only without an attention mask and without a cache, and `use_cache` is True unless `Trainer` turns it
-off. sdpa, eager and flex do not read `cu_seq_lens_q`. Mamba and Mamba-2 carry their state over the boundary.
+decoder does, but only without an attention mask and without a cache, and `use_cache` is True unless `Trainer` or
+`SFTTrainer` turns it off. sdpa, eager and flex do not read `cu_seq_lens_q`. Mamba and Mamba-2 carry their state over
+the boundary. TRL's "wrapped" joins examples into one on purpose, and passes no boundaries.
 
 The collator of Transformers numbers positions from 0, RoBERTa from `padding_idx + 1`: for its family, take the rows of
 `PaddingFreeCollator(model)`.
 
-Not tried: CUDA and its kernels, half precision, trained weights, TRL's collator, `Trainer` itself, `varlen_attn`, other
-versions. A call that does not leak here can still be wrong in other ways, such as its positions; `check_no_leak` judges
-a whole model ([padding-free rows](padding_free.md)).
+Not tried: CUDA and its kernels, half precision, trained weights, Transformers' `Trainer`, other versions. Torch has no
+kernel of `varlen_attn` for CPUs; the row uses [ours](padding_free.md). A call that does not
+leak here can still be wrong in other ways, such as its positions; `check_no_leak` judges a whole model
+([padding-free rows](padding_free.md)).
 
 To repeat it (finished cells are kept in `runs/evidence/leaks`):
 
 <!-- not run: takes minutes -->
 ```sh
-python -m evidence leaks --seeds 1 --page docs/padding_free_leaks.md
-python -m evidence.figures --take runs/evidence/leaks
+make .venv-trainers-newest/ready
+.venv-trainers-newest/bin/python -m evidence leaks --page docs/padding_free_leaks.md
+.venv-trainers-newest/bin/python -m evidence.figures --take runs/evidence/leaks
 ```
 
 The figures as JSON are in `evidence/results/leaks`."""
