@@ -7,8 +7,8 @@
 Families are all causal and masked ones of the installed Transformers, and variants of some.  Each is tried with eager,
 sdpa and our attention, as `use_padding_free` does.  A model is right if the loss of every token in a row is the one of
 its example alone, by eager code of a model that nothing here has touched, to 1e-5 of the largest; otherwise it must be
-refused.  So must a row that also has an all-ones attention_mask, with which the library looks for no boundaries; eager
-and sdpa are the library's own code then, and nothing of ours sees it.  The status is 1 if anything else is wrong.
+refused.  The same holds for a row with an all-ones attention_mask, with which the library looks for no boundaries:
+`use_padding_free` removes it.  The status is 1 if anything else is wrong.
 """
 
 from __future__ import annotations
