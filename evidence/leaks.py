@@ -8,6 +8,7 @@ B's outputs.  It is 0 or rounding if the examples are apart.
 from __future__ import annotations
 
 import argparse
+import importlib
 import platform
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -212,7 +213,6 @@ def _flex(query: Any, key: Any, value: Any, number: Any) -> Any:
 
 def _varlen(query: Any, key: Any, value: Any, number: Any) -> Any:
     import torch
-    from torch.nn.attention.varlen import varlen_attn
 
     import ipu_packed_bert.padding_free.varlen_on_cpu  # noqa: F401, registers the kernel
 
@@ -220,7 +220,8 @@ def _varlen(query: Any, key: Any, value: Any, number: Any) -> Any:
     starts = torch.tensor([0, *counts.cumsum(0)], dtype=torch.int32)
     longest = int(counts.max())
     heads = [each[0].transpose(0, 1) for each in (query, key, value)]
-    context = varlen_attn(*heads, starts, starts, longest, longest, window_size=(-1, 0))
+    varlen: Any = importlib.import_module("torch.nn.attention.varlen")
+    context = varlen.varlen_attn(*heads, starts, starts, longest, longest, window_size=(-1, 0))
     return context.transpose(0, 1).unsqueeze(0)
 
 
