@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from pack_data.reading.durable import rename, sync_folder, write_atomically
+from pack_data.reading.durable import link, sync_folder, write_atomically
 from pack_data.reading.fields import Fields, read_json, read_object
 from pack_data.reading.files import LockRemovedError, locked
 from pack_data.store.data_set import MANIFEST, named_files, remove_leftovers
@@ -220,7 +220,10 @@ def announce(work: Path, targets: Sequence[Tuple[Path, Path]]) -> None:
 
 
 def complete(work: Path) -> bool:
-    """Do what commit.json in `work` states and is not done yet. Return False if there is no commit.json."""
+    """Do what commit.json in `work` states and is not done yet. Return False if there is no commit.json.
+
+    The files keep their names in `ready` until `clear`.
+    """
     note = work / COMMIT
     if not note.exists():
         return False
@@ -229,11 +232,11 @@ def complete(work: Path) -> bool:
         move.out.mkdir(parents=True, exist_ok=True)
         sync_folder(move.out.parent)
         for name in move.files:
-            rename(move.ready / name, move.out / name)
+            link(move.ready / name, move.out / name)
         sync_folder(move.out)
     # The manifest of the first data set is moved last: once it is new, the others are.
     for move in reversed(moves):
-        rename(move.ready / MANIFEST, move.out / MANIFEST)
+        link(move.ready / MANIFEST, move.out / MANIFEST)
         sync_folder(move.out)
     for move in moves:
         for name in move.remove:

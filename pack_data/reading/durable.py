@@ -23,6 +23,8 @@ import numpy as np
 
 # Errors of file systems that cannot sync a directory, such as SMB and FUSE.
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
+# Errors of file systems that have no hard links, and of a target on another file system.
+_CANNOT_LINK = (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOTSUP, errno.ENOSYS)
 # A number for this machine, in the names of what is not complete: another machine's process may be alive.
 _MACHINE = zlib.crc32(platform.node().encode("utf-8", "surrogateescape"))
 
@@ -110,20 +112,33 @@ def remove_stale(path: Path, every_name: bool = False) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename a complete file, or copy it to another file system; the caller syncs the directories.
+    """Rename a complete file within its directory, which the caller syncs.
 
     Do nothing if the file was renamed before.
     """
-    if not source.exists():
-        return
-    try:
+    if source.exists():
         os.replace(source, target)
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a complete file a second name, in another directory, or copy it; the caller syncs that directory.
+
+    A power cut may lose a rename from one directory to another in both of them, so the first name stays until the
+    second is synced. Do nothing if the first name was removed since.
+    """
+    if not source.exists() or (target.exists() and source.samefile(target)):
+        return
+    temporary = temporary_name(source)
+    with suppress(FileNotFoundError):
+        temporary.unlink()
+    try:
+        os.link(source, temporary)
+        os.replace(temporary, target)
     except OSError as error:
-        if error.errno != errno.EXDEV:
+        if error.errno not in _CANNOT_LINK:
             raise
-        with replacing(target) as temporary:
-            shutil.copyfile(source, temporary)
-        source.unlink()
+        with replacing(target) as copy:
+            shutil.copyfile(source, copy)
 
 
 # ---- directories -----------------------------------------------------------------------------------------------------

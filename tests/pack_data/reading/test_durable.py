@@ -1,6 +1,8 @@
 """Complete files: whole or not at all, and no other module of the product declares anything complete."""
 
 import ast
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pack_data.reading.durable import replacing_folder, write_array, write_atomically
+from pack_data.reading.durable import link, replacing_folder, write_array, write_atomically
 
 ROOT = Path(__file__).resolve().parents[3]
 PRODUCT = [path for name in ("pack_data", "ipu_packed_bert") for path in sorted((ROOT / name).rglob("*.py"))]
@@ -17,13 +19,14 @@ RESERVED = {
     ("os", "replace"),
     ("os", "rename"),
     ("os", "fsync"),
+    ("os", "link"),
     ("np", "save"),
     ("np", "savez"),
     (None, "tofile"),
     (None, "rename"),
 }
 ALLOWED = {
-    "pack_data/reading/durable.py": {"replace", "rename", "fsync"},
+    "pack_data/reading/durable.py": {"replace", "rename", "fsync", "link"},
     "pack_data/pack_lengths.py": {"savez"},  # into memory
 }
 
@@ -41,6 +44,27 @@ def reserved_calls(path):
 def test_nothing_else_declares_a_file_complete():
     calls = {path.relative_to(ROOT).as_posix(): reserved_calls(path) for path in PRODUCT}
     assert {name: names for name, names in calls.items() if names} == ALLOWED
+
+
+@pytest.mark.parametrize("error", [None, errno.EPERM, errno.EXDEV])
+def test_a_linked_file_replaces_the_target_and_keeps_its_first_name(tmp_path, monkeypatch, error):
+    source, target = tmp_path / "ready" / "a", tmp_path / "out" / "a"
+    for path, text in ((source, "new"), (target, "old")):
+        path.parent.mkdir()
+        path.write_text(text)
+
+    def refuse(*_):
+        raise OSError(error, os.strerror(error))
+
+    if error:
+        monkeypatch.setattr(os, "link", refuse)
+    for _ in range(2):
+        link(source, target)
+        assert [path.read_text() for path in (source, target)] == ["new", "new"]
+        assert [path.name for path in tmp_path.rglob("*")].count("a") == len(list(tmp_path.rglob("*"))) - 2 == 2
+    source.unlink()
+    link(source, target)
+    assert target.read_text() == "new"
 
 
 LIMITED = """
