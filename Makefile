@@ -184,6 +184,8 @@ release-check: .venv-release/ready
 	rm -rf build/release
 	.venv-release/bin/python -m build --no-isolation --outdir build/release .
 	.venv-release/bin/python -m twine check --strict build/release/*
+	@[ -n "$(URL)" ] || ! grep -q 'repository\.invalid' setup.cfg || \
+	  { echo "error: setup.cfg: project_urls is a placeholder; set the address of the repository"; exit 2; }
 
 .venv-release/ready: requirements-release.txt
 	$(PYTHON) -m venv --clear .venv-release

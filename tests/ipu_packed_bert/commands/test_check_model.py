@@ -16,7 +16,7 @@ transformers = pytest.importorskip(
 )
 
 from ipu_packed_bert.commands.check_model import main
-from ipu_packed_bert.padding_free import assert_isolated
+from ipu_packed_bert.padding_free import assert_isolated, layers
 from pack_data.cli.command import run_main
 from tests.imports import ROOT
 from tests.padding_free_faults import FAULTS, LONGEST, ROW, TinyModel, joined
@@ -57,6 +57,15 @@ def test_a_folder_is_isolated_and_its_rows_are_told(folder, tmp_path, capsys):
     text = capsys.readouterr().out
     assert 'attn_implementation="padding_free"' in text and "128 tokens in" in text and "5 tokens in 2 examples" in text
     assert "torch.bfloat16 and torch.float32" in text and "verdict   isolated" in text
+
+
+def test_all_layers_are_checked_on_request(folder, monkeypatch, capsys):
+    monkeypatch.setattr(layers, "_LEAST_PARAMETERS", 0)
+    told = []
+    for options in ([], ["--all-layers"]):
+        assert main([folder, "--row", "64", "--longest", "32", *options]) == 0
+        told.append("have the kind" in capsys.readouterr().out)
+    assert told == [True, False]
 
 
 def test_what_leaks_is_named_with_the_example_and_its_token(own, capsys):
