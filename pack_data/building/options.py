@@ -124,8 +124,7 @@ class BuildOptions:
     # None: unlimited.
     max_sequences_per_pack: Union[int, str, None] = _option(
         AUTO,
-        "packing depth, a number or 'unlimited' (default: the smallest that costs at most 1 %% more packs; 3 for "
-        "--synthetic)",
+        "packing depth (default: the least within 1 %% of 'unlimited'; --synthetic: 3)",
         type=_depth,
         metavar="D",
     )
