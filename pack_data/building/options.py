@@ -124,7 +124,7 @@ class BuildOptions:
     # None: unlimited.
     max_sequences_per_pack: Union[int, str, None] = _option(
         AUTO,
-        "packing depth (default: the least within 1 %% of 'unlimited'; --synthetic: 3)",
+        "packing depth (default: the least within 1 %% of unlimited packing)",
         type=_depth,
         metavar="D",
     )
@@ -171,7 +171,7 @@ class BuildOptions:
     )
     synthetic: Optional[str] = _option(
         None,
-        f"draw lengths from a published histogram ({', '.join(PUBLISHED)}), with random tokens",
+        f"draw lengths from a published histogram ({', '.join(PUBLISHED)}); random tokens; depth 3 by default",
         choices=PUBLISHED,
         metavar="NAME",
     )
