@@ -357,7 +357,7 @@ def _refuse(config: Config, problems: List[str]) -> None:
     if problems:
         raise ConfigError(
             f"{config.path}: the data set in {config.data.directory} {'; '.join(problems)}; "
-            "change the setting, or name another data.directory"
+            "change the setting with --set, or name another data.directory"
         )
 
 
