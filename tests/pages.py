@@ -130,7 +130,9 @@ class Browser:
         if method in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
             self.said.append(json.dumps(about))
         elif method == "Network.requestWillBeSent":
-            self.asked.append(about["request"]["url"])
+            # Newer Chromium reports the pictures inside the page as well.
+            if not about["request"]["url"].startswith("data:"):
+                self.asked.append(about["request"]["url"])
         return found
 
     def tell(self, method: str, **parameters: Any) -> Any:
