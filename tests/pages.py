@@ -129,10 +129,9 @@ class Browser:
         method, about = found.get("method"), found.get("params", {})
         if method in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
             self.said.append(json.dumps(about))
-        elif method == "Network.requestWillBeSent":
-            # Newer Chromium reports the pictures inside the page as well.
-            if not about["request"]["url"].startswith("data:"):
-                self.asked.append(about["request"]["url"])
+        elif method == "Network.requestWillBeSent" and not about["request"]["url"].startswith("data:"):
+            # Newer Chromium reports the pictures inside the page as well, which are left out.
+            self.asked.append(about["request"]["url"])
         return found
 
     def tell(self, method: str, **parameters: Any) -> Any:
