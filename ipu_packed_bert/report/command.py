@@ -117,7 +117,7 @@ def _parser() -> ArgumentParser:
         "--micro-batches",
         type=positive_int,
         metavar="N",
-        help="micro-batches of an update of --measured, if the source does not state them, as a profile",
+        help="micro-batches in an update of --measured, which a profile does not state",
     )
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="print one JSON object in place of text")
@@ -150,7 +150,9 @@ class _Report:
 
     def __init__(self, args: argparse.Namespace):
         if args.micro_batches is not None and not args.measured:
-            raise ValueError("--micro-batches: it is of --measured SOURCE; name the source too")
+            raise ValueError(
+                "--micro-batches: needs --measured SOURCE; add it, or leave --micro-batches out"
+            )
         self.args = args
         self.folder = cache_folder()
         self.calibration = calibration.load()

@@ -170,7 +170,7 @@ def with_micro_batches(measured: Measured, named_number: Optional[int]) -> Measu
 
     Args:
         measured: the source.
-        named_number: that of --micro-batches; None: that of the source.
+        named_number: the number given by --micro-batches; None if it was left out.
 
     Raises:
         ValueError: neither states the number, or both do and differ.
@@ -178,7 +178,7 @@ def with_micro_batches(measured: Measured, named_number: Optional[int]) -> Measu
     stated = measured.micro_batches
     if stated is None and named_number is None:
         raise ValueError(
-            f"{measured.detail}: the number of micro-batches in an update is not in it; pass --micro-batches N"
+            f"{measured.detail}: does not state the micro-batches of an update; pass --micro-batches N"
         )
     if stated is not None and named_number not in (None, stated):
         raise ValueError(

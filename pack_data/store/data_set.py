@@ -591,12 +591,13 @@ class PackStore:
         """Return name, size and shape of the data set for a notebook."""
         manifest = self.manifest
         schema = self.schema
-        lines = [
+        lines = (
             f"{self.folder}: {manifest.sequences:,} sequences in {manifest.packs:,} packs",
             f"{manifest.packing_factor:.3f} sequences per pack, {manifest.efficiency:.1%} of the slots are tokens",
             f"{schema.max_sequence_length} slots, at most {schema.max_sequences_per_pack} sequences in a pack",
-        ]
-        return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+        )
+        text = "\n".join(lines)
+        return f"<pre>{html.escape(text)}</pre>"
 
     @classmethod
     def open(cls, folder: Path) -> PackStore:
