@@ -58,8 +58,6 @@ _WIDE_GAP_SHARE = 0.006
 _FAR_GAP_SHARE = 0.02
 # Factor on the seconds that a gap is worth if it can probably be reduced.
 _LIKELY_FACTOR = 16
-# A depth that is chosen for the user needs at most this multiple of the packs without a limit.
-_MOST_EXCESS_OF_DEPTH = 1.01
 # Share of the seats taken from which most packs count as being at their depth.
 _FULL_SEATS = 0.7
 # Slots above which a row is long: there linear programmes take seconds to minutes.
@@ -82,6 +80,11 @@ _PRODUCT_SLOTS = 1024
 # number, and this multiple of the mean.
 _MIN_PROGRAMME_DEPTH = 16
 _PROGRAMME_DEPTH_IN_MEAN_PACKS = 4
+
+# ---- a depth that is chosen for the user -----------------------------------------------------------------------------
+
+# It needs at most this multiple of the packs without a limit.
+_MOST_EXCESS_OF_DEPTH = 1.01
 
 # ---- exact prices ----------------------------------------------------------------------------------------------------
 
