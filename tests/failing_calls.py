@@ -34,7 +34,7 @@ WRITE = "write"
 NO_FREE_BYTES = 0
 # Call -> the errors that it may give.
 ERRORS: Dict[str, Sequence[int]] = {
-    WRITE: (errno.ENOSPC,),
+    WRITE: (errno.ENOSPC, errno.EIO),
     "mkdir": (errno.ENOSPC,),
     "fsync": (errno.EIO, errno.EINVAL),
     "replace": (errno.EIO, errno.EXDEV),
@@ -55,6 +55,13 @@ class Failure(NamedTuple):
     error: int
     at: int
     lasts: bool
+
+
+class UnwritableFile(io.FileIO):
+    """A file on a disk that is broken."""
+
+    def write(self, data: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 @contextlib.contextmanager
@@ -80,7 +87,11 @@ def failing(failure: Failure, root: Path, count: List[int]) -> Iterator[None]:
         if isinstance(path, int) or "+" in mode or not set(mode) & set("wax") or not fails(path):
             return _open(path, mode, *args, **kwargs)
         kwargs.pop("opener", None)
-        return _open("/dev/full", mode.replace("x", "w"), *args, **kwargs)
+        mode = mode.replace("x", "w")
+        if failure.error == errno.ENOSPC:
+            return _open("/dev/full", mode, *args, **kwargs)
+        binary = io.BufferedWriter(UnwritableFile("/dev/full", "w"))
+        return binary if "b" in mode else io.TextIOWrapper(binary, encoding="utf-8")
 
     module = fcntl if failure.call == "flock" else os
     original = getattr(module, failure.call, None)
