@@ -170,6 +170,13 @@ class _Call(NamedTuple):
 _calls: List[_Call] = []  # the last first
 
 
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep torch.compile out of a function that reads numbers: it would compile again for each row."""
+    disable = getattr(getattr(torch, "compiler", None), "disable", None)
+    return disable(function) if disable else function
+
+
+@_uncompiled
 def _once(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return function(*arguments), computed once for all layers of a model call, which get the same tensors."""
     global _calls
@@ -198,10 +205,6 @@ def _version(value: Any) -> int:
     if not torch.is_tensor(value):
         return 0
     return -1 if value.is_inference() else value._version
-
-
-if hasattr(torch, "compiler") and hasattr(torch.compiler, "disable"):
-    _once = torch.compiler.disable(_once)  # it reads numbers
 
 
 def _starts(boundaries: torch.Tensor) -> torch.Tensor:
@@ -267,11 +270,7 @@ def _attend_row(
     rows = [heads[0].transpose(0, 1) for heads in (query, key, value)]
     kernel = _kernel(query, value, settings)
     if kernel is None:
-        blocks = _once(_blocks, boundaries, chunk)
-        contexts = attend_in_blocks(
-            tuple(rows), blocks, lambda q, k, v: _attend_block(q, k, v, settings)
-        )
-        return contexts.unsqueeze(0)
+        return _attend_in_blocks(rows, _once(_blocks, boundaries, chunk), settings).unsqueeze(0)
 
     tokens = query.shape[2]
     longest = tokens if longest is None else longest
@@ -281,6 +280,14 @@ def _attend_row(
         starts = _once(_starts_of_chunks, boundaries, tokens, chunk)
         longest = min(longest, chunk)
     return _by_kernel(kernel, rows, starts, longest, settings).unsqueeze(0)
+
+
+@_uncompiled
+def _attend_in_blocks(
+    rows: Sequence[torch.Tensor], blocks: AttentionBlocks, settings: _Settings
+) -> torch.Tensor:
+    """Attend block by block: query [T, N, A], key and value [T, K, A] -> [T, N, A]."""
+    return attend_in_blocks(rows, blocks, lambda q, k, v: _attend_block(q, k, v, settings))
 
 
 def _by_kernel(

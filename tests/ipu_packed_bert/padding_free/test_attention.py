@@ -3,6 +3,7 @@
 import contextlib
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers", minversion="4.57", reason="for models of Transformers 4.57 and newer")
 
-from ipu_packed_bert.padding_free import attention  # noqa: E402
+from ipu_packed_bert.padding_free import attention, use_padding_free  # noqa: E402
 from ipu_packed_bert.padding_free.attention import _attend_row, _padding_free_attention, _Settings  # noqa: E402
 from ipu_packed_bert.padding_free.collators import PaddingFreeCollator  # noqa: E402
 from tests.padding_free_models import a_windowed_model, some_examples  # noqa: E402
@@ -287,3 +288,19 @@ def test_empty_examples_change_nothing():
     heads = heads_of(15, 2)
     rows = [_attend_row(*heads, boundaries_of(lengths), _Settings()) for lengths in ([5, 10], [0, 5, 0, 0, 10, 0])]
     assert torch.equal(*rows)
+
+
+@pytest.mark.skipif(not hasattr(torch, "compiler"), reason="torch.compiler came with torch 2.1")
+def test_a_compiled_model_is_not_compiled_again_for_other_examples():
+    """The second row makes the number of examples a symbol; the others need no further graph."""
+    graphs = []
+    model = a_windowed_model("mistral").train()
+    use_padding_free(model)
+    compiled = torch.compile(model, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    counts = []
+    for seed in range(20):
+        cuts = np.random.default_rng(seed).choice(range(1, 44), size=2 + seed % 7, replace=False)
+        lengths = np.diff([0, *sorted(cuts), 44])
+        compiled(**PaddingFreeCollator(model)(some_examples(seed, lengths))).loss.backward()
+        counts.append(len(graphs))
+    assert counts[1:] == counts[1:2] * 19 and counts[0]
