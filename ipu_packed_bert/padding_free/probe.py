@@ -45,6 +45,7 @@ from ipu_packed_bert.padding_free.models import (
 from ipu_packed_bert.padding_free.placing import Example, place
 from ipu_packed_bert.padding_free.randomness import seeded
 from ipu_packed_bert.padding_free.rows import (
+    BLOCK,
     QUICK_ROWS,
     Collator,
     Fault,
@@ -108,12 +109,22 @@ def _difference(actual: torch.Tensor, expected: torch.Tensor, typical: bool = Fa
 
     The result is infinite if a value is not finite.  typical: ignore the worst quarter of the tokens of each example.
     """
-    scale = expected.abs().max().clamp(min=1e-30)
-    errors = (actual - expected).abs().amax(-1).double() / scale
+    scale = 1e-30
+    errors = []
+    for actual_block, expected_block in zip(_blocks(actual), _blocks(expected)):
+        scale = max(scale, float(expected_block.abs().max()))
+        differences = accurate(actual_block) - accurate(expected_block)
+        errors.append(differences.abs_().amax(-1).double())
+    token_errors = torch.cat(errors, 1) / scale
     if typical:
-        errors = torch.quantile(errors, 0.75, dim=-1)
-    error = float(errors.max())
+        token_errors = torch.quantile(token_errors, 0.75, dim=-1)
+    error = float(token_errors.max())
     return float("inf") if math.isnan(error) else error
+
+
+def _blocks(values: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Split [examples, tokens, ...] between tokens, so that a comparison needs little memory."""
+    return values.split(max(1, BLOCK // max(1, values[:, :1].numel())), dim=1)
 
 
 def check_no_leak(
@@ -663,26 +674,28 @@ class _Probe:
         with torch.no_grad():
             rows = self._row_logits(examples)
             for number in suspects:
+                in_row = rows[number]
                 logits = self.plain(examples[number])
-                error = _difference(accurate(rows[number]), logits, typical=True)
+                error = _difference(in_row, logits, typical=True)
                 if not error <= self.limit:
-                    own[number] = logits
+                    own[number] = logits.to(in_row.dtype)  # float32 needs twice the memory
                     errors[number] = error
             if not own:
                 return {}
+            errors_in_row = {}
+            errors_alone = {}
             with in_dtype(self.model, torch.float32, self.embedding):
-                exact = {number: self.plain(examples[number]) for number in own}
-        in_row = {}
-        alone = {}
-        for number, logits in exact.items():
-            in_row[number] = _difference(accurate(rows[number]), logits, typical=True)
-            alone[number] = _difference(own[number], logits, typical=True)
-        usual = float(np.quantile(list(alone.values()), 0.75))
-        return {
-            number: errors[number]
-            for number in own
-            if not in_row[number] <= _HALF_FACTOR * max(alone[number], usual, self.limit / 2)
-        }
+                for number, logits in own.items():
+                    exact = self.plain(examples[number])
+                    errors_in_row[number] = _difference(rows[number], exact, typical=True)
+                    errors_alone[number] = _difference(logits, exact, typical=True)
+        usual = float(np.quantile(list(errors_alone.values()), 0.75))
+        beyond = {}
+        for number, error in errors.items():
+            expected = max(errors_alone[number], usual, self.limit / 2)
+            if not errors_in_row[number] <= _HALF_FACTOR * expected:
+                beyond[number] = error
+        return beyond
 
     # ---- verdicts
 
