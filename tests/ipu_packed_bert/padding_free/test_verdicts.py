@@ -272,7 +272,7 @@ def test_remembered_boundaries_are_refused():
 
 def test_logits_in_blocks_have_the_same_verdict(monkeypatch):
     monkeypatch.setattr(rows, "_MOST_LOGITS", 0)
-    monkeypatch.setattr(rows, "_BLOCK", 500)
+    monkeypatch.setattr(rows, "BLOCK", 500)
     for dtype in (torch.float32, torch.bfloat16):
         check_no_leak(a_model(attention="padding_free", dtype=dtype))
     model = a_model(attention="padding_free", dtype=torch.float32)
