@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from pack_data.building.assignment import assign
-from pack_data.cli.command import progress_shown
+from pack_data.cli.command import counted, progress_shown
 from pack_data.lengths.overlong import Fitted, Longer, fit
 from pack_data.optimal import pack as pack_optimally
 from pack_data.packing.certificate import Proof
@@ -71,7 +71,9 @@ class PackedLengths:
     weights: Optional[np.ndarray] = None
 
     def __repr__(self) -> str:
-        return f"PackedLengths({len(self.pack):,} sequences in {self.packing.packs:,} packs: .bins, .packing, .fitted)"
+        sequences = counted(len(self.pack), "sequence")
+        packs = counted(self.packing.packs, "pack")
+        return f"PackedLengths({sequences} in {packs}: .bins, .packing, .fitted)"
 
     def _repr_html_(self) -> str:
         """Return the accounting of the packing for a notebook."""
@@ -532,6 +534,8 @@ def _packing_of(
 
 def one_each(name: str, values: Any) -> np.ndarray:
     """Return an argument with one whole number for each sequence as an array of one dimension."""
+    if isinstance(values, Iterator):
+        values = list(values)
     try:
         array = np.asarray(values)
     except ValueError as error:  # rows of different lengths

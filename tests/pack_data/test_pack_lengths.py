@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -61,9 +62,12 @@ def test_what_cannot_be_packed_is_named(lengths, options, said):
         pack(lengths, **{"max_sequence_length": 8, **options})
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint32, np.uint64])
+KINDS = [*(partial(np.array, dtype=kind) for kind in (np.uint8, np.int16, np.uint32, np.uint64)), iter]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_lengths_of_any_integer_type(kind):
-    found = pack(np.array([5, 3, 2, 7], kind), max_sequence_length=8)
+    found = pack(kind([5, 3, 2, 7]), max_sequence_length=8)
     assert np.array_equal(found.pack, pack([5, 3, 2, 7], max_sequence_length=8).pack)
 
 
@@ -71,6 +75,7 @@ def test_what_prints_is_short():
     packed = pack(np.arange(1, 500).repeat(100), max_sequence_length=512)
     packs = packed.packing.packs
     assert repr(packed) == f"PackedLengths(49,900 sequences in {packs:,} packs: .bins, .packing, .fitted)"
+    assert repr(pack([2], max_sequence_length=2)) == "PackedLengths(1 sequence in 1 pack: .bins, .packing, .fitted)"
 
 
 def test_a_call_that_is_no_way_in_says_the_way_in(tmp_path):
