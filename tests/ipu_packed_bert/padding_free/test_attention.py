@@ -290,7 +290,6 @@ def test_empty_examples_change_nothing():
     assert torch.equal(*rows)
 
 
-@pytest.mark.skipif(not hasattr(torch, "compiler"), reason="torch.compiler came with torch 2.1")
 def test_a_compiled_model_is_not_compiled_again_for_other_examples():
     """The second row makes the number of examples a symbol; the others need no further graph."""
     graphs = []
