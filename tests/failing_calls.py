@@ -58,7 +58,7 @@ class Failure(NamedTuple):
 
 
 class UnwritableFile(io.FileIO):
-    """A file on a disk that is broken."""
+    """A file on a broken disk: every write is an I/O error."""
 
     def write(self, data: Any) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
