@@ -77,6 +77,7 @@ def compare_layouts(
         "precision": config.engine.precision,
         "attention": {"packed": engine.attention.kind, "unpacked": other.attention.kind},
         "engine": engine.description,
+        "micro_batch": config.batch.micro_batch,
         "peak_memory_bytes": peak,
         **_figures(sides),
     }
@@ -118,7 +119,8 @@ def _compare_rivals(
 ) -> Dict[str, Any]:
     """Time our packs and alternatives in turn; return the times of the alternatives divided by ours.
 
-    - sorted: Hugging Face's BERT without packs at its best: all sequences sorted by length, the fastest batch size.
+    - sorted: Hugging Face's BERT without packs at its best: all sequences sorted by length, the fastest batch size and
+      attention.
     - dense: our packs with a mask over whole rows.
     - flash: Hugging Face's BERT with FlashAttention and without padding.
 
@@ -164,38 +166,43 @@ def _compare_rivals(
 def _rival(
     name: str, config: Config, weights: Any, work: BenchmarkWork, clock: Clock
 ) -> Tuple[HuggingFaceSide, Dict[str, Any]]:
-    """Build a side without packs; that of sorted sequences has the fastest of three batch sizes, which are returned."""
+    """Build a side without packs; return how that of sorted sequences is computed fastest."""
     device = find_device(config.engine)
     layout = LAYOUTS[name]
-    side = HuggingFaceSide(config, weights, [], device, layout.attention)
     rows = config.batch.micro_batch
+    side = HuggingFaceSide(config, weights, [], device, layout.attention)
     if name != "sorted":
         side.forwards = layout.lay_out(work.unpacked, rows * work.slots)
         return side, {}
 
-    # A GPU may have too little memory for more rows than ours.
-    largest = rows if device.type == "cuda" else max(8, rows)
-    choices = {max(1, largest // 4), max(1, largest // 2), largest}
-    forwards = {rows: layout.lay_out(work.unpacked, rows * work.slots) for rows in choices}
-    fastest = _fastest(side, forwards, clock)
-    slots = sum(forward.inputs["input_ids"].numel() for forward in side.forwards)
-    return side, {
-        "sorted_rows": fastest,
+    sides = {layout.attention: side}
+    largest = rows
+    # A GPU may have too little memory for all scores, and for more rows than ours.
+    if device.type != "cuda":
+        sides["eager"] = HuggingFaceSide(config, weights, [], device, "eager")
+        largest = max(8, rows)
+    sizes = {max(1, largest // 4), max(1, largest // 2), largest}
+    forwards = {size: layout.lay_out(work.unpacked, size * work.slots) for size in sizes}
+
+    def compute(attention: str, size: int) -> float:
+        sides[attention].forwards = forwards[size]
+        return sides[attention]()
+
+    rows = _fastest({size: partial(compute, layout.attention, size) for size in sizes}, clock)
+    attention = _fastest({each: partial(compute, each, rows) for each in sides}, clock)
+    slots = sum(forward.inputs["input_ids"].numel() for forward in forwards[rows])
+    sides[attention].forwards = forwards[rows]
+    return sides[attention], {
+        "sorted_rows": rows,
+        "sorted_attention": attention,
         "sorted_slots": slots / work.packed["input_ids"].size,
     }
 
 
-def _fastest(side: HuggingFaceSide, forwards: Mapping[int, Any], clock: Clock) -> int:
-    """Give a side the batches that take it the least time of two rounds, and return their rows."""
-
-    def compute(rows: int) -> float:
-        side.forwards = forwards[rows]
-        return side()
-
-    seconds = seconds_in_turn({rows: partial(compute, rows) for rows in forwards}, 2, clock)
-    fastest = min(forwards, key=lambda rows: float(seconds[rows].min()))
-    side.forwards = forwards[fastest]
-    return fastest
+def _fastest(sides: Mapping[Any, Callable[[], Any]], clock: Clock) -> Any:
+    """Return the name of the side that takes the least time of two rounds."""
+    seconds = seconds_in_turn(sides, 2, clock)
+    return min(sides, key=lambda name: float(seconds[name].min()))
 
 
 def _timed_turn(side: Callable[[], float], clock: Clock, number: int) -> Tuple[float, float]:
@@ -249,12 +256,12 @@ _LAYOUTS = (
     Column("slots", "slots"),
     Column("precision", "precision"),
     Column("attention", "attention"),
+    Column("rows", "micro-batch"),
     Column("packed_sequences_per_second", "packed/s", form=".2f"),
     Column("unpacked_sequences_per_second", "unpacked/s", form=".2f"),
     with_interval("speed_up", "speed-up", "", ".3f"),
-    Column("packing_factor", "factor", form=".3f"),
-    Column("share_of_packing_factor", "speed-up/factor", form=".3f"),
     with_interval("sorted_time", "sorted HF, time", "", ".3f"),
+    Column("packing_factor", "factor", form=".3f"),
 )
 _GPU = (
     with_interval("dense_time", "dense mask, time", "", ".3f"),
@@ -271,6 +278,9 @@ def table(
     rows = []
     for figures in measurements:
         row = {**figures, "attention": ", ".join(figures["attention"].values())}
+        row["rows"] = str(figures["micro_batch"])
+        if "sorted_rows" in figures:
+            row["rows"] += ", HF {sorted_rows} {sorted_attention}".format(**figures)
         for name in ("speed_up", "sorted_time", "dense_time", "flash_time"):
             median = figures.get(name)
             if median is not None:

@@ -136,6 +136,11 @@ def test_rivals_are_timed_in_turn_with_the_packs_and_do_the_same_work(work, monk
     for name in ("sorted", "dense"):
         low, high = found[f"{name}_time_quartiles"]
         assert 0 < low <= found[f"{name}_time"] <= high
+    for attention in ("sdpa", "eager"):  # the fastest of both is timed, with the fastest batches
+        monkeypatch.setattr(packed, "_fastest", lambda sides, _, name=attention: name if name in sides else max(sides))
+        side, about = packed._rival("sorted", config, {}, work, None)
+        assert side._model.config._attn_implementation == about["sorted_attention"] == attention
+        assert about["sorted_rows"] == 8 and len(side.forwards) == 2
     wrong = work.unpacked["masked_lm_ids"].copy()
     wrong[wrong > 0] = 1
     broken = work._replace(unpacked={**work.unpacked, "masked_lm_ids": wrong})
@@ -175,12 +180,16 @@ def test_figures_by_hand():
     assert found["speed_up"] == 2.0 and found["share_of_packing_factor"] == 1.0
     assert found["speed_up_quartiles"] == [1.8, 2.0]
     case = {"ranks": 2, "slots": 512, "precision": "float32", "attention": {"packed": "varlen", "unpacked": "sdpa"}}
+    case["micro_batch"] = 4
     text = table([{**case, **found}], "Title").text()
-    row = "2 512 float32 varlen, sdpa 8.00 4.50 2.000, 1.800 to 2.000 2.000 1.000"
+    row = "2 512 float32 varlen, sdpa 4 8.00 4.50 2.000, 1.800 to 2.000"
     assert row.split() in map(str.split, text.splitlines()) and "dense mask" not in text
+    rival = {"sorted_rows": 8, "sorted_attention": "eager", "sorted_time": 1.1, "sorted_time_quartiles": [1.0, 1.2]}
+    words = " ".join(table([{**case, **found, **rival}], "Title").text().split())
+    assert "4, HF 8 eager" in words and "1.100, 1.000 to 1.200 2.000" in words
     more = {"dense_time": 1.5, "dense_time_quartiles": [1.4, 1.6], "peak_memory_bytes": 2**31, "useful_tflops": 12.3}
     words = " ".join(table([{**case, **found, **more}], "Title").text().split())
-    assert "varlen, sdpa - 1.500, 1.400 to 1.600 - 2.00" in words and words.endswith("varlen, sdpa 12.3")
+    assert "varlen, sdpa 4 - 2.000 1.500, 1.400 to 1.600" in words and words.endswith("- 2.00 12.3")
 
 
 def test_shares_of_several_processes_are_the_whole_work(work):
@@ -207,7 +216,9 @@ def test_two_ranks_share_the_work_and_one_reports(capfd, tmp_path):
 
 def test_the_table_says_what_ranks_make_over_one_process_by_hand(capsys):
     about = dict(hidden_size=16, layers=1, vocabulary_size=50, histogram="h", packs=2, algorithm="a", sequences=4)
-    rate = dict(precision="float32", attention={"packed": "sdpa"}, engine="e", packing_factor=2.0, speed_up=2.0)
+    rate = dict(
+        precision="float32", attention={"packed": "sdpa"}, engine="e", packing_factor=2.0, speed_up=2.0, micro_batch=1
+    )
     rate.update(speed_up_quartiles=[1.9, 2.1], share_of_packing_factor=1.0, unpacked_sequences_per_second=1.0)
     rates = [(1, 64, 3.0), (1, 64, 5.0), (1, 128, 1.0), (2, 64, 7.0), (2, 64, 7.0), (4, 128, 3.8)]
     found = [
@@ -215,13 +226,19 @@ def test_the_table_says_what_ranks_make_over_one_process_by_hand(capsys):
     ]
 
     def said(measurements):
-        whole = {**about, "size": "tiny", "micro_batch": 1, "rounds": 1, "machine": "m", "measurements": measurements}
+        whole = {**about, "size": "tiny", "rounds": 1, "machine": "a CPU, 2 cores", "measurements": measurements}
         _report(whole, as_json=False)
         return " ".join(capsys.readouterr().out.split())
 
     assert "2 ranks are 1.75 times as fast as one process (packed), an efficiency of 0.88, at 64 slots" in said(found)
     assert "4 ranks are 3.80 times as fast as one process (packed), an efficiency of 0.95, at 128 slots" in said(found)
     assert "of one process" not in said(found[3:]) and "of one process" not in said(found[:3])
+    rival = dict(sorted_rows=8, sorted_attention="sdpa", sorted_time_quartiles=[1.0, 1.3])
+    compared = [{**found[0], **rival, "sorted_time": time} for time in (1.204, 1.101)]
+    sentence = " ".join(said(compared[:1]).rsplit("On a CPU, ", 1)[1].split())
+    assert sentence.startswith("Hugging Face's BERT on sorted sequences at its best takes 1.20 times as long as packs")
+    assert sentence.endswith("of 2.00 sequences: the same 4 sequences, model tiny.")
+    assert "takes 1.10 to 1.20 times as long" in said(compared)
 
 
 def test_longer_rows_have_stretched_sequences_and_no_others(capsys, monkeypatch, tmp_path):
@@ -246,13 +263,13 @@ def test_command(capsys, monkeypatch, tmp_path):
     if find_spec("transformers"):
         low, high = figures["sorted_time_quartiles"]
         assert 0 < low <= figures["sorted_time"] <= high and figures["sorted_slots"] >= output["tokens"] / 128
-        assert figures["sorted_rows"] in (2, 4, 8)
+        assert figures["sorted_rows"] in (2, 4, 8) and figures["sorted_attention"] in ("sdpa", "eager")
     assert figures["rounds"] == 7 and figures["speed_up"] > 0 and figures["packing_factor"] == output["sequences"] / 2
     count_graphs(monkeypatch)
     assert main([*options, "--compile"]) == 0
     printed = capsys.readouterr().out
     assert "speed-up" in printed and "sdpa attention, compiled" in printed
-    assert run_main(main, ["--packs", "3"]) == 2
-    assert capsys.readouterr().err == "error: --packs 3: must be a multiple of --micro-batch 2\n"
+    assert run_main(main, ["--packs", "3", "--micro-batch", "2"]) == 2
+    assert capsys.readouterr().err == "error: --packs 3: must be a multiple of 2: 1 rank of --micro-batch 2\n"
     words = refusal_of(main, ["--ranks", "1,2", "--histogram", "none.csv"], capsys)  # by this process, and once
     assert words.startswith("error: --histogram none.csv: ")

@@ -41,7 +41,11 @@ BENCHMARK = "--size tiny --histogram lengths.csv --max-sequence-length 64 --voca
 @pytest.mark.parametrize(
     "main, arguments, names",
     [
-        (benchmark.main, f"{BENCHMARK} --packs 4 --ranks 1,3", ["--packs 4", "3 ranks", "--micro-batch 2", "6"]),
+        (
+            benchmark.main,
+            f"{BENCHMARK} --packs 4 --micro-batch 2 --ranks 1,3",
+            ["--packs 4", "3 ranks", "--micro-batch 2", "6"],
+        ),
         (benchmark.main, f"{BENCHMARK} --slots 96", ["96", "64"]),
         (check_model.main, "bert", ["bert", "cannot be loaded"]),
         (check_model.main, "bert --batch empty.jsonl", ["empty.jsonl", "input_ids"]),

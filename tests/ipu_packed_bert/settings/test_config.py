@@ -1,6 +1,7 @@
 """Settings: what is read, what is refused and in which words, and the arithmetic that follows from them."""
 
 import dataclasses
+import math
 import re
 
 import pytest
@@ -8,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_packed_bert.settings.config import Config, ConfigError, settings_of
+from ipu_packed_bert.settings.config import Config, ConfigError, fast_micro_batch, settings_of
 from ipu_packed_bert.settings.loading import config_from_tree, filled_in, load_config
 from ipu_packed_bert.settings.reader import SettingsReader
 from ipu_packed_bert.settings.rules import check_accumulation
@@ -387,3 +388,12 @@ def test_a_meaning_is_more_than_the_machine_that_reads_the_setting():
     for field in dataclasses.fields(EngineConfig):
         left = re.sub(r"\b(host|IPUs?|CPUs?|CUDA|GPU|only|and|of|products)\b|\W+", "", field.metadata["meaning"])
         assert len(left) > 3, field.name
+
+
+@given(st.integers(2, 500), st.integers(1, 4))
+def test_a_fast_micro_batch_has_the_fewest_empty_packs(rows, ranks):
+    """At 512 slots 2 to 8 rows are similar, and 4 are best."""
+    of_rank = {size: math.ceil(math.ceil(rows / size) / ranks) * size for size in range(2, min(rows, 8) + 1)}
+    size = fast_micro_batch(rows, 512, ranks=ranks)
+    assert of_rank[size] == min(of_rank.values())
+    assert size == 4 or of_rank[size] < of_rank.get(4, math.inf)
