@@ -1,7 +1,9 @@
 """The pages in a real browser: `make test-pages`, which needs chromium; `make test` skips and counts all of this."""
 
+import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from pack_data.display.picture import Axis, Bars, Line, Lines, Series, drawing
 from tests.pages import Browser
 from tests.tiny_runs import tiny_data
 
@@ -46,6 +49,39 @@ FAINT = """(() => {
   }
   return {found, read};
 })()"""
+# The pictures by matplotlib's names of elements: text_N holds its words in a comment, LineCollection_N the whiskers of
+# intervals. Sizes in CSS pixels, a tolerance of 1.
+DRAWINGS = """[...document.querySelectorAll("figure img")].map(image => {
+  const holder = document.createElement("div");
+  holder.innerHTML = atob(image.src.split(",")[1]).replace(/^[^]*?<svg/, "<svg");
+  document.body.append(holder);
+  const box = each => each.getBoundingClientRect();
+  const sheet = box(holder.firstChild);
+  const inside = each => each.left > sheet.left - 1 && each.right < sheet.right + 1
+    && each.top > sheet.top - 1 && each.bottom < sheet.bottom + 1;
+  const texts = [...holder.querySelectorAll("g[id^=text_]")].map(each => [
+    [...each.childNodes].filter(node => node.nodeType === 8).map(node => node.data.trim()).join(" "), inside(box(each))
+  ]);
+  const direct = [...holder.querySelectorAll("g[id^=axes_] > g")];
+  const named = (...names) => direct.filter(each => names.some(name => each.id.startsWith(name)));
+  const bars = named("patch_").flatMap(each => [...each.querySelectorAll("path[clip-path]")]).map(box);
+  const data = named("line2d_", "QuadMesh_").map(box).concat(bars).filter(each => each.width + each.height > 1);
+  const holds = (low, value, high) => low - 1 <= value && value <= high + 1;
+  const met = whisker => bars.some(bar => whisker.width > whisker.height
+    ? holds(bar.top, whisker.top, bar.bottom) && holds(whisker.left, bar.right, whisker.right)
+    : holds(bar.left, whisker.left, bar.right) && holds(whisker.top, bar.top, whisker.bottom));
+  const whiskers = named("LineCollection_").flatMap(each => [...each.querySelectorAll("path")]).map(box)
+    .filter(each => each.width + each.height > 1);
+  holder.remove();
+  return {title: image.alt, words: texts.map(each => each[0]), cut: texts.filter(each => !each[1]).map(each => each[0]),
+    shapes: data.length, intervals: whiskers.length, missed: whiskers.filter(each => !met(each)).length};
+})"""
+# Titles and tables' names that are wider than their place.
+CUT_TITLES = """[...document.querySelectorAll("h1, h2, h3, summary, .answer, nav a, dt, dd, th")].filter(each =>
+  each.scrollWidth > each.clientWidth + 1 && getComputedStyle(each).display !== "inline"
+).map(each => each.textContent)"""
+# "1 packs", but neither "0.1 packs" nor "1 as".
+PLURAL_OF_ONE = re.compile(r"(?<!Table )(?<![\w.,:+-])1 (?!as\b|is\b|less\b|unless\b)[a-z]+s\b")
 BOTTOMS = """["h1", ".answer", "dl", "header figure"].map(each => {
   const found = document.querySelector(each);
   return found ? found.getBoundingClientRect().bottom : 0;
@@ -71,7 +107,7 @@ def run(folder):
     evaluation = [dict(step=n, loss=9 / n, mlm_loss=8 / n, mlm_accuracy=n / 99, seconds=1.0, **counts) for n in (9, 29)]
     constant = dict(most_frequent_token_accuracy=0.05, unigram_loss=5.0)
     sides = dict(packed_sequences_per_second=90.0, unpacked_sequences_per_second=48.0, packing_factor=2.0)
-    sides.update(speedup=1.875, speedup_quartiles=[1.8, 1.9], updates=5, loss_difference=0.0, gradient_difference=1e-7)
+    sides.update(speedup=2.1, speedup_quartiles=[2.0, 2.2], updates=5, loss_difference=0.0, gradient_difference=1e-7)
     made = folder / "run"
     made.mkdir()
     for name, lines in (("log.jsonl", log), ("evaluation.jsonl", evaluation)):
@@ -91,7 +127,7 @@ PAGES = {
     "data set": lambda folder: ["look", tiny_data(folder / "data")],
     "run": run,
     "report": lambda folder: ["report"],
-    "part of a report": lambda folder: ["report", "--table", "operators", "--packing-factor", "1.996"],
+    "part of a report": lambda folder: ["report", "--table", "1", "--figure", "1", "--packing-factor", "1.996"],
 }
 
 
@@ -119,6 +155,21 @@ def test_a_page_is_silent_asks_for_nothing_fits_and_can_be_read(browser, page, s
     assert browser.said == [] and browser.asked == [page.as_uri()]
 
 
+def test_pictures_and_titles_are_whole(browser, page):
+    """No cut title or text, no interval without its value, no empty chart, no "1 packs"."""
+    browser.open(page, width=DESK[0], height=DESK[1])
+    browser.of("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    drawings = browser.of(DRAWINGS)
+    assert len(drawings) >= 4
+    for each in drawings:
+        assert each["cut"] == [] and each["shapes"] > 0 and each["missed"] == 0, each
+    words = [browser.of("document.body.innerText"), *(text for each in drawings for text in each["words"])]
+    assert [found.group() for text in words for found in PLURAL_OF_ONE.finditer(text)] == []
+    for width in (PHONE[0], 820, DESK[0]):
+        browser.resize(width, 1000)
+        assert browser.of(CUT_TITLES) == []
+
+
 def test_links_lead_to_their_sections(browser, page):
     browser.open(page, width=PHONE[0], height=PHONE[1])
     links = browser.of("[...document.querySelectorAll('a')].map(each => each.getAttribute('href'))")
@@ -142,3 +193,25 @@ def test_what_is_wrong_is_seen(browser, tmp_path):
     contrast = browser.of(FAINT)
     assert [words for words, _ in contrast["found"]] == ["faint"] and contrast["read"] == 3
     assert browser.of("document.documentElement.scrollWidth") > PHONE[0]
+
+
+def test_faults_of_pictures_are_seen(browser, tmp_path):
+    """An interval beside its value, a chart without data, a text beyond the edge, one pack in the plural."""
+    axis = Axis("slots")
+    missed = Bars("Missed", ("1 packs",), axis, (Series("a", (4.0,), (5.0,), (6.0,)),), across=True)
+    met = Bars("Met", ("two",), axis, (Series("a", (4.0,), (3.0,), (6.0,)),))
+    empty = Lines("Empty", axis, axis, (Line("a", (), ()),))
+    svg = [drawing(each) for each in (missed, met, empty)]
+    svg.append(re.sub(rb'viewBox="0 0 (\d+)', rb'viewBox="40 0 \1', svg[1]))
+    images = [
+        f"<figure><img src='data:image/svg+xml;base64,{base64.b64encode(each).decode()}'></figure>" for each in svg
+    ]
+    page = tmp_path / "faults.html"
+    page.write_text("<!DOCTYPE html><h2 style='width: 50px; white-space: nowrap'>A long title</h2>" + "".join(images))
+    browser.open(page, width=DESK[0], height=DESK[1])
+    found = browser.of(DRAWINGS)
+    assert [(each["intervals"], each["missed"]) for each in found] == [(1, 1), (1, 0), (0, 0), (1, 0)]
+    assert [each["shapes"] > 0 for each in found] == [True, True, False, True]
+    assert [bool(each["cut"]) for each in found] == [False, False, False, True]
+    assert any(PLURAL_OF_ONE.search(text) for text in found[0]["words"])
+    assert browser.of(CUT_TITLES) == ["A long title"]

@@ -197,3 +197,14 @@ def test_each_command_that_is_not_run_is_one_with_its_options(line, help_of):
     for option, value in zip(rest, rest[1:]):
         if option == "--config" and "/" not in value and value.startswith(("packed", "unpacked", "finetune")):
             assert config_file(value).stem in shipped_names()
+
+
+def test_links_and_the_sidebar_show_titles():
+    """A link shows words, not the name of a file; a page begins with its title, which the sidebar shows."""
+    names = re.compile(r"\[`?[\w/.-]+\.(?:md|py)`?\]\(")
+    for page in run_blocks.all_pages():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert names.findall(text) == [], page
+        first = text.lstrip().splitlines()[0]
+        assert re.match(r"# \w", first) or "{include}" in text, f"{page} begins with {first!r}"
+    assert names.findall("see [a.md](a.md), [words](a.md)") == ["[a.md]("]

@@ -9,6 +9,7 @@ import ast
 import re
 import sys
 from pathlib import Path
+from random import Random
 from typing import Dict, List, Set, Tuple
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +19,7 @@ from tests.imports import MODULES, levels, package_graph  # noqa: E402
 
 PAGE = ROOT / "docs" / "architecture.md"
 PICTURE = ROOT / "docs" / "pictures" / "architecture.svg"
+HALF_BOX = 0.42  # half the width of a package's box, of distances between packages
 COMMAND = "python docs/pictures/architecture.py"
 # Entry points, which the picture leaves out.
 ENTRY_POINTS = (
@@ -50,6 +52,55 @@ def plan() -> Tuple[Dict[str, int], Set[Tuple[str, str]]]:
     return levels(imports), direct
 
 
+def places(level_of: Dict[str, int], direct: Set[Tuple[str, str]]) -> Dict[str, Tuple[float, int]]:
+    """Return the place of each package, such that no line passes behind another package."""
+    random = Random(0)
+    packages = {
+        level: sorted(n for n in level_of if level_of[n] == level) for level in level_of.values()
+    }
+    shifts = dict.fromkeys(packages, 0.0)
+
+    def placed() -> Dict[str, Tuple[float, int]]:
+        return {
+            name: (number - (len(names) - 1) / 2 + shifts[level], level)
+            for level, names in packages.items()
+            for number, name in enumerate(names)
+        }
+
+    def faults() -> float:
+        place = placed()
+        length = sum(abs(place[upper][0] - place[lower][0]) for upper, lower in direct)
+        return 1000 * len(hidden_lines(place, direct)) + length
+
+    fewest = faults()
+    for _ in range(3000):
+        level = random.choice(sorted(packages))
+        before = packages[level], shifts[level]
+        packages[level] = random.sample(packages[level], len(packages[level]))
+        shifts[level] = random.choice((-1.0, -0.5, 0.0, 0.5, 1.0))
+        now = faults()
+        if now <= fewest:
+            fewest = now
+        else:
+            packages[level], shifts[level] = before
+    return placed()
+
+
+def hidden_lines(
+    place: Dict[str, Tuple[float, int]], direct: Set[Tuple[str, str]]
+) -> List[Tuple[str, str, str]]:
+    """Return each line that passes behind a package, with this package."""
+    hidden = []
+    for upper, lower in direct:
+        (x, y), (to_x, to_y) = place[upper], place[lower]
+        for name, (left, level) in place.items():
+            if to_y < level < y:
+                crossing = x + (to_x - x) * (y - level) / (y - to_y)
+                if abs(crossing - left) < HALF_BOX:
+                    hidden.append((upper, lower, name))
+    return hidden
+
+
 def draw(path: Path) -> None:
     """Draw the packages level by level; a line leads down to an imported package."""
     import matplotlib
@@ -58,17 +109,12 @@ def draw(path: Path) -> None:
     from matplotlib import pyplot as plt
 
     level_of, direct = plan()
-    place = {}
-    for level in sorted(set(level_of.values())):
-        packages = sorted(name for name in level_of if level_of[name] == level)
-        # Levels have different widths, so that lines pass between packages.
-        width = 1 + 0.3 * (3 * level % 4)
-        for number, name in enumerate(packages):
-            place[name] = ((number - (len(packages) - 1) / 2) * width, level)
+    place = places(level_of, direct)
     top = max(level_of.values())
+    widest = max(abs(x) for x, _ in place.values()) + HALF_BOX
 
     with matplotlib.rc_context({"svg.hashsalt": "architecture", "svg.fonttype": "path"}):
-        figure, axes = plt.subplots(figsize=(6.4, 0.62 * top))
+        figure, axes = plt.subplots(figsize=(6.4, 0.55 * top))
         for upper, lower in sorted(direct):
             (x, y), (to_x, to_y) = place[upper], place[lower]
             axes.plot((x, to_x), (y, to_y), color="0.7", linewidth=1, zorder=1)
@@ -82,7 +128,7 @@ def draw(path: Path) -> None:
                 va="center",
                 bbox={"boxstyle": "round", "fc": "white", "ec": "0.4"},
             )
-        axes.set_xlim(-1.2, 1.2)
+        axes.set_xlim(-widest, widest)
         axes.set_ylim(0.5, top + 0.5)
         axes.axis("off")
         figure.tight_layout(pad=0)

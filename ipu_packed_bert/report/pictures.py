@@ -6,7 +6,7 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from ipu_packed_bert.report.figures import lengths_of_figure1
 from pack_data.display.page import Figure, Page, Part, Section
-from pack_data.display.picture import Axis, HeatMap, Line, Lines, Picture
+from pack_data.display.picture import Axis, Bars, HeatMap, Line, Lines, Picture, Series
 from pack_data.display.table import Table
 from pack_data.lengths.counting import picture as lengths
 
@@ -101,7 +101,24 @@ def page_of(name: str, lead: str, tables: Sequence[Table], words: Sequence[str])
         sections.append(Section(table.title, tuple(parts)))
     if words:
         sections.append(Section("About the model", tuple(words)))
-    return Page(f"Cycles, overhead and speed-up: {name}", lead, tuple(sections), figures)
+    first = (_speed_up_picture(named["answer"]),) if "answer" in named else ()
+    return Page(f"Cycles, overhead and speed-up: {name}", lead, tuple(sections), figures, first)
+
+
+def _speed_up_picture(answer: Table) -> Bars:
+    """Draw the speed-ups with the ranges of the fits; a run that does not fit has none."""
+    rows = answer.rows[1:]
+    speed_ups, lower, upper = (
+        tuple(row[key] for row in rows) for key in ("ours", "ours_lower", "ours_upper")
+    )
+    return Bars(
+        "Predicted speed-up of packing",
+        tuple(row["what"] for row in rows),
+        Axis("times as fast as unpacked"),
+        (Series("cycle model, range of the fits", speed_ups, lower, upper),),
+        across=True,
+        levels=(("paper, speed-up of the graph", float(rows[0]["paper"])),),
+    )
 
 
 def _headline(answer: Table, run: Optional[Table]) -> Tuple[str, Tuple[Figure, ...]]:

@@ -22,7 +22,7 @@ from pack_data.display.table import Column, Table
 from pack_data.reading.fields import Fields, read_json
 
 _WAY_OUT = "pass the directory of a run, with its files as they were written"
-# Numbers of `compare_unpacked` in a summary: medians, the packing factor and the ratio of the medians.
+# Numbers of `compare_unpacked` in a summary: medians of the rates, the packing factor, the median of the ratio.
 _COMPARED = (
     "packed_sequences_per_second",
     "unpacked_sequences_per_second",
@@ -178,7 +178,7 @@ def page_of_run(folder: Path) -> Page:
         speed.append(_slots_picture(records, slots))
     sections.append(Section("Speed and padding", tuple(speed)))
     if evaluations:
-        sections.append(Section("What it learnt", (_evaluations_table(evaluations),)))
+        sections.append(Section("Results on held-out data", (_evaluations_table(evaluations),)))
 
     first: List[Any] = [_loss_picture(losses)]
     if compared:
@@ -224,7 +224,7 @@ def _loss_figure(losses: _Losses) -> Figure:
     words = "loss held out" if losses.held_out.y else "loss in training"
     if losses.unigram is not None:
         words += f"; always the token frequencies: {losses.unigram:.3f}"
-    unit = "nats a masked token" if losses.measure == "mlm_loss" else "loss"
+    unit = "nats per masked token" if losses.measure == "mlm_loss" else "loss"
     return Figure(f"{line.y[-1]:.3f}" if line.y else "none", unit, words)
 
 
@@ -232,7 +232,9 @@ def _speed_figure(records: _Records, compared: Optional[Fields]) -> Figure:
     """Show the speed-up over unpacked training, if it was measured, else the speed."""
     if compared:
         packed, unpacked, factor, speed_up = map(compared.number, _COMPARED)
-        words = f"{packed:,.1f} against {unpacked:,.1f} sequences/s; packing factor {factor:.3f}"
+        words = (
+            f"medians {packed:,.1f} and {unpacked:,.1f} sequences/s; packing factor {factor:.3f}"
+        )
         return Figure(f"{speed_up:.2f} times", "as fast as unpacked", words)
     seconds = _total(records, "seconds")
     if not seconds:
@@ -268,22 +270,20 @@ def _throughput_picture(records: _Records) -> Lines:
 
 
 def _speed_picture(compared: Fields) -> Bars:
-    """Draw the packed side with the interval of the speed-up."""
-    packed, unpacked, factor, _ = map(compared.number, _COMPARED)
+    """Draw the median of the speed-up with its quartiles, which contain it; the medians of the rates need not agree."""
+    packed, unpacked, factor, speed_up = map(compared.number, _COMPARED)
     low, high = compared.list_of("speedup_quartiles", Fields.number)
     return Bars(
         "Packed and unpacked: the same sequences, the same updates",
         ("one a row", "in packs"),
-        Axis("sequences/s"),
-        (
-            Series(
-                "sequences/s", (unpacked, packed), (None, unpacked * low), (None, unpacked * high)
-            ),
-        ),
+        Axis("speed relative to one sequence a row"),
+        (Series("speed", (1.0, speed_up), (None, low), (None, high)),),
         across=True,
-        ends=(f"{unpacked:,.1f}", f"{packed:,.1f}"),
-        levels=(("unpacked times the packing factor", unpacked * factor),),
-        notes=(f"Medians of {compared.integer('updates')} updates, and quartiles of their ratio.",),
+        ends=(f"{unpacked:,.1f}/s", f"{packed:,.1f}/s"),
+        levels=(("packing factor", factor),),
+        notes=(
+            f"Median and quartiles of {compared.integer('updates')} updates; on the right: median sequences/s.",
+        ),
     )
 
 

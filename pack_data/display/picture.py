@@ -282,7 +282,7 @@ def _height(picture: Picture) -> float:
     if isinstance(picture, HeatMap):
         return 1.0 + 0.22 * len(picture.rows)
     if isinstance(picture, MaskPicture):
-        return 4.6
+        return 3.6  # square on a page
     return 2.6
 
 
@@ -485,7 +485,7 @@ def _attention_mask(axes: Any, mask: MaskPicture, sheet: _Sheet) -> List[Any]:
     slots = mask.runs[-1][1]
     _set_axis(axes, "x", Axis("slot that is seen (key)", most=slots))
     _set_axis(axes, "y", Axis("slot that sees (query)", most=slots))
-    axes.set_aspect("equal", anchor="W")
+    axes.set_aspect("equal", anchor="NW")
     axes.invert_yaxis()
     return list(handles.values())
 

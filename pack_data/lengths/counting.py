@@ -304,7 +304,7 @@ def lengths_table(histogram: LengthHistogram) -> Table:
         ("theoretical_speedup", "speed-up", ".3f", "possible by packing without any padding"),
     ]
     facts = {key: getattr(histogram, key) for key, *_ in rows}
-    return facts_table("lengths", f"Lengths of {histogram.name or 'these sequences'}", facts, rows)
+    return facts_table("lengths", "Lengths in numbers", facts, rows)
 
 
 def summary(histogram: LengthHistogram) -> str:
