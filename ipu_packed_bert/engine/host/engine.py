@@ -145,7 +145,10 @@ class HostEngine(Engine):
         self._padding_mask = PaddingMask(hidden_score(self.attention.kind))
         self._feed = feed_for(self._device)
         betas = config.betas(packing_factor)
-        self.optimizer = build_optimizer(self.model, config.optimizer, betas=betas)
+        on_cpu = self._device.type == "cpu"
+        self.optimizer = build_optimizer(
+            self.model, config.optimizer, betas=betas, in_pieces=on_cpu
+        )
         self._program: Callable[..., Any] = self.model
         self._predictions: Any = getattr(self.model, "predictions", None)
         if config.engine.compile:

@@ -58,7 +58,7 @@ def test_a_step_is_what_it_says():
     batch = make_batches(1, depth=3, micro_batch=2)[0]
     engine = host_engine(change(CONFIG, engine={"attention": "eager"}), packing_factor=1.0, device="cpu")
     model = initial_network(CONFIG)
-    optimizer = build_optimizer(model, CONFIG.optimizer, betas=(0.9, 0.999))
+    optimizer = build_optimizer(model, CONFIG.optimizer, betas=(0.9, 0.999), in_pieces=True)
     number = len(batch["input_ids"]) // 2
     assert number >= 2
     loss, correct = 0.0, 0.0

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ipu_packed_bert.model.optimizer import (
     _AdamW,
     _Lamb,
+    _LambInPieces,
     _scheduled_rate,
     build_optimizer,
     clip,
@@ -59,7 +60,9 @@ def lamb_by_definition(weight, gradients, *, lr, betas, eps, weight_decay, bias_
 @pytest.mark.parametrize("bias_correction", [True, False])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 @pytest.mark.parametrize("max_weight_norm", [65500.0, 1.5, 0.0])
-def test_lamb_is_its_definition(bias_correction, weight_decay, max_weight_norm):
+@pytest.mark.parametrize("lamb", [_Lamb, _LambInPieces])
+def test_lamb_is_its_definition(lamb, bias_correction, weight_decay, max_weight_norm, monkeypatch):
+    monkeypatch.setattr(_LambInPieces, "PIECE", 6)  # two tensors have several pieces
     options = dict(lr=0.02, betas=(0.9, 0.99), eps=1e-6, weight_decay=weight_decay)
     options.update(bias_correction=bias_correction, max_weight_norm=max_weight_norm)
     weights = make_weights()
@@ -67,7 +70,7 @@ def test_lamb_is_its_definition(bias_correction, weight_decay, max_weight_norm):
         weights[1].zero_()  # a weight of norm 0 moves with ratio 1, as biases do at the start
     by_weight = zip(*map(gradients_of, range(5)))
     expected = [lamb_by_definition(weight, gradients, **options) for weight, gradients in zip(weights, by_weight)]
-    optimizer = _Lamb(weights, **options)
+    optimizer = lamb(weights, **options)
     for step in range(5):
         for weight, gradient in zip(weights, gradients_of(step)):
             weight.grad = gradient
@@ -76,10 +79,11 @@ def test_lamb_is_its_definition(bias_correction, weight_decay, max_weight_norm):
         assert torch.allclose(found, wanted, rtol=1e-13, atol=1e-15)
 
 
-def test_lamb_without_a_gradient_and_with_a_zero_one():
+@pytest.mark.parametrize("lamb", [_Lamb, _LambInPieces])
+def test_lamb_without_a_gradient_and_with_a_zero_one(lamb):
     weights = make_weights()
     before = [weight.detach().clone() for weight in weights]
-    optimizer = _Lamb(weights, weight_decay=0.0)
+    optimizer = lamb(weights, weight_decay=0.0)
     weights[0].grad = torch.zeros_like(weights[0])  # update of norm 0: nothing moves, nothing becomes NaN
     optimizer.step()
     assert all(torch.equal(weight, old) for weight, old in zip(weights, before))
