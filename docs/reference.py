@@ -116,6 +116,10 @@ def settings_tables(sections: Mapping[str, Section]) -> str:
 def _type(kind: Any, rule: Any) -> str:
     """Describe the type and range of a setting."""
     arguments = getattr(kind, "__args__", ())
+    if arguments == (int, str):
+        return " or ".join(
+            [_type(int, rule._replace(choices=())), *map("`{}`".format, rule.choices)]
+        )
     null = " or null" if type(None) in arguments else ""
     if null:
         kind = arguments[0]
@@ -169,6 +173,9 @@ def configuration_schema() -> Dict[str, Any]:
 def _schema_of(kind: Any, rule: Any) -> Dict[str, Any]:
     """Return the schema of the values of a setting."""
     arguments = getattr(kind, "__args__", ())
+    if arguments == (int, str):
+        number = _schema_of(int, rule._replace(choices=()))
+        return {"anyOf": [{"enum": list(rule.choices)}, number]}
     if type(None) in arguments:
         return {"anyOf": [_schema_of(arguments[0], rule), {"type": "null"}]}
     if arguments:

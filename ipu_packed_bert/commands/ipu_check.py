@@ -78,7 +78,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     from ipu_packed_bert.engine import choose_engine
 
     engine = replace(config.engine, kind="ipu", offline_export=None)
-    config = replace(config, engine=engine, without_ipus=())
+    config = replace(config, engine=engine, without_ipus=()).with_micro_batch(1.0)
     choice = choose_engine(config)  # reports a missing SDK or IPU before anything is written
     if not choice.hardware:
         raise ValueError(

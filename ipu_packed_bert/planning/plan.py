@@ -184,8 +184,10 @@ def _of_packs(
     factor = known_packing_factor(config, manifest, packing_factor)
     update = None
     if factor is not None:
+        config = config.with_micro_batch(factor.value)
         check_accumulation(config, factor.value)
         update = _update(config, factor, unpacked=config.batch.gradient_accumulation)
+    config = config.with_micro_batch(1.0)  # without an update, its memory
 
     packs: Optional[int] = None
     depth = data.max_sequences_per_pack or _GUESSED_DEPTH
@@ -272,6 +274,9 @@ def _of_examples(
         if on_ipus:
             check_for_ipus(config, factor.value)
         update = _update(config, factor)
+    else:
+        rows = config.rows_at_once(config.batch.sequences_per_update)
+        config = replace(config, batch=replace(config.batch, micro_batch=rows))
 
     slots = config.data.max_sequence_length
     depth = config.data.max_sequences_per_pack or _GUESSED_DEPTH

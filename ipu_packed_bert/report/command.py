@@ -137,7 +137,8 @@ def _parser() -> ArgumentParser:
 
 def _load(name: str, overrides: Sequence[str] = ()) -> Config:
     """Load a configuration for IPUs."""
-    return load_config(config_file(name), ["without_ipus=null", *overrides], command="pretrain")
+    texts = ["without_ipus=null", *overrides]
+    return load_config(config_file(name), texts, command="pretrain").with_micro_batch(1.0)
 
 
 def _load_shipped(file: str) -> Config:

@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Type, 
 
 import yaml
 
-from ipu_packed_bert.settings.declare import Setting, declared, nested, plain
+from ipu_packed_bert.settings.declare import AUTO, Setting, declared, nested, plain
 from ipu_packed_bert.settings.schema import (
     FINETUNE,
     PRETRAIN,
@@ -338,17 +338,59 @@ class Config:
         optimizer = dataclasses.replace(self.optimizer, schedule_steps=steps)
         return dataclasses.replace(self, optimizer=optimizer)
 
-    def with_micro_batch(self, packing_factor: float) -> Config:
-        """Return a copy of fine-tuning whose micro-batch, at most the stated one, divides an update evenly.
+    def with_micro_batch(self, packing_factor: float, *, ranks: int = 1) -> Config:
+        """Return a copy whose micro-batch is a number that divides an update evenly.
 
-        The packs of `batch.sequences_per_update` sequences, on average, are divided among the fewest possible
-        micro-batches, so an update has hardly more packs than stated; a pipeline gets at least one micro-batch for each
-        of its stages.
+        In fine-tuning, the packs of `batch.sequences_per_update` sequences, on average, are divided among the fewest
+        possible micro-batches, so an update has hardly more packs than stated; a pipeline gets at least one micro-batch
+        for each of its stages. In pre-training only the micro-batch `auto` changes: the packs of an update, which
+        `batch.gradient_accumulation` then counts, are divided among micro-batches of `fast_micro_batch`.
+
+        Args:
+            packing_factor: sequences per pack.
+            ranks: processes that share an update.
         """
-        rows = self.rows_of_replica(packing_factor)
-        micro_batch = math.ceil(rows / math.ceil(rows / self.batch.micro_batch))
+        if self.command == FINETUNE:
+            rows = self.rows_of_replica(packing_factor)
+        elif self.batch.micro_batch == AUTO:
+            rows = self.accumulation(packing_factor)
+        else:
+            return self
+        micro_batch = self.rows_at_once(rows, ranks=ranks)
+        micro_batch = math.ceil(rows / math.ceil(rows / micro_batch))
         micro_batch = max(1, min(micro_batch, rows // self.pipeline_stages))
         batch = dataclasses.replace(self.batch, micro_batch=micro_batch)
+        config = dataclasses.replace(self, batch=batch)
+        if self.command == PRETRAIN:
+            config = config._with_accumulation(math.ceil(rows / micro_batch), packing_factor)
+        return config
+
+    def rows_at_once(self, rows: int, *, ranks: int = 1) -> int:
+        """Return the stated micro-batch or, if it is `auto`, that of `fast_micro_batch`.
+
+        Raises:
+            ConfigError: it is `auto`, and the engine may be an IPU, whose memory determines it.
+        """
+        if self.batch.micro_batch != AUTO:
+            return self.batch.micro_batch
+        if self.engine.kind != "host":
+            raise ConfigError(
+                f"{self.path}: batch.micro_batch is auto, which needs the host engine; use --engine host, or state the "
+                "packs of a forward pass on an IPU, for example --set batch.micro_batch=2"
+            )
+        return fast_micro_batch(rows, self.data.max_sequence_length, ranks=ranks)
+
+    def _with_accumulation(self, micro_batches: int, packing_factor: float) -> Config:
+        """Return a copy of pre-training with this number of micro-batches in a packed update."""
+        unpacked = micro_batches
+        if self.optimizer.packing_adjustment == "accumulation":
+            # The largest unpacked value that, divided by the packing factor, is at most this number.
+            unpacked = math.floor(micro_batches * packing_factor)
+            if (
+                math.ceil(unpacked / packing_factor) > micro_batches
+            ):  # 154 / (847 / 297) is 54, plus rounding
+                unpacked -= 1
+        batch = dataclasses.replace(self.batch, gradient_accumulation=unpacked)
         return dataclasses.replace(self, batch=batch)
 
     def for_model(self, model: ModelConfig, *, ipus: bool) -> Config:
@@ -374,15 +416,11 @@ class Config:
 
     def for_simulation(self, packing_factor: float) -> Config:
         """Return a copy for a simulated device: one replica, and the fewest micro-batches that fill its pipeline."""
-        accumulation = self.pipeline_stages
-        if self.optimizer.packing_adjustment == "accumulation":
-            # The largest unpacked value that, divided by the packing factor, is at most the number of stages.
-            accumulation = int(accumulation * packing_factor)
-        batch = dataclasses.replace(self.batch, gradient_accumulation=accumulation)
         placement = dataclasses.replace(
             self.placement, replicas=1, replicated_tensor_sharding=False
         )
-        return dataclasses.replace(self, batch=batch, placement=placement)
+        config = self._with_accumulation(self.pipeline_stages, packing_factor)
+        return dataclasses.replace(config, placement=placement)
 
 
 def _yaml(tree: Any) -> str:

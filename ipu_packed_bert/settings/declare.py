@@ -19,6 +19,8 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, ge
 ASK = ""  # it changes the following updates: refused unless --allow-change names it
 FREE = "free"  # it changes no update, or only rounding or the end of the run: noted in one line
 
+AUTO = "auto"  # a number that the command chooses, see `settings.schema.Rows`
+
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _MAX_TEXT = 4096  # characters, the longest path of Linux
 _TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -42,7 +44,7 @@ class Rule(NamedTuple):
         Args:
             value: a number, a text or a tuple of numbers.
         """
-        if self.choices:
+        if self.choices and isinstance(value, str):
             if shown(value) in self.choices or (self.pattern and re.fullmatch(self.pattern, value)):
                 return None
             return f"must be one of {', '.join(self.choices)}{self.note}"
@@ -153,6 +155,8 @@ def typed_value(raw: Any, kind: Any) -> Any:
     arguments: Tuple[Any, ...] = getattr(kind, "__args__", ())
     if type(None) in arguments:
         return None if raw is None else typed_value(raw, arguments[0])
+    if arguments == (int, str):
+        return typed_value(raw, str if isinstance(raw, str) else int)
     if arguments:  # Tuple[int, ...]
         if not isinstance(raw, (list, tuple)) or not raw:
             raise ValueError(f"must be a list such as [{_LIST_EXAMPLES[arguments[0]]}]")

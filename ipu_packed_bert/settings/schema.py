@@ -8,9 +8,9 @@ Loads neither torch nor poptorch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence, Tuple, Union
 
-from ipu_packed_bert.settings.declare import FREE, setting
+from ipu_packed_bert.settings.declare import AUTO, FREE, setting
 from ipu_packed_bert.settings.user_task import PATTERN
 from pack_data.packers import PACKERS
 
@@ -355,6 +355,13 @@ class OptimizerConfig:
     )
 
 
+# `Config.with_micro_batch` replaces "auto" by a number before anything is computed.
+if TYPE_CHECKING:
+    Rows = int
+else:
+    Rows = Union[int, str]
+
+
 @dataclass(frozen=True)
 class BatchConfig:
     """The size of an update, and that of its forward passes, which determines memory.
@@ -362,10 +369,12 @@ class BatchConfig:
     Pre-training states the batch of the unpacked run; that of the packed run follows from the packing factor.
     """
 
-    micro_batch: int = setting(
+    micro_batch: Rows = setting(
         2,
-        "packs in one forward pass of one replica; in fine-tuning the most",
+        "packs in one forward pass of one replica, in fine-tuning the most; auto: chosen for the host",
         default_of={FINETUNE: 4},
+        choices=(AUTO,),
+        note=" or a whole number",
         minimum=1,
         maximum=1 << 20,
     )
@@ -374,7 +383,7 @@ class BatchConfig:
     )
     gradient_accumulation: int = setting(
         2048,
-        "micro-batches per update and replica, unpacked",
+        "micro-batches per update and replica, unpacked; packs if micro_batch is auto",
         of=PRETRAIN,
         minimum=1,
         maximum=1 << 24,

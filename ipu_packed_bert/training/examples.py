@@ -120,7 +120,7 @@ def _prepare(config: Config, begun: Begun) -> ExamplesRun:
     packs = task.packs
     packing = packs.packing
     factor = packing.packing_factor
-    config = config.with_micro_batch(factor)
+    config = config.with_micro_batch(factor, ranks=begun.processes.size)
 
     steps = 0
     if task.training_packs is not None:

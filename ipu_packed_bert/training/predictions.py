@@ -239,7 +239,7 @@ def prepare(
 
 def _in_calls(config: Config, rows: int, *, ipus: bool) -> Config:
     """Set the batch of one call: a micro-batch on the host; on IPUs enough of them to fill the pipeline."""
-    size = min(config.batch.micro_batch, rows)
+    size = min(config.rows_at_once(rows), rows)
     replicas = config.placement.replicas
     placement = config.placement
     number = 1

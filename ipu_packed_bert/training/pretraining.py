@@ -98,7 +98,9 @@ class PacksRun(Prepared):
         factor = _factor_of_program(config, manifest, begun.packing_factor)
         if begun.choice.kind == "ipu_model":
             config = config.for_simulation(factor.value)
-        config = config.with_schedule()
+        chosen = config.with_schedule().with_micro_batch(factor.value, ranks=processes.size)
+        automatic = chosen.batch.micro_batch != config.batch.micro_batch
+        config = chosen
         check_accumulation(config, factor.value)
         rows = config.model.vocabulary_size
         packs = StoredPacks(store, seed=config.run.seed, vocabulary=rows)
@@ -115,7 +117,7 @@ class PacksRun(Prepared):
             config, task, packs, held_out_packs, begun, factor=factor.value, same=same
         )
         _print_data(config, manifest, resumed=begin.checkpoint is not None)
-        _print_batch(config, factor, manifest, batches)
+        _print_batch(config, factor, manifest, batches, " (auto)" if automatic else "")
         if begun.choice.hardware:
             _warn_of_epochs(config, manifest, batches)
         return cls(
@@ -205,7 +207,7 @@ def _print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:
 
 
 def _print_batch(
-    config: Config, factor: PackingFactor, manifest: Manifest, batches: GlobalBatches
+    config: Config, factor: PackingFactor, manifest: Manifest, batches: GlobalBatches, source: str
 ) -> None:
     accumulation = config.accumulation(factor.value)
     unpacked = config.batch.gradient_accumulation
@@ -217,7 +219,7 @@ def _print_batch(
     print(f"packing   factor {factor.value:.3f} {limit}")
     print(
         f"batch     {counted(batches.packs_per_update, 'pack')}, about {sequences:,.0f} sequences an update ="
-        f" micro-batch {config.batch.micro_batch} x accumulation {accumulation}{divided}"
+        f" micro-batch {config.batch.micro_batch}{source} x accumulation {accumulation}{divided}"
         f" x replicas {config.placement.replicas}; {counted(batches.updates_per_epoch, 'update')} an epoch"
     )
     if batches.sharing:

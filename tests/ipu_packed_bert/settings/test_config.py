@@ -14,6 +14,7 @@ from ipu_packed_bert.settings.loading import config_from_tree, filled_in, load_c
 from ipu_packed_bert.settings.reader import SettingsReader
 from ipu_packed_bert.settings.rules import check_accumulation
 from ipu_packed_bert.settings.schema import BatchConfig, EngineConfig, OptimizerConfig, PlacementConfig
+from tests.refusals import refused
 from tests.tiny_runs import tiny_settings
 
 
@@ -390,10 +391,26 @@ def test_a_meaning_is_more_than_the_machine_that_reads_the_setting():
         assert len(left) > 3, field.name
 
 
-@given(st.integers(2, 500), st.integers(1, 4))
-def test_a_fast_micro_batch_has_the_fewest_empty_packs(rows, ranks):
+@given(st.integers(2, 500), st.integers(1, 400), st.integers(100, 400), st.integers(1, 4))
+def test_an_automatic_micro_batch_keeps_the_update_and_has_the_fewest_empty_packs(unpacked, packs, share, ranks):
     """At 512 slots 2 to 8 rows are similar, and 4 are best."""
+    factor = (packs * share // 100) / packs
+    config = Config(batch=BatchConfig("auto", gradient_accumulation=unpacked), engine=EngineConfig(kind="host"))
+    rows = math.ceil(unpacked / factor)
     of_rank = {size: math.ceil(math.ceil(rows / size) / ranks) * size for size in range(2, min(rows, 8) + 1)}
     size = fast_micro_batch(rows, 512, ranks=ranks)
-    assert of_rank[size] == min(of_rank.values())
-    assert size == 4 or of_rank[size] < of_rank.get(4, math.inf)
+    assert of_rank.get(size, 1) == min(of_rank.values(), default=1)
+    assert size == 4 or of_rank.get(size, 1) < of_rank.get(4, math.inf)
+    chosen = config.with_micro_batch(factor, ranks=ranks)
+    size = chosen.batch.micro_batch
+    assert rows <= chosen.packs_per_update(factor) < rows + size and chosen.accumulation(factor) == -(-rows // size)
+    assert chosen.with_micro_batch(factor) == chosen
+
+
+def test_an_automatic_micro_batch_needs_the_host():
+    config = config_from_tree({"batch": {"micro_batch": "auto"}, "engine": {"kind": "ipu"}}, "a.yml")
+    with refused("a.yml: batch.micro_batch is auto", "--engine host", "--set batch.micro_batch=2", kind=ConfigError):
+        config.with_micro_batch(2.0)
+    assert problems({"batch": {"micro_batch": "many"}}) == [
+        "batch.micro_batch is 'many'; must be one of auto or a whole number"
+    ]
