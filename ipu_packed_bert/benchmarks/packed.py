@@ -26,7 +26,7 @@ from pack_data.display.table import Column, Table, spread, with_interval
 from pack_data.reading.fields import one_line
 
 
-def _engine(
+def host_engine(
     config: Config,
     work: BenchmarkWork,
     attention: Optional[str] = None,
@@ -61,11 +61,11 @@ def compare_layouts(
     Returns:
         Figures of both sides as JSON values.
     """
-    engine = other = _engine(config, work, processes=processes)
+    engine = other = host_engine(config, work, processes=processes)
     peak = _peak_memory(engine, work, find_device(config.engine, processes))
     if engine.attention.kind == "varlen":
         dense = dense_attention(config.engine.precision, find_device(config.engine))
-        other = _engine(config, work, dense, processes)
+        other = host_engine(config, work, dense, processes)
     pair = SameSequences(work.packed, work.unpacked)
     dropout = config.model.hidden_dropout > 0.0
     sides = side_by_side(engine, [pair] * rounds, bar=bar, dropout=dropout, unpacked_by=other)
@@ -83,7 +83,7 @@ def compare_layouts(
     }
     if processes.size == 1:
         updates_per_second = figures["packed_sequences_per_second"] / work.sequences
-        figures["useful_tflops"] = 1e-12 * updates_per_second * _useful_flop(work, config.model)
+        figures["useful_tflops"] = 1e-12 * updates_per_second * useful_flop(work, config.model)
     if rivals:
         figures.update(_compare_rivals(config, work, rounds=rounds, bar=bar))
     return figures
@@ -98,7 +98,6 @@ def _figures(sides: SideBySide) -> Dict[str, Any]:
         "speed_up": speed_up,
         "speed_up_quartiles": [low, high],
         "packing_factor": sides.packing_factor,
-        "share_of_packing_factor": speed_up / sides.packing_factor,
     }
 
 
@@ -126,16 +125,16 @@ def _compare_rivals(
 
     All have the same weights, and heads that compute masked tokens and [CLS] only.
     """
-    engine = _engine(config, work)
+    engine = host_engine(config, work)
     device = find_device(config.engine)
     clock = clock_of(device, of_process=torch.get_num_threads() == 1)
     figures: Dict[str, Any] = {}
 
     def build(name: str) -> Callable[[], float]:
         if name == "packed":
-            return partial(_accumulated, engine, work)
+            return partial(accumulated, engine, work)
         if name == "dense":
-            return partial(_accumulated, _engine(config, work, "sdpa"), work)
+            return partial(accumulated, host_engine(config, work, "sdpa"), work)
         side, about_batches = _rival(name, config, engine.weights(), work, clock)
         figures.update(about_batches)
         return side
@@ -190,13 +189,8 @@ def _rival(
 
     rows = _fastest({size: partial(compute, layout.attention, size) for size in sizes}, clock)
     attention = _fastest({each: partial(compute, each, rows) for each in sides}, clock)
-    slots = sum(forward.inputs["input_ids"].numel() for forward in forwards[rows])
     sides[attention].forwards = forwards[rows]
-    return sides[attention], {
-        "sorted_rows": rows,
-        "sorted_attention": attention,
-        "sorted_slots": slots / work.packed["input_ids"].size,
-    }
+    return sides[attention], {"sorted_rows": rows, "sorted_attention": attention}
 
 
 def _fastest(sides: Mapping[Any, Callable[[], Any]], clock: Clock) -> Any:
@@ -209,7 +203,7 @@ def _timed_turn(side: Callable[[], float], clock: Clock, number: int) -> Tuple[f
     return timed(side, clock)
 
 
-def _accumulated(engine: HostEngine, work: BenchmarkWork) -> float:
+def accumulated(engine: HostEngine, work: BenchmarkWork) -> float:
     """Compute forward and backward passes of the packs, clear the gradients, and return the mean loss."""
     loss = engine.accumulate(work.packed).loss
     engine.optimizer.zero_grad(set_to_none=True)
@@ -221,11 +215,11 @@ def _peak_memory(engine: HostEngine, work: BenchmarkWork, device: torch.device) 
     if device.type != "cuda":
         return None
     torch.cuda.reset_peak_memory_stats(device)
-    _accumulated(engine, work)
+    accumulated(engine, work)
     return torch.cuda.max_memory_allocated(device)
 
 
-def _useful_flop(work: BenchmarkWork, model: ModelConfig) -> float:
+def useful_flop(work: BenchmarkWork, model: ModelConfig) -> float:
     """Count the operations of forward and backward passes that are not wasted.
 
     Padding and scores between sequences count as wasted; only masked tokens have logits.

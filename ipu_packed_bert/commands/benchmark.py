@@ -16,12 +16,11 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from statistics import mean
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
-from ipu_packed_bert.processes.ranks import Processes, joined
-from ipu_packed_bert.settings.config import fast_micro_batch
+from ipu_packed_bert.benchmarks.work import SIZES, BenchmarkWork, config_of, draw_work
+from ipu_packed_bert.processes.ranks import ONE, Processes, joined
+from ipu_packed_bert.settings.config import Config, fast_micro_batch
 from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.command import (
     ArgumentParser,
@@ -111,6 +110,11 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=positive_int, help="threads (default: torch's choice)")
     parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="print the share of each part of an update of the packs on the CPU instead",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of the table"
     )
     parser.rare(
@@ -122,7 +126,10 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         "--vocabulary-size",
     )
     parser.rare("--columns", "--split", "--slots", "--ranks", "--threads")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.profile and args.ranks:
+        raise ValueError("--ranks: is not profiled; leave it out with --profile")
+    return args
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -131,8 +138,33 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.ranks and os.environ.get("WORLD_SIZE", "1") == "1":
         return _in_ranks(args, list(sys.argv[1:] if argv is None else argv))
     with joined(command="a benchmark of the host") as processes:
-        _report(_measure(args, processes), as_json=args.json)
+        if args.profile:
+            _profile(args)
+        else:
+            _report(_measure(args, processes), as_json=args.json)
     return 0
+
+
+def _profile(args: argparse.Namespace) -> None:
+    """Print where the time of an update goes."""
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "5"
+    )  # torch prints when its profiler starts and stops
+    from ipu_packed_bert.benchmarks.profile import profile_table, where_time_goes
+    from ipu_packed_bert.benchmarks.work import machine
+    from pack_data.cli.memory import keep_buffers
+
+    keep_buffers()  # as in training
+    _, _, cases = _cases(args, ONE, device="cpu")
+    shares = {}
+    for config, work in cases:
+        name = f"{config.engine.precision}, {work.slots} slots"
+        shares[name] = where_time_goes(config, work)
+    if args.json:
+        print(json.dumps(shares))
+        return
+    notes = (f"{args.packs} packs, vocabulary {args.vocabulary_size}", machine())
+    print(profile_table(shares, f"Model {args.size}: share of an update, %", notes).text())
 
 
 def _in_ranks(args: argparse.Namespace, options: List[str]) -> int:
@@ -183,22 +215,21 @@ def _micro_batch(args: argparse.Namespace, plan: Packing, ranks: int) -> int:
     return rows
 
 
-def _measure(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
-    """Return the JSON object of `--json`."""
-    # torch is imported from here on: wrong options are refused without it.
-    import torch
-
-    from ipu_packed_bert.benchmarks.packed import RIVALS, compare_layouts
-    from ipu_packed_bert.benchmarks.work import machine
-    from pack_data.cli.memory import keep_buffers
-
-    if not torch.cuda.is_available():
-        keep_buffers()  # as in training
+def _cases(
+    args: argparse.Namespace, processes: Processes, *, device: str = "auto"
+) -> Tuple[LengthHistogram, Packing, List[Tuple[Config, BenchmarkWork]]]:
+    """Return the lengths, their packing, and the configuration and work of each table row."""
     histogram, packing, plans = _plans(args)
     micro_batches = [_micro_batch(args, plan, processes.size) for plan in plans]
     precisions = _pick_precisions(args.precision, processes)
     engines = [
-        EngineConfig(kind="host", precision=precision, compile=args.compile, threads=args.threads)
+        EngineConfig(
+            kind="host",
+            device=device,
+            precision=precision,
+            compile=args.compile,
+            threads=args.threads,
+        )
         for precision in precisions
     ]
     cases = []
@@ -215,7 +246,22 @@ def _measure(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
         for engine in engines:
             config = config_of(args.size, work, engine, micro_batch=rows)
             cases.append((config, work))
+    return histogram, packing, cases
 
+
+def _measure(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
+    """Return the JSON object of `--json`."""
+    # torch is imported from here on: wrong options are refused without it.
+    import torch
+
+    from ipu_packed_bert.benchmarks.packed import RIVALS, compare_layouts
+    from ipu_packed_bert.benchmarks.work import machine
+    from pack_data.cli.memory import keep_buffers
+
+    if not torch.cuda.is_available():
+        keep_buffers()  # as in training
+    histogram, packing, cases = _cases(args, processes)
+    _, work = cases[0]
     rivals = find_spec("transformers") is not None and processes.size == 1
     sides = 2  # packed and unpacked
     if rivals:
@@ -307,7 +353,6 @@ def _report(result: Dict[str, Any], *, as_json: bool) -> None:
         notes.append(_RIVAL)
     if any("dense_time" in measurement for measurement in measurements):
         notes += _OTHERS
-    notes += _scaling(measurements)
     notes.append(result["machine"])
     if ratios:
         notes.append(_sentence(result, ratios))
@@ -323,25 +368,3 @@ def _sentence(result: Dict[str, Any], ratios: Sequence[float]) -> str:
         f"On {processor}, Hugging Face's BERT on sorted sequences at its best takes {' to '.join(times)} times as long"
         f" as packs of {factor:.2f} sequences: the same {result['sequences']} sequences, model {result['size']}."
     )
-
-
-def _scaling(measurements: Sequence[Dict[str, Any]]) -> List[str]:
-    """Return notes on the packed speed of several ranks relative to one process, which was measured before."""
-    # Speeds by slots and precision, then by ranks; one for each unpacked side.
-    rates: Dict[Tuple[int, str], Dict[int, List[float]]] = {}
-    for measurement in measurements:
-        by_ranks = rates.setdefault((measurement["slots"], measurement["precision"]), {})
-        speeds = by_ranks.setdefault(measurement["ranks"], [])
-        speeds.append(measurement["packed_sequences_per_second"])
-
-    notes = []
-    for (slots, precision), by_ranks in rates.items():
-        for ranks, speeds in by_ranks.items():
-            if ranks == 1 or 1 not in by_ranks:
-                continue
-            speed_up = mean(speeds) / mean(by_ranks[1])
-            notes.append(
-                f"{ranks} ranks are {speed_up:.2f} times as fast as one process (packed), an efficiency of"
-                f" {speed_up / ranks:.2f}, at {slots:,} slots in {precision}."
-            )
-    return notes
