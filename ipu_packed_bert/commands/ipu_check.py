@@ -23,14 +23,14 @@ import platform
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.matmul import cache_folder
 from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.data.data_sets import described
-from ipu_packed_bert.engine.sdk_errors import SdkError, classify
+from ipu_packed_bert.engine.sdk_errors import SdkError, SdkProblem, classify
 from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.report import ipu_bundle, popvision
 from ipu_packed_bert.settings.config import Config
@@ -100,35 +100,26 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return check.bundle.verdict.status
 
 
-class _Explained(NamedTuple):
-    """The failure of a stage."""
-
-    said: str  # the error
-    means: str  # its meaning
-    way_out: str
-
-
-class _Failed(Exception):
-    """The failure of a stage that raised no error; the argument is an `_Explained`."""
-
-
-def _explained(error: BaseException, config: Config) -> _Explained:
-    """Explain an error of a stage."""
-    if isinstance(error, _Failed):
-        return error.args[0]
-    problem = error.problem if isinstance(error, SdkError) else classify(error)
-    if isinstance(error, ValueError) and not isinstance(error, SdkError):
+def _explained(error: BaseException, config: Config) -> SdkProblem:
+    """Explain an error of a stage; of an IPU without enough memory, advise changes of `config`."""
+    if isinstance(error, SdkError):
+        problem = error.problem
+    elif isinstance(error, ValueError):
         # Our own errors name the remedy.
-        return _Explained(problem.text, "this stage needs a change first", "see the error")
-    if problem.kind != "tile memory":
-        text = (
-            f"{type(error).__name__}: {problem.text}" if problem.kind == "other" else problem.text
+        return classify(error)._replace(
+            cause="this stage needs a change first", remedy="see the error"
         )
-        return _Explained(text, problem.cause, problem.remedy)
+    else:
+        problem = classify(error)
+    if problem.kind == "other":
+        return problem._replace(text=f"{type(error).__name__}: {problem.text}")
+    if problem.kind != "tile memory":
+        return problem
     ipu = None if problem.tile is None else problem.tile // MK2.tiles
     name = "an IPU" if ipu is None else f"IPU {ipu}"
-    remedy = "; or ".join(_ways_out(config, ipu))
-    return _Explained(problem.text, f"the program does not fit on {name}", remedy)
+    return problem._replace(
+        cause=f"the program does not fit on {name}", remedy="; or ".join(_ways_out(config, ipu))
+    )
 
 
 def _ways_out(config: Config, ipu: Optional[int]) -> List[str]:
@@ -183,7 +174,10 @@ class _Check:
             measured=ipu_bundle.MeasuredUpdates(),
             verdict=ipu_bundle.Verdict(1, [], []),
         )
-        self.batch = self._random_batch()
+        depth = config.data.max_sequences_per_pack or _DEFAULT_DEPTH
+        data = replace(config.data, max_sequences_per_pack=depth)
+        self.config = replace(self.config, data=data)
+        self.batch = _random_batch(self.config)
 
     def run(self) -> None:
         """Run all stages."""
@@ -214,7 +208,7 @@ class _Check:
             stage.status = ipu_bundle.DONE
         except Exception as error:
             # The SDK raises many classes, and none may end the other stages.
-            stage.said, stage.means, stage.way_out = _explained(error, self.configured)
+            _, stage.said, stage.means, stage.way_out, _ = _explained(error, self.configured)
             stage.status = ipu_bundle.FAILED
         finally:
             stage.seconds = round(time.perf_counter() - started, 3)
@@ -261,7 +255,6 @@ class _Check:
         ]
         predicted.fits = planned.fits
         predicted.loss = _host_loss(config, self.batch)
-        config = self._with_depth()
         target = TARGETS[config.placement.machine]
         machine = Machine(target, cache_folder())
         pipeline = machine.pipeline(config)
@@ -288,8 +281,9 @@ class _Check:
         from ipu_packed_bert.tasks.pretraining import Pretraining
 
         config = self.config
-        task = Pretraining(self._with_depth())
-        self.engine = build_engine(config, task, choose_engine(config), packing_factor=1.0)
+        self.engine = build_engine(
+            config, Pretraining(config), choose_engine(config), packing_factor=1.0
+        )
         started = time.perf_counter()
         self.engine.compile(self.batch)
         self.bundle.measured.compile_seconds = time.perf_counter() - started
@@ -298,8 +292,7 @@ class _Check:
                 self._read_memory()
             for problem in ipu_bundle.problems(self.bundle):
                 if problem.startswith("does not fit"):
-                    way_out = "; or ".join(_ways_out(self.configured, None))
-                    raise _Failed(_Explained(problem, "Poplar would refuse to load it", way_out))
+                    raise RuntimeError(f"out of memory: {problem}")
         return f"for {config.ipus} IPUs"
 
     def _updates(self) -> str:
@@ -345,29 +338,21 @@ class _Check:
             fullest = f"fullest tile {tile / MK2.memory_per_tile:.0%}"
         return f"{fullest}, {profile.runs} updates"
 
-    # ---- the batch ---------------------------------------------------------------------------------------------------
 
-    def _with_depth(self) -> Config:
-        """Return the configuration with a limit of sequences per pack."""
-        data = self.config.data
-        depth = data.max_sequences_per_pack or _DEFAULT_DEPTH
-        return replace(self.config, data=replace(data, max_sequences_per_pack=depth))
+def _random_batch(config: Config) -> Any:
+    """Return a global batch with as many sequences of every length; a static program does not depend on it."""
+    from ipu_packed_bert.benchmarks.work import draw_work
 
-    def _random_batch(self) -> Any:
-        """Return a global batch with as many sequences of every length; a static program does not depend on it."""
-        from ipu_packed_bert.benchmarks.work import draw_work
-
-        config = self._with_depth()
-        slots = config.data.max_sequence_length
-        histogram = LengthHistogram.from_lengths(list(range(min(8, slots), slots + 1)), slots)
-        return draw_work(
-            pack(histogram, max_sequences_per_pack=config.data.max_sequences_per_pack),
-            packs=config.packs_per_update(1.0),
-            micro_batch=config.batch.micro_batch,
-            vocabulary=config.model.vocabulary_size,
-            max_predictions=config.predictions_per_sequence,
-            seed=config.run.seed,
-        ).packed
+    slots = config.data.max_sequence_length
+    histogram = LengthHistogram.from_lengths(list(range(min(8, slots), slots + 1)), slots)
+    return draw_work(
+        pack(histogram, max_sequences_per_pack=config.data.max_sequences_per_pack),
+        packs=config.packs_per_update(1.0),
+        micro_batch=config.batch.micro_batch,
+        vocabulary=config.model.vocabulary_size,
+        max_predictions=config.predictions_per_sequence,
+        seed=config.run.seed,
+    ).packed
 
 
 def _upper_median(values: Sequence[Any]) -> Any:

@@ -16,6 +16,60 @@ from pack_data.display.table import text_table
 
 _MIB = 1024.0 * 1024.0
 _NOTHING_FITS = "no micro-batch fits: use more IPUs a replica, or change placement.layers_per_ipu"
+# Heading of each part of an IPU's memory.
+_PARTS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "state",
+    "kept": "kept",
+    "at_work": "at work",
+    "products": "products",
+    "together": "together",
+}
+_DEVICES = {
+    "auto": "a CUDA device if there is one, else the CPU with {threads}",
+    "cpu": "the CPU with {threads}",
+    "cuda": "a CUDA device",
+}
+
+# ---- lines of the plan; {run} is the plan ----------------------------------------------------------------------------
+
+_MODEL = """\
+{run.config.path}
+  model     BERT, {run.model.num_layers} layers of {run.model.hidden_size:,}, {run.model.num_heads} heads, vocabulary \
+{run.model.vocabulary_size:,}: {millions:,.1f} M parameters in {dtype}{run.words.sizes}
+  data      {run.words.data}"""
+_ON_HOST = """\
+  devices   the host: {device}; no IPU
+  engine    {engine.precision}, attention {engine.attention}{recomputed}{compiled}
+  memory    {held} MiB of weights, gradients and optimiser state; {activations} MiB of activations of {micro_batch}; \
+{most} MiB in a step (computed){process}"""
+_ON_IPUS = """\
+  mask      {mask}; {copied} MiB to each IPU
+  devices   {replicas} of {ipus} = {all_ipus}, {target}, {gigahertz:.2f} GHz
+  pipeline  {pipeline}
+"""
+_PRODUCT_MASK = (
+    "in the query/key product: heads of {head} + {columns} columns keep {apart} and padding apart"
+)
+_ADDITIVE_MASK = "additive: {slots:,} x {slots:,} for each pack, added to every head's scores"
+_MEMORY = """\
+  MiB of {ipu:,.0f} ({tile} KiB x {tiles:,} tiles); computed, without code and exchange.
+  Optimiser state is {state}; layers are {layers}."""
+_UPDATE = """\
+  update    {update.packs:,} {row}s, about {sequences:,.0f} sequences = micro-batch {batch.micro_batch} x accumulation \
+{update.accumulation:,}{divided} x replicas {replicas}
+  packing   {update.factor.value:.3f} sequences in a {row}, from {update.factor.source}{betas}"""
+_TRAFFIC = """\
+  traffic   {sent:,.{digits}f} MiB an update from host to device ({update.packs:,} {row}s of {num_bytes:,} bytes)"""
+_FITS = (
+    "fits: at most {run.fullest:.0%} of a tile is counted; the fullest published run has {ran:.0%}"
+)
+_DOES_NOT_FIT = "does not fit: {share:.1%} of IPU {ipu} is counted, {kept:.0%} without temporary values of products"
+_TIGHT = (
+    "tight, unknown: {share:.1%} of IPU {ipu} is counted, without code and exchange; the fullest published run has "
+    "{ran:.1%}"
+)
 
 
 def print_plan(run: RunPlan, options: Sequence[str] = ()) -> int:
@@ -50,103 +104,90 @@ def memory_words(run: RunPlan, smaller: Optional[int]) -> List[str]:
         smaller: a micro-batch that fits, if there is one.
     """
     if run.fits:
-        return [
-            f"fits: at most {run.fullest:.0%} of a tile is counted; the fullest published run has "
-            f"{FULLEST_THAT_RAN:.0%}"
-        ]
+        return [_FITS.format(run=run, ran=FULLEST_THAT_RAN)]
     fullest = max(run.memory, key=lambda memory: memory.share)
-    share = f"{fullest.share:.1%} of IPU {fullest.ipu} is counted"
-    if run.fits is False:
-        verdict = f"does not fit: {share}, {fullest.total / IPU_BYTES:.0%} without temporary values of products"
-    else:
-        verdict = (
-            f"tight, unknown: {share}, without code and exchange; the fullest published run has "
-            f"{FULLEST_THAT_RAN:.1%}"
-        )
-    way_out = _NOTHING_FITS if smaller is None else run.config.on_micro_batch(smaller)
-    return [verdict, way_out]
+    verdict = _TIGHT if run.fits is None else _DOES_NOT_FIT
+    text = verdict.format(
+        share=fullest.share,
+        ipu=fullest.ipu,
+        kept=fullest.total / IPU_BYTES,
+        ran=FULLEST_THAT_RAN,
+    )
+    return [text, _NOTHING_FITS if smaller is None else run.config.on_micro_batch(smaller)]
 
 
 def _lines(run: RunPlan) -> List[str]:
     """Return the plan without the verdict, for the engine of the configuration."""
-    config = run.config
-    model = run.model
-    host = config.engine.kind == "host"
-    dtype = "float32" if host or not config.engine.half_weights else "float16"
-    text = [
-        f"{config.path}",
-        f"  model     BERT, {model.num_layers} layers of {model.hidden_size:,}, {model.num_heads} heads,"
-        f" vocabulary {model.vocabulary_size:,}: {run.parameters / 1e6:,.1f} M parameters in {dtype}{run.words.sizes}",
-        f"  data      {run.words.data}",
-    ]
-    if host:
-        text += _host_lines(run)
-    else:
-        text += [*_device_lines(run), "", *_memory_lines(run)]
-    text += ["", *_update_lines(run)]
+    host = run.config.engine.kind == "host"
+    dtype = "float32" if host or not run.config.engine.half_weights else "float16"
+    text = [_MODEL.format(run=run, millions=run.parameters / 1e6, dtype=dtype)]
+    text += [_on_host(run)] if host else [_on_ipus(run), *_memory_lines(run)]
+    text += ["", _update_lines(run)]
     if run.words.run:
         text.append(f"  run       {run.words.run}")
     if not host and run.update is not None:
         sent = run.update.packs * run.bytes_per_pack
-        digits = 1 if sent >= _MIB else 2
-        text.append(
-            f"  traffic   {sent / _MIB:,.{digits}f} MiB an update from host to device"
-            f" ({run.update.packs:,} {run.words.row}s of {run.bytes_per_pack:,} bytes)"
+        traffic = _TRAFFIC.format(
+            sent=sent / _MIB,
+            digits=1 if sent >= _MIB else 2,
+            update=run.update,
+            row=run.words.row,
+            num_bytes=run.bytes_per_pack,
         )
-    return text
+        text.append(traffic)
+    return "\n".join(text).split("\n")
 
 
-def _update_lines(run: RunPlan) -> List[str]:
+def _update_lines(run: RunPlan) -> str:
     """Return the size of a weight update and its packing factor."""
     update = run.update
     if update is None:
-        return [f"  update    {run.words.unknown}"]
-    row = run.words.row
-    factor = update.factor
+        return f"  update    {run.words.unknown}"
+    factor = update.factor.value
     divided = ""
     if update.unpacked not in (None, update.accumulation):
-        divided = f" ({update.unpacked:,} / {factor.value:.3f}, rounded up)"
+        divided = f" ({update.unpacked:,} / {factor:.3f}, rounded up)"
     betas = ""
     if run.config.optimizer.packing_adjustment == "betas":
-        beta1, beta2 = run.config.betas(factor.value)
-        betas = f"; betas {beta1:.3g} and {beta2:.3g} (section 3.3 of packedBERT)"
-    return [
-        f"  update    {update.packs:,} {row}s, about {update.packs * factor.value:,.0f} sequences"
-        f" = micro-batch {run.config.batch.micro_batch} x accumulation {update.accumulation:,}{divided}"
-        f" x replicas {run.config.placement.replicas}",
-        f"  packing   {factor.value:.3f} sequences in a {row}, from {factor.source}{betas}",
-    ]
+        adjusted = run.config.betas(factor)
+        betas = "; betas {:.3g} and {:.3g} (section 3.3 of packedBERT)".format(*adjusted)
+    return _UPDATE.format(
+        update=update,
+        row=run.words.row,
+        sequences=update.packs * factor,
+        batch=run.config.batch,
+        divided=divided,
+        replicas=run.config.placement.replicas,
+        betas=betas,
+    )
 
 
-def _host_lines(run: RunPlan) -> List[str]:
+def _on_host(run: RunPlan) -> str:
     """Return the device, the precision and the memory of the host engine."""
     engine = run.config.engine
     threads = "torch's number of threads"
     if engine.threads is not None:
         threads = counted(engine.threads, "thread")
-    device = {
-        "auto": f"a CUDA device if there is one, else the CPU with {threads}",
-        "cpu": f"the CPU with {threads}",
-        "cuda": "a CUDA device",
-    }[engine.device]
-    recomputed = ", layers recomputed" if engine.recomputes(ipus=False) else ""
-    compiled = ", compiled" if engine.compile else ""
     memory = run.host_memory
     process = ""
     if engine.device != "cuda":
         process = f"; a process on a CPU {_mib(memory.most + TORCH)} MiB"
-    micro_batch = counted(run.config.batch.micro_batch, "pack")
-    return [
-        f"  devices   the host: {device}; no IPU",
-        f"  engine    {engine.precision}, attention {engine.attention}{recomputed}{compiled}",
-        f"  memory    {_mib(memory.held)} MiB of weights, gradients and optimiser state; {_mib(memory.activations)} MiB"
-        f" of activations of {micro_batch}; {_mib(memory.most)} MiB in a step (computed){process}",
-    ]
+    return _ON_HOST.format(
+        device=_DEVICES[engine.device].format(threads=threads),
+        engine=engine,
+        recomputed=", layers recomputed" if engine.recomputes(ipus=False) else "",
+        compiled=", compiled" if engine.compile else "",
+        held=_mib(memory.held),
+        activations=_mib(memory.activations),
+        micro_batch=counted(run.config.batch.micro_batch, "pack"),
+        most=_mib(memory.most),
+        process=process,
+    )
 
 
-def _device_lines(run: RunPlan) -> List[str]:
+def _on_ipus(run: RunPlan) -> str:
     """Return the mask, the IPUs and the pipeline."""
-    placement = run.config.placement
+    config = run.config
     stages = run.placement.stages
     pipeline = "1 forward stage, no pipeline"
     if len(stages) > 1:
@@ -155,13 +196,24 @@ def _device_lines(run: RunPlan) -> List[str]:
             f"{len(stages)} forward stages on IPUs {ipus}; {run.training_stages} in training"
             f"{_waiting(run)}"
         )
-    target = TARGETS[placement.machine]
-    return [
-        f"  mask      {_mask_words(run)}",
-        f"  devices   {counted(placement.replicas, 'replica')} of {counted(run.placement.ipus, 'IPU')}"
-        f" = {counted(run.config.ipus, 'IPU')}, {target.name.capitalize()}, {target.clock_hz / 1e9:.2f} GHz",
-        f"  pipeline  {pipeline}",
-    ]
+    target = TARGETS[config.placement.machine]
+    mask = _ADDITIVE_MASK if config.engine.mask == "additive" else _PRODUCT_MASK
+    mask_text = mask.format(
+        slots=config.data.max_sequence_length,
+        head=run.model.hidden_size // run.model.num_heads,
+        columns=mask_columns(run.model, run.depth),
+        apart=run.words.apart,
+    )
+    return _ON_IPUS.format(
+        mask=mask_text,
+        copied=_mib(run.mask_bytes),
+        replicas=counted(config.placement.replicas, "replica"),
+        ipus=counted(run.placement.ipus, "IPU"),
+        all_ipus=counted(config.ipus, "IPU"),
+        target=target.name.capitalize(),
+        gigahertz=target.clock_hz / 1e9,
+        pipeline=pipeline,
+    )
 
 
 def _waiting(run: RunPlan) -> str:
@@ -175,15 +227,13 @@ def _waiting(run: RunPlan) -> str:
 
 def _memory_lines(run: RunPlan) -> List[str]:
     """Return the table of the memory of each IPU, in MiB."""
-    parts = ("weights", "gradients", "optimizer", "kept", "at_work", "products", "together")
-    titles = ("weights", "gradients", "state", "kept", "at work", "products", "together")
-    rows = [["IPU", "blocks", "parameters", *titles, "KiB/tile", "used"]]
+    rows = [["IPU", "blocks", "parameters", *_PARTS.values(), "KiB/tile", "used"]]
     for memory in run.memory:
         row = [
             str(memory.ipu),
             _blocks(memory.blocks),
             f"{memory.parameters / 1e6:,.1f} M",
-            *(_mib(getattr(memory, part)) for part in parts),
+            *(_mib(getattr(memory, part)) for part in _PARTS),
             f"{memory.share * MK2.memory_per_tile / 1024:,.0f}",
             f"{memory.share:.0%} {_bar(memory.share)}",
         ]
@@ -194,29 +244,14 @@ def _memory_lines(run: RunPlan) -> List[str]:
     if placement.replicated_tensor_sharding:
         state += ", shared out among the replicas"
     recomputes = run.config.engine.recomputes(ipus=True)
-    layers = "recomputed from their checkpoints" if recomputes else "kept whole"
-    return [
-        *text_table(rows, left=(1, len(rows[0]) - 1), indent="  "),
-        f"  MiB of {IPU_BYTES / _MIB:,.0f} ({MK2.memory_per_tile // 1024} KiB x {MK2.tiles:,} tiles); computed,"
-        " without code and exchange.",
-        f"  Optimiser state is {state}; layers are {layers}.",
-    ]
-
-
-def _mask_words(run: RunPlan) -> str:
-    """Describe the mask and its bytes."""
-    slots = run.config.data.max_sequence_length
-    copied = f"{_mib(run.mask_bytes)} MiB to each IPU"
-    if run.config.engine.mask == "additive":
-        return (
-            f"additive: {slots:,} x {slots:,} for each pack, added to every head's scores; {copied}"
-        )
-    head = run.model.hidden_size // run.model.num_heads
-    columns = mask_columns(run.model, run.depth)
-    return (
-        f"in the query/key product: heads of {head} + {columns} columns keep {run.words.apart} and padding apart; "
-        f"{copied}"
+    below = _MEMORY.format(
+        ipu=IPU_BYTES / _MIB,
+        tile=MK2.memory_per_tile // 1024,
+        tiles=MK2.tiles,
+        state=state,
+        layers="recomputed from their checkpoints" if recomputes else "kept whole",
     )
+    return [*text_table(rows, left=(1, len(rows[0]) - 1), indent="  "), below]
 
 
 def _blocks(blocks: Tuple[Block, ...]) -> str:

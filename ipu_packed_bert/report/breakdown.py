@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, Tuple
 
 from ipu_packed_bert.cycles.calibration import Calibration, Interval
+from ipu_packed_bert.cycles.layout import Cost
 from ipu_packed_bert.cycles.lowering import CATEGORIES, SCORES
-from ipu_packed_bert.cycles.pipeline import Ipu, Parameters, Pipeline
-from ipu_packed_bert.report.fields import INTERVALS, Field, in_percent, rows_of
+from ipu_packed_bert.cycles.parameters import Parameters
+from ipu_packed_bert.cycles.pipeline import Pipeline
+from ipu_packed_bert.report.intervals import INTERVALS, in_percent, table_of
 from ipu_packed_bert.report.paper import ModelledOverhead
 from pack_data.display.table import CONFIGURED, MODEL, Column, Part, Table, modelled
 
@@ -22,19 +24,6 @@ _ONCE = {
     "host": "host, between two calls",
 }
 _MILLION = 1e6
-
-
-class _Share(NamedTuple):
-    """A part of the overhead or of an update, with its values by key."""
-
-    name: str
-    values: Dict[str, Interval]
-
-
-_WHAT = Field(Column("what", "part", CONFIGURED), lambda share: share.name)
-_OVERHEAD = Field(
-    modelled("overhead", "%", ".3f"), lambda share: in_percent(share.values["overhead"])
-)
 
 
 def breakdown(comparison: ModelledOverhead, depth: int, packing_factor: float) -> Table:
@@ -51,26 +40,17 @@ def breakdown(comparison: ModelledOverhead, depth: int, packing_factor: float) -
     accumulation = config.accumulation(packing_factor)
     full = config.batch.gradient_accumulation
 
-    ipu_fields = _ipu_fields(packed, calibration)
-    update_fields = (
-        _WHAT,
-        Field(
-            modelled("packed", f"packed, accumulation {accumulation:,}", ",.1f"),
-            lambda share: share.values["packed"],
-        ),
-        Field(
-            modelled("unpacked", f"unpacked, accumulation {full:,}", ",.1f"),
-            lambda share: share.values["unpacked"],
-        ),
-    )
-    update_shares = _update_shares((packed, accumulation), (comparison.unpacked, full), calibration)
-    rows = (
-        *rows_of((_WHAT, _OVERHEAD), _overhead_shares(comparison, depth)),
-        *rows_of(ipu_fields, packed.ipus),
-        *rows_of(update_fields, update_shares),
-    )
-    columns = tuple(
-        field.column for field in (_WHAT, _OVERHEAD, *ipu_fields[1:], *update_fields[1:])
+    rows: List[Dict[str, Any]] = []
+    for name, share in _overhead_shares(comparison, depth).items():
+        rows.append({"what": name, "overhead": in_percent(share)})
+    rows += _ipu_rows(packed, calibration)
+    rows += _update_rows((packed, accumulation), (comparison.unpacked, full), calibration)
+    columns = (
+        Column("what", "part", CONFIGURED),
+        modelled("overhead", "%", ".3f"),
+        *_IPU_COLUMNS,
+        modelled("packed", f"packed, accumulation {accumulation:,}", ",.1f"),
+        modelled("unpacked", f"unpacked, accumulation {full:,}", ",.1f"),
     )
     parts = (
         Part(
@@ -79,7 +59,7 @@ def breakdown(comparison: ModelledOverhead, depth: int, packing_factor: float) -
         ),
         Part(
             f"Million cycles of each IPU ({packed.target.name}) for a micro-batch of {packed.micro_batch}",
-            tuple(field.column.key for field in ipu_fields),
+            ("what", *(column.key for column in _IPU_COLUMNS)),
         ),
         Part("Milliseconds of an update", ("what", "packed", "unpacked")),
     )
@@ -97,10 +77,10 @@ def breakdown(comparison: ModelledOverhead, depth: int, packing_factor: float) -
         *INTERVALS,
     )
     title = f"Breakdown of the cycles of {config.name}"
-    return Table("breakdown", title, columns, rows, notes, parts)
+    return table_of("breakdown", title, columns, rows, notes, parts)
 
 
-def _overhead_shares(comparison: ModelledOverhead, depth: int) -> List[_Share]:
+def _overhead_shares(comparison: ModelledOverhead, depth: int) -> Dict[str, Interval]:
     """Return the overhead by cause, as fractions of the unpacked micro-batch's cycles, and two totals."""
     packed = comparison.packed(depth)
     unpacked = comparison.unpacked
@@ -124,38 +104,54 @@ def _overhead_shares(comparison: ModelledOverhead, depth: int) -> List[_Share]:
             overheads["layout"] = interval(layout)
     overheads["sum: a micro-batch (OH)"] = comparison.overhead(depth)
     overheads["a pipeline cycle"] = interval(cycle)
-    return [_Share(name, {"overhead": overhead}) for name, overhead in overheads.items()]
+    return overheads
 
 
-def _ipu_fields(pipeline: Pipeline, calibration: Calibration) -> Tuple[Field, ...]:
-    """Return the fields of an IPU's row: its layers, and its cycles by kind."""
+def _of_ipus(key: str, title: str) -> Column:
+    return Column(key, title, MODEL, ".3f", scale=_MILLION)
+
+
+_IPU_COLUMNS = (
+    Column("layers", "layers", CONFIGURED),
+    modelled("cycles", "together", ".2f", _MILLION),
+    _of_ipus("matmul", "matmul"),
+    _of_ipus("vertices", "other compute"),
+    _of_ipus("layout", "layout"),
+    _of_ipus("exchange", "exchange"),
+    _of_ipus("sync", "sync"),
+    _of_ipus("copies", "copy phase"),
+    Column("mark", "", MODEL),
+)
+
+
+def _ipu_rows(pipeline: Pipeline, calibration: Calibration) -> List[Dict[str, Any]]:
+    """Return the layers of each IPU, and its cycles by kind."""
     parameters = calibration.parameters
-    factor = parameters.factor
     slowest = pipeline.bottleneck(parameters)
-
-    def cycles(ipu: Ipu) -> Interval:
-        return calibration.interval(lambda fitted: fitted.cycles(ipu.total))
-
-    def kind(key: str, title: str, value: Any) -> Field:
-        return Field(Column(key, title, MODEL, ".3f", scale=_MILLION), value)
-
-    return (
-        Field(Column("what", "part", CONFIGURED), lambda ipu: f"IPU {ipu.number}"),
-        Field(Column("layers", "layers", CONFIGURED), lambda ipu: str(ipu.layers)),
-        Field(modelled("cycles", "together", ".2f", _MILLION), cycles),
-        kind("matmul", "matmul", lambda ipu: factor * ipu.total.matmul),
-        kind("vertices", "other compute", lambda ipu: factor * ipu.total.vertices),
-        kind("layout", "layout", lambda ipu: factor * ipu.total.layout_cycles(parameters.layout)),
-        kind("exchange", "exchange", lambda ipu: factor * ipu.total.exchange),
-        kind("sync", "sync", lambda ipu: factor * ipu.total.sync),
-        kind("copies", "copy phase", pipeline.copy_cycles),
-        Field(Column("mark", "", MODEL), lambda ipu: "slowest" if ipu is slowest else ""),
-    )
+    rows = []
+    for ipu in pipeline.ipus:
+        cost = ipu.total
+        row = {
+            "what": f"IPU {ipu.number}",
+            "layers": str(ipu.layers),
+            "cycles": calibration.interval(partial(_cycles, cost)),
+            "layout": parameters.factor * cost.layout_cycles(parameters.layout),
+            "copies": pipeline.copy_cycles(ipu),
+            "mark": "slowest" if ipu is slowest else "",
+        }
+        for kind in ("matmul", "vertices", "exchange", "sync"):
+            row[kind] = parameters.factor * getattr(cost, kind)
+        rows.append(row)
+    return rows
 
 
-def _update_shares(
+def _cycles(cost: Cost, parameters: Parameters) -> float:
+    return parameters.cycles(cost)
+
+
+def _update_rows(
     packed: Tuple[Pipeline, int], unpacked: Tuple[Pipeline, int], calibration: Calibration
-) -> List[_Share]:
+) -> List[Dict[str, Any]]:
     """Return the parts of an update that take time, in milliseconds.
 
     Args:
@@ -163,16 +159,14 @@ def _update_shares(
         unpacked: the same of the unpacked one.
         calibration: the fitted parameters.
     """
-    shares = []
+    rows = []
     for part in ("micro-batches", "pipeline fills and drains", *_ONCE, "together"):
-        values = {
-            "packed": calibration.interval(partial(_milliseconds, *packed, part)),
-            "unpacked": calibration.interval(partial(_milliseconds, *unpacked, part)),
-        }
+        ours = calibration.interval(partial(_milliseconds, *packed, part))
+        theirs = calibration.interval(partial(_milliseconds, *unpacked, part))
         # Left out: gateways of one pod, the sum of gradients of one replica.
-        if any(side.value for side in values.values()):
-            shares.append(_Share(_ONCE.get(part, part), values))
-    return shares
+        if ours.value or theirs.value:
+            rows.append({"what": _ONCE.get(part, part), "packed": ours, "unpacked": theirs})
+    return rows
 
 
 def _milliseconds(

@@ -13,7 +13,6 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.cycles.calibration import Calibration, Interval
 from ipu_packed_bert.cycles.pipeline import Pipeline
-from ipu_packed_bert.report.fields import Field, table_of
 from ipu_packed_bert.report.ipu_bundle import read_bundle
 from ipu_packed_bert.report.popvision import Work, read_profile
 from ipu_packed_bert.run_files.folder import CONFIG, LOG, read_log
@@ -29,7 +28,6 @@ from pack_data.display.table import (
     PROFILE,
     Column,
     Table,
-    percent,
 )
 from pack_data.reading.fields import Fields, named, shown
 
@@ -229,14 +227,6 @@ def _check_settings(measured: Measured, config: Config) -> None:
 # Comparison with the model --------------------------------------------------------------------------------------------
 
 
-class _Compared(NamedTuple):
-    """The cycles of an update or of an IPU."""
-
-    what: str
-    measured: float
-    model: Interval
-
-
 def beside(measured: Measured, config: Config, pipeline: Pipeline, fitted: Calibration) -> Table:
     """Compare measured and predicted cycles of an update and, from a profile, of each IPU.
 
@@ -252,7 +242,7 @@ def beside(measured: Measured, config: Config, pipeline: Pipeline, fitted: Calib
     number = measured.micro_batches
     assert number is not None  # with_micro_batches
     update = fitted.duration(lambda parameters: pipeline.step(number, parameters).cycles)
-    rows = [_Compared("update", measured.cycles, update)]
+    rows = [_compared("update", measured.cycles, update)]
     for work in measured.work:
         if work.ipu >= len(pipeline.ipus):
             raise ValueError(
@@ -260,7 +250,7 @@ def beside(measured: Measured, config: Config, pipeline: Pipeline, fitted: Calib
                 "replica; compare runs of the same pod"
             )
         predicted = fitted.duration(partial(pipeline.work_cycles, pipeline.ipus[work.ipu], number))
-        rows.append(_Compared(f"IPU {work.ipu}", work.cycles, predicted))
+        rows.append(_compared(f"IPU {work.ipu}", work.cycles, predicted))
 
     notes = [
         f"{measured.detail}: {number:,} micro-batches of {config.batch.micro_batch} packs in an update."
@@ -268,8 +258,8 @@ def beside(measured: Measured, config: Config, pipeline: Pipeline, fitted: Calib
     if measured.quartiles is not None:
         low, high = measured.quartiles
         notes.append(
-            f"Quartiles over updates: {low:,.0f} to {high:,.0f} cycles, {percent(low / measured.cycles - 1):+.1f} and "
-            f"{percent(high / measured.cycles - 1):+.1f} %."
+            f"Quartiles over updates: {low:,.0f} to {high:,.0f} cycles, {100 * (low / measured.cycles - 1):+.1f} and "
+            f"{100 * (high / measured.cycles - 1):+.1f} %."
         )
     if measured.work:
         notes.append(
@@ -278,14 +268,24 @@ def beside(measured: Measured, config: Config, pipeline: Pipeline, fitted: Calib
     notes.append(
         "The interval has the width of the errors of the published throughputs, each left out of its own fit."
     )
-    fields = (
-        Field(Column("what", "of", CONFIGURED), lambda row: row.what),
-        Field(Column("measured", "measured", measured.source, ",.0f"), lambda row: row.measured),
-        Field(Column("model", "model", MODEL, ",.0f", ("lower", "upper")), lambda row: row.model),
-        Field(
-            Column("difference", "measured/model %", COMPUTED, "+.1f"),
-            lambda row: percent(row.measured / row.model.value - 1.0),
-        ),
+    columns = (
+        Column("what", "of", CONFIGURED),
+        Column("measured", "measured", measured.source, ",.0f"),
+        Column("model", "model", MODEL, ",.0f", ("lower", "upper")),
+        Column("difference", "measured/model %", COMPUTED, "+.1f"),
     )
     title = f"Measured and predicted: {config.name}, cycles of an update"
-    return table_of("measured_beside", title, fields, rows, tuple(notes))
+    return Table("measured_beside", title, columns, rows, tuple(notes))
+
+
+def _compared(what: str, cycles: float, model: Interval) -> Dict[str, Any]:
+    """Return the row of an update or of an IPU."""
+    difference = 100.0 * (cycles / model.value - 1.0)
+    return {
+        "what": what,
+        "measured": cycles,
+        "model": model.value,
+        "lower": model.lower,
+        "upper": model.upper,
+        "difference": difference,
+    }

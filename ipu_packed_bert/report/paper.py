@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ipu_packed_bert.cycles.calibration import Calibration, Interval, overhead
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
 from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_OVERHEAD, TABLE2
 from ipu_packed_bert.cycles.tracing import POPART, UNPACKED
 from ipu_packed_bert.cycles.workload import Machine, shape_of
-from ipu_packed_bert.report.fields import INTERVALS, Field, in_percent, table_of
+from ipu_packed_bert.report.intervals import INTERVALS, in_percent, kernel_speed_up, table_of
 from ipu_packed_bert.settings.config import Config
 from pack_data.display.table import (
     COMPUTED,
@@ -23,7 +23,6 @@ from pack_data.display.table import (
     Part,
     Table,
     modelled,
-    percent,
     with_interval,
 )
 from pack_data.packing.packing import Packing
@@ -58,6 +57,7 @@ _PAPER_ROWS: Dict[PackingKey, Tuple[Any, Any, Any, Any]] = {
     ("spfhp", 8): (98.9, 1.98, 4.481, 1.895),
     ("spfhp", None): (99.6, 1.99, 4.477, 1.905),
 }
+_NO_OVERHEAD = Interval(0.0, 0.0, 0.0)
 
 
 class ModelledOverhead:
@@ -117,51 +117,43 @@ class ModelledOverhead:
         return Interval(*(packing_factor / speed_up - 1.0 for speed_up in ends))
 
 
-class _PaperComparison(NamedTuple):
-    """A packing of Table 1, or a model of Table 2, with the overheads of both graphs."""
+def _compared_columns(source: str, form: str) -> Tuple[Column, ...]:
+    """Return the columns of overhead and speed-up: the paper's graph, the paper, this engine's graph.
 
-    labels: Mapping[str, Any]
-    packing_factor: float
-    paper: Mapping[str, Any]  # the paper's figures, by key
-    papers_overhead: Optional[Interval] = None  # of the paper's graph, as a fraction
-    overhead: Any = None  # of this engine's graph, as a fraction; or a text in its place
-
-
-def _compared_fields(source: str) -> Tuple[Field, ...]:
-    """Return the fields of overhead and speed-up: the paper's graph, the paper, this engine's graph."""
-
-    def speed_up(item: _PaperComparison, extra: Any) -> Optional[Interval]:
-        if not isinstance(extra, Interval):
-            return None
-        return Interval(*(item.packing_factor / (1 + end) for end in reversed(extra)))
-
-    def shown(extra: Any) -> Any:
-        return in_percent(extra) if isinstance(extra, Interval) else extra
-
+    Args:
+        source: source of the numbers of the paper's graph.
+        form: format of the paper's speed-ups.
+    """
     return (
-        Field(
-            with_interval("papers_overhead", "OH %", source, ".2f"),
-            lambda item: shown(item.papers_overhead),
-        ),
+        with_interval("papers_overhead", "OH %", source, ".2f"),
         _of_paper("paper_overhead", ".3f"),
-        Field(
-            with_interval("papers_realised", "speed-up", source, ".3f"),
-            lambda item: speed_up(item, item.papers_overhead),
-        ),
-        _of_paper("paper_realised", ".3f" if source == FITTED_MODEL else ".2f"),
-        Field(modelled("overhead", "OH %", ".2f"), lambda item: shown(item.overhead)),
-        Field(modelled("realised", "speed-up", ".3f"), lambda item: speed_up(item, item.overhead)),
+        with_interval("papers_realised", "speed-up", source, ".3f"),
+        _of_paper("paper_realised", form),
+        modelled("overhead", "OH %", ".2f"),
+        modelled("realised", "speed-up", ".3f"),
     )
 
 
-def _of_paper(key: str, form: str) -> Field:
-    """Return the field of a figure of the paper."""
-    return Field(Column(key, "paper", PAPER, form), lambda item: item.paper.get(key))
+def _of_paper(key: str, form: str) -> Column:
+    """Return the column of a figure of the paper."""
+    return Column(key, "paper", PAPER, form)
 
 
-def _label(key: str, title: str, source: str = CONFIGURED, form: str = "") -> Field:
-    """Return the field of a label of a row."""
-    return Field(Column(key, title, source, form), lambda item: item.labels[key])
+def _compared(
+    packing_factor: float, papers_overhead: Optional[Interval], overhead: Interval
+) -> Dict[str, Any]:
+    """Return overhead and speed-up of the paper's graph, if it is modelled, and of this engine's graph."""
+    graphs = (
+        ("papers_overhead", "papers_realised", papers_overhead),
+        ("overhead", "realised", overhead),
+    )
+    cells: Dict[str, Any] = {}
+    for overhead_key, speed_up_key, fraction in graphs:
+        cells[overhead_key] = None if fraction is None else in_percent(fraction)
+        cells[speed_up_key] = (
+            None if fraction is None else kernel_speed_up(packing_factor, fraction)
+        )
+    return cells
 
 
 def _parts(labels: Tuple[str, ...], mask: str) -> Tuple[Part, ...]:
@@ -197,34 +189,35 @@ def table1(
     papers = ModelledOverhead(
         comparison.machine, comparison.config, comparison.calibration, packed=POPART
     )
-    items: List[_PaperComparison] = []
+    rows: List[Dict[str, Any]] = []
     for key, packing in packings.items():
         packer, limit = key
         depth = packing.largest_depth if limit is None else limit
-        labels = {
+        ours = _NO_OVERHEAD
+        theirs: Optional[Interval] = _NO_OVERHEAD
+        if packer != "none":
+            ours = comparison.overhead(depth)
+            theirs = papers.overhead(depth) if key in _PAPER_ROWS else None
+        row = {
             "depth": f"max ({depth})" if limit is None else str(depth),
             "algorithm": packer.upper(),
-            "efficiency": percent(packing.efficiency),
+            "efficiency": 100.0 * packing.efficiency,
+            "packing_factor": packing.packing_factor,
+            **_paper_row(key),
+            **_compared(packing.packing_factor, theirs, ours),
         }
-        item = _PaperComparison(labels, packing.packing_factor, _paper_row(key))
+        rows.append(row)
         if packer == "none":
-            zero = Interval(0.0, 0.0, 0.0)
-            items.append(item._replace(papers_overhead=zero, overhead=zero))
-            items.append(_sorted(sort))
-            continue
-        item = item._replace(overhead=comparison.overhead(depth))
-        if key in _PAPER_ROWS:
-            item = item._replace(papers_overhead=papers.overhead(depth))
-        items.append(item)
+            rows.append(_sorted(sort))
 
-    fields = (
-        _label("depth", "depth"),
-        _label("algorithm", "packing"),
-        _label("efficiency", "EFF %", COMPUTED, ".2f"),
+    columns = (
+        Column("depth", "depth", CONFIGURED),
+        Column("algorithm", "packing", CONFIGURED),
+        Column("efficiency", "EFF %", COMPUTED, ".2f"),
         _of_paper("paper_efficiency", ".1f"),
-        Field(Column("packing_factor", "p", COMPUTED, ".3f"), lambda item: item.packing_factor),
+        Column("packing_factor", "p", COMPUTED, ".3f"),
         _of_paper("paper_packing_factor", ".2f"),
-        *_compared_fields(FITTED_MODEL),
+        *_compared_columns(FITTED_MODEL, ".3f"),
     )
     notes = (
         "EFF and p are computed from the histogram. OH is the share of extra cycles of a micro-batch over unpacked "
@@ -237,15 +230,20 @@ def table1(
     )
     title = f"Table 1: packing {histogram_name}, {comparison.config.name}"
     parts = _parts(("depth", "algorithm", "packing_factor"), comparison.config.engine.mask)
-    return table_of("table1", title, fields, items, notes, parts)
+    return table_of("table1", title, columns, rows, notes, parts)
 
 
-def _sorted(sort: Batching) -> _PaperComparison:
+def _sorted(sort: Batching) -> Dict[str, Any]:
     """Return the row of SORT."""
-    labels = {"depth": "1", "algorithm": "SORT", "efficiency": percent(sort.efficiency)}
-    return _PaperComparison(
-        labels, sort.speedup, _paper_row(("sort", 1)), overhead=f"{sort.shapes} engines"
-    )
+    return {
+        "depth": "1",
+        "algorithm": "SORT",
+        "efficiency": 100.0 * sort.efficiency,
+        "packing_factor": sort.speedup,
+        **_paper_row(("sort", 1)),
+        "papers_realised": None,
+        "overhead": f"{sort.shapes} engines",
+    }
 
 
 def _paper_row(key: PackingKey) -> Dict[str, Any]:
@@ -272,7 +270,7 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
         load: loads a file of configs/ by its name.
         calibration: the fitted parameters.
     """
-    items = []
+    rows = []
     for row in TABLE2:
         config = load(row.packed)
         p = row.packing_factor
@@ -281,42 +279,38 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
         # Both of the paper's numbers are rounded to two decimals.
         least = (p - 0.005) / (row.realised + 0.005) - 1.0
         most = (p + 0.005) / (row.realised - 0.005) - 1.0
-        paper = {
-            "paper_overhead": f"{max(0.0, 100 * least):.1f} to {100 * most:.1f}",
-            "paper_realised": row.realised,
-        }
-        labels = {"model": row.model, "length": row.length}
         theirs = ModelledOverhead(machine, config, calibration, packed=POPART)
         ours = ModelledOverhead(machine, config, calibration)
-        items.append(
-            _PaperComparison(
-                labels,
-                p,
-                paper,
-                theirs._training_overhead(depth, p),
-                ours._training_overhead(depth, p),
-            )
+        rows.append(
+            {
+                "model": row.model,
+                "length": row.length,
+                "packing_factor": p,
+                "paper_overhead": f"{max(0.0, 100 * least):.1f} to {100 * most:.1f}",
+                "paper_realised": row.realised,
+                **_compared(
+                    p, theirs._training_overhead(depth, p), ours._training_overhead(depth, p)
+                ),
+            }
         )
 
-    fields = (
-        _label("model", "model"),
-        _label("length", "length", form="d"),
-        Field(Column("packing_factor", "p", PAPER, ".2f"), lambda item: item.packing_factor),
-        *_compared_fields(MODEL),
+    columns = (
+        Column("model", "model", CONFIGURED),
+        Column("length", "length", CONFIGURED, "d"),
+        Column("packing_factor", "p", PAPER, ".2f"),
+        *_compared_columns(MODEL, ".2f"),
     )
     title = "Table 2: realised speed-up of pre-training, depth 3"
     parts = _parts(("model", "length", "packing_factor"), config.engine.mask)
-    return table_of("table2", title, fields, items, _TABLE2_NOTES + INTERVALS, parts)
+    return table_of("table2", title, columns, rows, _TABLE2_NOTES + INTERVALS, parts)
 
 
-_POINTS: Tuple[Field, ...] = (
-    Field(Column("point", "point", CONFIGURED), lambda row: row["point"]),
-    Field(Column("what", "what", CONFIGURED), lambda row: row["what"]),
-    Field(Column("measured", "sequences/s", PUBLISHED, ",.4g"), lambda row: row["measured"]),
-    Field(Column("error", "fitted %", MODEL, "+.1f"), lambda row: percent(row["fitted_error"])),
-    Field(
-        Column("left_out", "left out %", MODEL, "+.1f"), lambda row: percent(row["left_out_error"])
-    ),
+_POINTS = (
+    Column("point", "point", CONFIGURED),
+    Column("what", "what", CONFIGURED),
+    Column("measured", "sequences/s", PUBLISHED, ",.4g"),
+    Column("error", "fitted %", MODEL, "+.1f"),
+    Column("left_out", "left out %", MODEL, "+.1f"),
 )
 
 
@@ -326,11 +320,18 @@ def points(calibration: Calibration) -> Table:
     mean = report["mean_error"]
     worst = report["worst_error"]
     error = report["overhead_fitted_depth"]["left_out"] / PAPER_OVERHEAD[FITTED_DEPTH] - 1.0
+    rows = []
+    for point in report["points"]:
+        errors = {
+            "error": 100.0 * point["fitted_error"],
+            "left_out": 100.0 * point["left_out_error"],
+        }
+        rows.append({**point, **errors})
     notes = (
-        f"Error of the throughputs, each left out of its own fit: {percent(mean['left_out']):.1f} % on average, "
-        f"{percent(worst['left_out']):.1f} % at worst; fitted {percent(mean['fitted']):.1f} and "
-        f"{percent(worst['fitted']):.1f} %.",
-        f"Error of the overhead at depth {FITTED_DEPTH} in a fit to throughputs alone: {percent(error):+.1f} %.",
+        f"Error of the throughputs, each left out of its own fit: {100 * mean['left_out']:.1f} % on average, "
+        f"{100 * worst['left_out']:.1f} % at worst; fitted {100 * mean['fitted']:.1f} and "
+        f"{100 * worst['fitted']:.1f} %.",
+        f"Error of the overhead at depth {FITTED_DEPTH} in a fit to throughputs alone: {100 * error:+.1f} %.",
     )
     title = "D1 to D13, E1 to E6: published throughputs and the errors of the model"
-    return table_of("points", title, _POINTS, report["points"], notes)
+    return Table("points", title, _POINTS, rows, notes)

@@ -15,11 +15,9 @@ from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, S
 # Where the numbers of a column come from.
 HARDWARE = "hardware"
 PROFILE = "profile"
-HOST = "host"
 PAPER = "paper"
 MODEL = "predicted"  # by the analytic model
 FITTED_MODEL = "fitted"  # of the analytic model, which was fitted to this value
-COUNTED = "counted"  # by the model, from the graph and the machine alone
 COMPUTED = "computed"  # arithmetic on a histogram or on other columns
 PUBLISHED = "published"  # measured by others, not in the paper
 CONFIGURED = "config"
@@ -28,8 +26,6 @@ _SOURCES = {
     PROFILE: "cycles of a profile",
     MODEL: "predicted by the cycle model",
     FITTED_MODEL: "fitted: the cycle model was made to meet the paper at depth 2",
-    HOST: "seconds of this host",
-    COUNTED: "counted exactly, no fitted or uncertain parameter enters",
     PAPER: "the paper",
     COMPUTED: "computed",
     PUBLISHED: "measured and published by others",
@@ -246,10 +242,9 @@ def facts_table(
 # ---- values with an interval -----------------------------------------------------------------------------------------
 
 
-def spread(key: str, interval: Sequence[float], scale: float = 1.0) -> Dict[str, float]:
+def spread(key: str, interval: Sequence[float]) -> Dict[str, float]:
     """Return a value and the ends of its interval under their keys. interval: (least, value, most)."""
-    names = (f"{key}_lower", key, f"{key}_upper")
-    return {name: scale * value for name, value in zip(names, interval)}
+    return dict(zip((f"{key}_lower", key, f"{key}_upper"), interval))
 
 
 def with_interval(key: str, title: str, source: str, form: str, scale: float = 1.0) -> Column:
@@ -260,11 +255,6 @@ def with_interval(key: str, title: str, source: str, form: str, scale: float = 1
 def modelled(key: str, title: str, form: str, scale: float = 1.0) -> Column:
     """Return a column of `spread` values that the model predicts."""
     return with_interval(key, title, MODEL, form, scale)
-
-
-def percent(fraction: Optional[float]) -> Optional[float]:
-    """Return a fraction in percent."""
-    return None if fraction is None else 100.0 * fraction
 
 
 # ---- lines of text ---------------------------------------------------------------------------------------------------

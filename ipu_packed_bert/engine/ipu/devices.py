@@ -44,50 +44,35 @@ def find_device(config: Config, *, simulated: bool = True) -> Optional[Device]:
     Raises ValueError if IPUs are attached, but fewer than the configuration needs.
     """
     instance = find_instance(config)
-    if instance.instances > 1:
-        return _device_of_instance(config, instance)
-    if config.engine.offline_export is not None:
-        reason = f"no device: compiles for {_ipus_of(config)} into {config.engine.offline_export}"
+    count = instance.instances
+    wanted = instance.replicas * config.placement.ipus_per_replica
+    export = config.engine.offline_export
+    if export is not None:
+        among = f" in {count} instances," if count > 1 else ""
+        reason = (
+            f"no device: compiles for {_ipus_of(config)}{among} into {instance.own_path(export)}"
+        )
         return Device("ipu", reason, offline=True)
     requested_by = _model_requested_by(config)
     if requested_by is not None:
+        if count > 1:
+            raise ValueError(
+                f"{config.path}: poprun started {count} instances, but {requested_by} requests the Poplar IPU Model, "
+                "which runs in one process; start the run without poprun, or on IPUs"
+            )
         reason = f"Poplar IPU Model, requested by {requested_by}: simulated, slow, no cycle counts"
         return Device("ipu_model", reason)
 
-    if poptorch.ipuHardwareIsAvailable(config.ipus):
-        return Device("ipu", f"IPU hardware: {_ipus_of(config)}")
-    attached = _fewer_attached(config.ipus)
-    if attached:
-        raise ValueError(_too_few(config, attached))
+    if poptorch.ipuHardwareIsAvailable(wanted):
+        share = _ipus_of(config, instance.replicas)
+        among = f" in {count} instances of {share}" if count > 1 else ""
+        return Device("ipu", f"IPU hardware: {_ipus_of(config)}{among}")
+    attached = _fewer_attached(wanted)
+    if attached or count > 1:
+        raise ValueError(_too_few(config, instance, attached))
     if config.engine.kind == "auto" and simulated:
         return Device("ipu_model", f"Poplar IPU Model, in place of {_ipus_of(config)}")
     return None
-
-
-def _device_of_instance(config: Config, instance: Instance) -> Device:
-    count = instance.instances
-    if config.engine.offline_export is not None:
-        file = instance.own_path(config.engine.offline_export)
-        reason = f"no device: compiles for {_ipus_of(config)} in {count} instances, into {file}"
-        return Device("ipu", reason, offline=True)
-    requested_by = _model_requested_by(config)
-    if requested_by is not None:
-        raise ValueError(
-            f"{config.path}: poprun started {count} instances, but {requested_by} requests the Poplar IPU Model, which "
-            "runs in one process; start the run without poprun, or on IPUs"
-        )
-
-    per_replica = config.placement.ipus_per_replica
-    ipus = instance.replicas * per_replica
-    share = _ipus_of(config, instance.replicas)
-    if poptorch.ipuHardwareIsAvailable(ipus):
-        return Device("ipu", f"IPU hardware: {_ipus_of(config)} in {count} instances of {share}")
-    attached = _fewer_attached(ipus)
-    raise ValueError(
-        f"{config.path}: instance {instance.rank} of {count} needs a device of {share} of {_ipus_of(config)}, but the "
-        f"largest it can attach has {attached} IPUs; give poprun a larger partition (see gc-info -l) and"
-        f" --ipus-per-replica {per_replica}"
-    )
 
 
 def _model_requested_by(config: Config) -> Optional[str]:
@@ -114,10 +99,18 @@ def _fewer_attached(wanted: int) -> int:
     return number
 
 
-def _too_few(config: Config, attached: int) -> str:
+def _too_few(config: Config, instance: Instance, attached: int) -> str:
     """Describe too few attached IPUs for a configuration, and the remedy."""
+    per_replica = config.placement.ipus_per_replica
+    if instance.instances > 1:
+        share = _ipus_of(config, instance.replicas)
+        return (
+            f"{config.path}: instance {instance.rank} of {instance.instances} needs a device of {share} of "
+            f"{_ipus_of(config)}, but the largest it can attach has {attached} IPUs; give poprun a larger partition "
+            f"(see gc-info -l) and --ipus-per-replica {per_replica}"
+        )
     problem = f"{config.path}: needs {_ipus_of(config)}, but the largest device attached has {counted(attached, 'IPU')}"
-    replicas = attached // config.placement.ipus_per_replica
+    replicas = attached // per_replica
     if replicas:
         return f"{problem}; for updates of the same size there, use {config.on_replicas(replicas)}"
     return (

@@ -267,7 +267,7 @@ def test_advice_keeps_the_update_and_takes_no_more_memory(name):
 def test_poplars_error_names_the_ipu(check, tile, ipu):
     error = RuntimeError(f"Out of memory on tile {tile}: 700000 bytes used but tiles only have 638976 bytes of memory")
     found = ipu_check._explained(error, check.config)
-    assert found.means.endswith(f"IPU {ipu}") and "--set" in found.way_out
+    assert found.cause.endswith(f"IPU {ipu}") and "--set" in found.remedy
 
 
 @pytest.mark.parametrize("ipus, words", [(0, "no IPU is attached"), (2, "needs 4 IPUs")])

@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib", reason="needs matplotlib")
 pytest.importorskip("jinja2", reason="needs jinja2")
 
 from pack_data.display.page import Figure, Page, Section
-from pack_data.display.table import COMPUTED, HOST, Cell, Column, Table
+from pack_data.display.table import COMPUTED, PAPER, Cell, Column, Table
 from tests.pack_data.display.test_picture import ODD, PICTURES
 from tests.pages import check_page
 from tests.refusals import refused
@@ -21,7 +21,7 @@ TABLE = Table(
     "A table " + ODD,
     (
         Column("name", "name", COMPUTED),
-        Column("value", "value, %", HOST, ".2f"),
+        Column("value", "value, %", PAPER, ".2f"),
         Column("list", "list"),
         Column("other", "other", COMPUTED),
     ),
@@ -53,7 +53,7 @@ def test_a_page_read_back_is_what_was_put_in():
         assert words == {column.key: column.shown(row) for column in TABLE.columns}
     assert page.shown["first"][0] == {"name": ODD, "value": "2.50", "list": "1 + 2", "other": "yes"}
     assert page.pictures == PAGE.to_json()["pictures"] == [picture.title for picture in PICTURES]
-    assert page.notes == 2 * ["Source: [a] computed; [b] seconds of this host.", "A note " + ODD]
+    assert page.notes == 2 * ["Source: [a] computed; [b] the paper.", "A note " + ODD]
     assert "a <b>" not in text and unescape(text).count(ODD) > 12  # every word is escaped, and none is lost
     assert text == PAGE.html()
 
