@@ -124,7 +124,7 @@ def test_each_setting_that_is_printed_for_a_configuration_is_taken(name):
     config = shipped(name)
     texts = [config.on_replicas(1), compiled_words("program", 1)]
     if config.command == "pretrain":
-        texts += way_out(config, ipu=None, smaller=None, memory=())
+        texts += way_out(config.with_micro_batch(1.0), ipu=None, smaller=None, memory=())
         texts.append(schedule_too_short("", 2 * config.run.steps, config.run.steps))
     lines = dict.fromkeys(tuple(each.rstrip(",") for each in SET.findall(text)) for text in texts)
     assert len(lines) >= (2 if name.startswith("finetune") else 4)
