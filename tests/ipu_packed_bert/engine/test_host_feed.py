@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipu_packed_bert.engine.host.feed import _CudaFeed, cut, feed_for
-from ipu_packed_bert.model import varlen
+from ipu_packed_bert.model import optimizer, varlen
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import BatchConfig, EngineConfig, OptimizerConfig
 from tests.fakes.cuda import Streams
@@ -27,6 +27,12 @@ def test_an_update_is_cut_into_all_its_rows():
     assert [len(fields[0]) for fields in cut(FIELDS, 3)] == [3, 3, 1]
     assert torch.equal(torch.cat([fields[1] for fields in cut(FIELDS, 3)]), FIELDS[1])
     assert same(list(feed_for(CPU)(cut(FIELDS, 2))), list(cut(FIELDS, 2)))
+
+
+@pytest.fixture
+def whole_tensors(monkeypatch):
+    """The optimiser of a GPU; that of a CPU reads its norms back."""
+    monkeypatch.setattr(optimizer, "_LambInPieces", optimizer._Lamb)
 
 
 @pytest.fixture
@@ -101,7 +107,7 @@ class NoWaiting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "kernel"])
-def test_nothing_is_read_back_within_an_update(attention, monkeypatch):
+def test_nothing_is_read_back_within_an_update(attention, whole_tensors, monkeypatch):
     config = change(
         Config(model=TINY, batch=BatchConfig(micro_batch=2), optimizer=OptimizerConfig()),
         model={"hidden_dropout": 0.1},
@@ -121,7 +127,7 @@ def test_nothing_is_read_back_within_an_update(attention, monkeypatch):
         torch.ones(()).item()
 
 
-def test_an_update_is_read_back_once(monkeypatch):
+def test_an_update_is_read_back_once(whole_tensors, monkeypatch):
     """Loss, sums and the gradients' norm together, before the optimiser's step; with the mask, as on a GPU without the
     kernel: blocks on a CPU read lengths, for which nothing waits."""
     config = Config(
