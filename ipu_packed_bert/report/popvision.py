@@ -76,21 +76,26 @@ def read_profile(path: Path, *, ipus: Optional[int] = None) -> Profile:
         ipus: IPUs of a replica, to read the first replica only; None: all IPUs.
 
     Raises:
-        ValueError: the file or the analysis library is missing.
+        ValueError: the file or the analysis library is missing, or the program has fewer IPUs.
     """
     report = _open_report(path)
-    ipus = ipus or int(report.compilation.target.numIPUs)
+    number = int(report.compilation.target.numIPUs)
+    ipus = ipus or number
+    if number < ipus:
+        raise ValueError(
+            f"{path}: a program for {number} IPUs, fewer than the {ipus} of a replica of the configuration; pass a "
+            "profile of the same pod"
+        )
     runs, work = _execution(report, ipus)
     return Profile(str(report.poplarVersion.string), _memory(report, ipus), runs, work)
 
 
 def _memory(report: Any, ipus: int) -> Tuple[Memory, ...]:
-    """Return the memory of the first IPUs; nothing if the program has fewer."""
+    """Return the memory of the first IPUs; nothing if the profile has no tiles."""
     tiles = [tile.memory for tile in report.compilation.tiles]
-    number = int(report.compilation.target.numIPUs)
-    if not tiles or number < ipus:
+    if not tiles:
         return ()
-    tiles_per_ipu = len(tiles) // number
+    tiles_per_ipu = len(tiles) // int(report.compilation.target.numIPUs)
     memories = []
     for ipu in range(ipus):
         of_ipu = tiles[ipu * tiles_per_ipu : (ipu + 1) * tiles_per_ipu]

@@ -19,6 +19,7 @@ from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.planning.plan import plan
+from ipu_packed_bert.planning.printing import memory_words
 from ipu_packed_bert.report import ipu_bundle, popvision
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
@@ -31,8 +32,8 @@ from tests.tiny_runs import tiny_settings
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "ipu_check.md"
 STAGES = ["predicted", "compiled", "updates"]
-# Shipped configurations of pods, derived ones included.
-PODS = [name for name in shipped_names() if "packed_phase" in name and "gpu" not in name]
+# Shipped configurations of pre-training on IPUs, unpacked and derived ones included.
+PODS = [name for name in shipped_names() if "packed_phase" in name and "gpu" not in name] + ["packed_small_ipu1"]
 
 
 @pytest.fixture(scope="module")
@@ -239,28 +240,55 @@ def test_a_program_that_does_not_fit(check, monkeypatch, options, capsys):
         load_config(check.config.path, options)
 
 
-def advised(config, ipu):
-    """Each change that is advised for a full IPU of a shipped configuration, as loaded settings."""
-    for way in ipu_check._ways_out(config, ipu):
-        options = ["without_ipus=null"]
-        options += [word for word in shlex.split(way.partition(": ")[2]) if word != "--set"]
-        yield way, load_config(config.path, options)
+# A run that keeps everything, so that every change is advised.
+KEEPS = ("engine.recompute_layers=false", "engine.half_logits=false", "placement.optimizer_state_off_chip=false")
+
+
+def changed_by(advice, config, *options):
+    """Return a configuration with the --set options of an advice, in addition to those with which it was loaded."""
+    words = shlex.split(advice.partition("; ")[0].rpartition(": ")[2].replace(" fits", ""))
+    words += shlex.split(advice.partition("add ")[2].partition(" to ")[0])
+    return load_config(config.path, [*options, *(word for word in words if "=" in word)])
+
+
+def assert_same_updates(config, changed):
+    for factor in (1.0, 1.5, 1.996):
+        assert changed.packs_per_update(factor) == pytest.approx(config.packs_per_update(factor), rel=0.02)
+
+
+@pytest.mark.parametrize("more", [(), KEEPS], ids=["shipped", "keeps"])
+@pytest.mark.parametrize("name", PODS)
+def test_advice_keeps_the_update_and_takes_less_memory(name, more):
+    options = ("without_ipus=null", *more)
+    config = load_config(config_file(name), options)
+    before = plan(config, packing_factor=1.0).memory
+    for ipu in (None, *range(len(before))):
+        full = ipu if ipu is not None else max(before, key=lambda memory: memory.total).ipu
+        for way in ipu_check._ways_out(config, ipu):
+            changed = changed_by(way, config, *options)
+            assert changed.as_dict() != config.as_dict(), way
+            assert_same_updates(config, changed)
+            after = plan(changed, packing_factor=1.0).memory
+            # Recomputing layers changes no IPU without layers, the type of the loss only that of the heads.
+            if way.startswith(("recompute the layers", "compute the loss")):
+                assert after[full].together <= before[full].together, way
+            else:
+                assert after[full].together < before[full].together, way
+            if way.startswith("move a layer"):
+                assert max(memory.total for memory in after) <= max(memory.total for memory in before), way
 
 
 @pytest.mark.parametrize("name", PODS)
-def test_advice_keeps_the_update_and_takes_no_more_memory(name):
-    config = load_config(config_file(name), ["without_ipus=null"])
-    before = [memory.total for memory in plan(config, packing_factor=1.0).memory]
-    for ipu in (None, *range(config.placement.ipus_per_replica)):
-        for way, changed in advised(config, ipu):
-            for factor in (1.0, 1.5, 1.996):
-                packs = config.packs_per_update(factor)
-                assert changed.packs_per_update(factor) == pytest.approx(packs, rel=0.02), way
-            after = [memory.total for memory in plan(changed, packing_factor=1.0).memory]
-            full = before.index(max(before)) if ipu is None else ipu
-            assert after[full] <= before[full], way
-            if way.startswith("move a layer"):
-                assert after[full] < before[full] and max(after) <= max(before), way
+def test_the_advice_of_a_plan_fits_and_keeps_the_update(name):
+    options = ("without_ipus=null", "batch.micro_batch=256")
+    config = load_config(config_file(name), options)
+    planned = plan(config, packing_factor=1.0)
+    assert planned.fits is False
+    changed = changed_by(memory_words(planned, planned.micro_batch_that_fits())[1], config, *options)
+    assert plan(changed, packing_factor=1.0).fits and changed.batch.micro_batch < 256
+    assert_same_updates(config, changed)
+    for replicas in {1, max(1, config.placement.replicas // 2)}:
+        assert_same_updates(config, changed_by(config.on_replicas(replicas), config, *options))
 
 
 @pytest.mark.parametrize("tile, ipu", [(3000, 2), (12, 0)])

@@ -128,6 +128,8 @@ def test_a_profile_on_the_stand_in(tmp_path, config, beside, monkeypatch):
     assert [rows[f"IPU {ipu}"]["measured"] for ipu in range(4)] == [404, 303, 202, 101]
     with pytest.raises(ValueError, match="name the configuration with --config"):
         measured.configuration(measured.read(tmp_path / "profile.pop"), None)
+    with pytest.raises(ValueError, match="profile.pop: a program for 4 IPUs, fewer than the 8 "):
+        measured.read(tmp_path / "profile.pop", ipus=8)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ipu_packed_bert.commands import plan as plan_command
 from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.planning.printing import memory_words
 from ipu_packed_bert.report.ipu_bundle import way_out
@@ -21,7 +20,6 @@ from ipu_packed_bert.settings.rules import check_for_ipus, schedule_too_short
 from ipu_packed_bert.settings.schema import EPSILON, FIXED
 from ipu_packed_bert.settings.shipped import config_file, for_one_gpu, shipped_names
 from ipu_packed_bert.settings.yaml_files import load_yaml
-from pack_data.cli.command import run_main
 
 FOLDER = Path(__file__).resolve().parents[3] / "configs"
 load_config = lru_cache(None)(configurations.load_config)  # each file is read once, whatever is asked of it
@@ -357,15 +355,6 @@ def test_every_set_that_a_message_prints_is_taken(path):
         if before.without_ipus:  # a placement that is printed is the pod's: the small run keeps its own
             small, former = (each.applied_without_ipus()[0].placement for each in (changed, before))
             assert dataclasses.replace(small, optimizer_state_off_chip=True) == former
-
-
-def test_the_plan_takes_the_way_out_of_a_full_pod(capsys):
-    lines = printed_for(load_config(FOLDER / "packed_phase2_pod16.yml"))
-    lines = [settings for settings in lines if "per_ipu" in settings[0] or "proportion" in settings[0]]
-    assert len(lines) >= 8
-    for settings in lines:
-        options = [word for setting in settings for word in ("--set", setting)]
-        assert run_main(plan_command.main, ["--config", "packed_phase2_pod16", "--packing-factor", "1", *options]) == 0
 
 
 def test_every_set_that_a_page_prints_is_taken():
