@@ -82,7 +82,7 @@ _GROUPS: Dict[str, Dict[str, Command]] = {
             "describe what a configuration would run, where, and whether it fits; needs no device",
         ),
         "ipu-check": Command(
-            "ipu_packed_bert.commands.ipu_check",
+            "ipu_packed_bert.commands.ipu_check_command",
             "compile, make ten updates on IPUs, and compare them with the plan",
         ),
     },

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import Callable, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Optional, Tuple
 
-from pack_data.packing.packing import Packing
+if TYPE_CHECKING:
+    from pack_data.packing.packing import Packing
 
 PACKERS: Tuple[str, ...] = (
     "none",

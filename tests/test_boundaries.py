@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from ipu_packed_bert import __main__ as packed_bert
 from pack_data.packers import PACKERS
 from tests import complexity
 from tests.imports import (
@@ -40,7 +41,8 @@ run_pretraining
 """
 PACK_DATA = f"""
 reading
-cli display store
+cli display
+store
 packing
 formats packers solver
 lengths text
@@ -158,6 +160,28 @@ def test_loads_without_torch(statement):
     blocked = f"import sys\nfor name in {forbidden.split()!r}:\n    sys.modules[name] = None\n"
     finished = subprocess.run([sys.executable, "-c", blocked + statement], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [f"{command} --help" for group in packed_bert._GROUPS.values() for command in group]
+    + ["pretrain --config packed_host --data nowhere", "finetune --config finetune_squad_packed --data-dir nowhere"]
+    + ["export nowhere there", "predict nowhere nowhere", "report --table 7", "pretrain --stepz 3", "look nowhere"],
+)
+def test_help_and_a_wrong_option_or_path_load_little(line):
+    """Neither torch, SciPy and matplotlib nor the cycle model; `build` loads the most of our modules, 67."""
+    statement = (
+        "import sys; from ipu_packed_bert.__main__ import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept (ValueError, SystemExit) as error:\n    print(error)\n"
+        "print(*sys.modules)"
+    )
+    words = [sys.executable, "-c", statement, *line.split()]
+    said, _, modules = subprocess.check_output(words, cwd=ROOT, text=True).strip().rpartition("\n")
+    loaded = modules.split()
+    assert said
+    assert not {"torch", "scipy", "matplotlib", "ipu_packed_bert.cycles"} & set(loaded)
+    if "--help" in line:
+        assert sum(name.startswith(("pack_data", "ipu_packed_bert")) for name in loaded) < 80
 
 
 def test_reading_ahead_and_the_optimisers_state_load_without_the_sdk():

@@ -191,6 +191,7 @@ REFUSED = [
     (f"{TRAIN} --set placement.layers_per_ipu=3", ["placement.layers_per_ipu", "list"]),
     (f"{TRAIN} --set placement.layers_per_ipu=[1]", ["placement.layers_per_ipu", "model.num_layers"]),
     (f"{TRAIN} --set data.shares=[0.5,0.6]", ["data.shares", "2", "1"]),
+    (f"{TRAIN} --data data --set data.mixed_with=[./data]", ["data.mixed_with", "twice", "data.shares"]),
     (f"{TRAIN} --set data.shares=0.5", ["data.shares", "0.5", "list"]),
     (f"{TRAIN} --set run=4", ["run", "4", "settings"]),
     (f"{TRAIN} --set optimizer.learning_rate=nan", ["optimizer.learning_rate", "nan"]),

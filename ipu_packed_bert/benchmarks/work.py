@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import platform
-from typing import List, NamedTuple, Tuple
+from typing import TYPE_CHECKING, List, NamedTuple, Tuple
 
 import numpy as np
 
-from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import BatchConfig, DataConfig, EngineConfig, ModelConfig
 from pack_data.cli.command import available_cores, counted
@@ -15,6 +14,9 @@ from pack_data.packing.packing import Packing
 from pack_data.store.packs import PackSchema, assemble, decode
 from pack_data.store.sequences import Example, Sequences
 from pack_data.text.examples import masked_count
+
+if TYPE_CHECKING:
+    from ipu_packed_bert.data.global_batches import Batch
 
 # Hidden size, layers, heads, intermediate size. `base3` is BERT-base with 3 layers, in a quarter of its time.
 SIZES = {

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert.run_files.folder import CONFIG
-from ipu_packed_bert.training.export import export_run, import_folder
 from pack_data.cli.command import ArgumentParser, counted, progress_bar, runnable, typed
 
 
@@ -33,6 +32,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help="vocab.txt or tokenizer.json of the run, if its data set no longer has it",
     )
     args = parser.parse_args(argv)
+    if not args.source.is_dir():
+        kind = "a Hugging Face model" if args.reverse else "a run (by default in runs/)"
+        raise ValueError(f"{args.source}: no such directory; pass that of {kind}")
+    from ipu_packed_bert.training.export import export_run, import_folder  # torch
+
     if args.reverse:
         if args.vocabulary:
             parser.error("--vocabulary does not apply to --import, which reads the directory's own")

@@ -1,20 +1,8 @@
-"""Compile a program, make ten updates on IPUs, and compare them with the plan and the cycle model.
-
-packed-bert ipu-check --config packed_phase2_pod16
-
-The command counts the cycles of the updates. With --profile it profiles the program instead, which gives memory and
-cycles of each IPU (slower; needs Poplar's analysis library).
-
-Each stage prints a line when it is done; a stage that fails prints the cause and the remedy. The bundle (bundle.json,
-see docs/ipu_check.md), which can be attached to a report, is written after every stage, so Ctrl-C keeps the results so
-far. No data set is read: the batch is random.
-
-Exit status: 0 all stages are done and nothing differs; 1 a stage failed, the program does not fit or a number differs;
-2 a usage error.
-"""
+"""The stages of `packed-bert ipu-check`."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import math
@@ -36,7 +24,6 @@ from ipu_packed_bert.report import ipu_bundle, popvision
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import config_file
-from pack_data.cli.command import ArgumentParser, typed
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.spfhp import pack
 
@@ -44,36 +31,8 @@ _UPDATES = 10  # the first one is left out of the cycles
 _DEFAULT_DEPTH = 8  # sequences per pack, if the configuration does not limit it
 
 
-def _parse(argv: Optional[Sequence[str]]) -> Any:
-    parser = ArgumentParser(prog=typed("ipu-check"), description=__doc__)
-    parser.add_argument(
-        "--config", required=True, metavar="FILE|NAME", help="a pre-training configuration"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="a.b=c",
-        dest="overrides",
-        help="override a setting; may be repeated",
-    )
-    parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="profile the updates instead of counting their cycles",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="directory to write (default runs/ipu-check-NAME-TIME)",
-    )
-    return parser.parse_args(argv)
-
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def check(args: argparse.Namespace) -> int:
     """Check a configuration on the attached IPUs; return the exit status."""
-    args = _parse(argv)
     config, _ = described(load_config(config_file(args.config), args.overrides, command="pretrain"))
     from ipu_packed_bert.engine import choose_engine
 
@@ -88,16 +47,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     out = args.out
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"--out {out}: exists and is not an empty directory; choose another one")
-    check = _Check(config, args)
+    stages = _Check(config, args)
     try:
-        check.run()
+        stages.run()
     except KeyboardInterrupt:
-        check.finish()
-        print(f"\ninterrupted; the results so far are in {check.file}")
+        stages.finish()
+        print(f"\ninterrupted; the results so far are in {stages.file}")
         raise
-    print("\n" + "\n".join(check.finish()))
-    print(f"\nbundle    {check.file}, can be attached to a report")
-    return check.bundle.verdict.status
+    print("\n" + "\n".join(stages.finish()))
+    print(f"\nbundle    {stages.file}, can be attached to a report")
+    return stages.bundle.verdict.status
 
 
 def _explained(error: BaseException, config: Config) -> SdkProblem:

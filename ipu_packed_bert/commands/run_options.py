@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Collection, List, Optional, Sequence
 
-from ipu_packed_bert.data.data_sets import described
 from ipu_packed_bert.data.factors import parse_factor
 from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes.ranks import Processes, joined
@@ -122,6 +121,8 @@ def _train_with(args: argparse.Namespace, processes: Processes) -> int:
     config = processes.of_first(_load, args) if args.resume else _load(args)
     pretrains = args.command == "pretrain"
     if args.show_config or args.plan:
+        from ipu_packed_bert.data.data_sets import described
+
         completed, manifest = described(config) if pretrains else (config, None)
     if args.show_config:
         print(completed.annotated(), end="")
@@ -136,18 +137,23 @@ def _train_with(args: argparse.Namespace, processes: Processes) -> int:
         return print_plan(run_plan, _options_without_plan(args))
 
     # torch is imported from here on: wrong configurations are refused, and plans printed, without it.
-    from ipu_packed_bert.training.run import run
-
     if pretrains:
+        from ipu_packed_bert.data.data_sets import refuse_missing
+
+        processes.of_first(refuse_missing, config)
         from ipu_packed_bert.training.pretraining import PacksRun
 
         if args.whole:
             config = dataclasses.replace(config, without_ipus=())
-        return run(PacksRun, config, args, processes)
-    from ipu_packed_bert.training.examples import ExamplesRun
+        from ipu_packed_bert.training.run import run
 
+        return run(PacksRun, config, args, processes)
     # With full paths, so that the run can be resumed without --data-dir.
-    return run(ExamplesRun, located(config, args.data_dir), args, processes)
+    config = located(config, args.data_dir)
+    from ipu_packed_bert.training.examples import ExamplesRun
+    from ipu_packed_bert.training.run import run
+
+    return run(ExamplesRun, config, args, processes)
 
 
 def _parser(command: str) -> ArgumentParser:

@@ -15,7 +15,7 @@ from ipu_packed_bert.data.global_batches import MixedStore
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.config import Config, ConfigError
 from ipu_packed_bert.settings.loading import filled_in
-from ipu_packed_bert.settings.reader import OVERRIDE
+from ipu_packed_bert.settings.reader import DEFAULT, OVERRIDE
 from pack_data.building.held_out import of_one_build, overlap
 from pack_data.building.options import stated
 from pack_data.packers import PACKERS, packs_at_depth
@@ -77,7 +77,15 @@ def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
     if data.mixed_with:
         others = [read_manifest(Path(other)) for other in data.mixed_with]
         manifest = _mixed(config, [manifest, *others])
-    filled = filled_in(config, facts(config, manifest), f"the data set in {folder}")
+    followed = config
+    if config.origins.get("data.directory") == OVERRIDE and config.packed:
+        # The depth in the file is that of its own data set; an engine is compiled for the depth of the packs.
+        keys = ["data.max_sequences_per_pack"]
+        if not packs_at_depth(data.packer, manifest.schema.max_sequences_per_pack):
+            keys.append("data.packer")
+        free = [key for key in keys if config.origins.get(key) != OVERRIDE]
+        followed = replace(config, origins={**config.origins, **dict.fromkeys(free, DEFAULT)})
+    filled = filled_in(followed, facts(config, manifest), f"the data set in {folder}")
     _check_data(filled, manifest)
     return filled, manifest
 
@@ -185,8 +193,7 @@ def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackSt
                 f"{data.directory}: no data set on this machine, only on the machine of rank 0; share the directory, or"
                 " copy it to each machine"
             )
-        if config.origins.get("data.directory") == OVERRIDE:
-            raise ValueError(_no_data_set(config))
+        refuse_missing(config)
         from pack_data.building.command import BuildOptions, build_and_report
 
         source = "the embedded corpus" if data.corpus == "embedded" else data.corpus
@@ -205,6 +212,13 @@ def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackSt
     if manifest is not None and data.mixed_with:
         return config, MixedStore(data.folders, data.shares, config.run.seed, manifest)
     return config, PackStore.open(Path(data.directory))
+
+
+def refuse_missing(config: Config) -> None:
+    """Raise ValueError if a directory from --data or --set has no data set."""
+    is_named = config.origins.get("data.directory") == OVERRIDE
+    if is_named and not Path(config.data.directory, MANIFEST).exists():
+        raise ValueError(_no_data_set(config))
 
 
 def _no_data_set(config: Config) -> str:

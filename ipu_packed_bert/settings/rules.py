@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, Container, Iterable, Iterator, List, Mapping, NamedTuple
 
 from ipu_packed_bert.settings.config import Config
@@ -116,6 +117,22 @@ def _on_ipus(config: Config) -> _Problems:
         )
 
 
+def _of_mixtures(config: Config) -> _Problems:
+    data = config.data
+    if data.shares is not None and len(data.shares) != len(data.folders):
+        yield _Problem(
+            "data.shares data.mixed_with",
+            "data.shares has {shares} numbers; must have one for each of the {folders} data sets of data.directory and "
+            "data.mixed_with",
+            {"shares": len(data.shares), "folders": len(data.folders)},
+        )
+    if len({Path(folder).resolve() for folder in data.folders}) < len(data.folders):
+        yield _Problem(
+            "data.directory data.mixed_with",
+            "data.mixed_with: {data.named} has a data set twice; name it once, and set its part with data.shares",
+        )
+
+
 def _of_pretraining(config: Config) -> _Problems:
     data = config.data
     model = config.model
@@ -125,13 +142,7 @@ def _of_pretraining(config: Config) -> _Problems:
             "data.packer data.max_sequences_per_pack",
             "data.max_sequences_per_pack is {data.depth_shown}; must be 1 if data.packer is none",
         )
-    if data.shares is not None and len(data.shares) != len(data.folders):
-        yield _Problem(
-            "data.shares data.mixed_with",
-            "data.shares has {shares} numbers; must have one for each of the {folders} data sets of data.directory and "
-            "data.mixed_with",
-            {"shares": len(data.shares), "folders": len(data.folders)},
-        )
+    yield from _of_mixtures(config)
     if config.predictions_per_sequence >= slots:
         yield _Problem(
             "data.max_predictions_per_sequence data.max_sequence_length",

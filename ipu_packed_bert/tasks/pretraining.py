@@ -29,7 +29,7 @@ class Pretraining(Task):
     fields = FIELDS + ("mlm_scale", "nsp_scale")
     outputs = ("loss", "mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct")
     counts = {"sequences": "next_sentence_weights", "masked_tokens": "masked_lm_weights"}
-    losses = ("mlm_loss", "nsp_loss")
+    losses: Tuple[str, ...] = ("mlm_loss", "nsp_loss")
 
     def __init__(self, config: Config, schema: Optional[PackSchema] = None):
         if schema is not None:
@@ -46,6 +46,9 @@ class Pretraining(Task):
             Metric("mlm_accuracy", "mlm_correct", "masked_tokens"),
             Metric("nsp_accuracy", "nsp_correct", "sequences"),
         )
+        if not config.loss.next_sentence:
+            self.metrics = self.metrics[::2]
+            self.losses = self.losses[:1]
         self.architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
 
     @property

@@ -5,12 +5,12 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
-from ipu_packed_bert.data.global_batches import Batch, Layout
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
 
 if TYPE_CHECKING:
+    from ipu_packed_bert.data.global_batches import Batch, Layout
     from ipu_packed_bert.model.packed import PackedBert
 
 Counts = Dict[str, int]
@@ -113,6 +113,8 @@ class Task(abc.ABC):
 
     def layout(self, config: Config, packing_factor: float) -> Layout:
         """Return the shape of the global batches of a configuration."""
+        from ipu_packed_bert.data.global_batches import Layout
+
         # The fields of the network, and those that are only counted.
         fields = dict.fromkeys((*self.fields, *self.counts.values()))
         return Layout(

@@ -25,6 +25,7 @@ _RECENT = 20  # steps over which the progress line averages its rates
 _LONG_SAVE = 2.0  # seconds of a checkpoint above which its time is printed
 _LINES = 20  # progress lines of a run without a terminal
 
+_MEASURES = {"mlm_loss": "masked tokens (mlm)", "nsp_loss": "the next sentence (nsp)"}
 _PADDING_AVOIDED = "padding avoided: the share of the padding of unpacked rows (one sequence each) that packing removes"
 
 
@@ -121,6 +122,9 @@ class RunLog(Log):
         self._recent.append((counts, result.seconds))
         # The first step of a process warms up caches and allocators; rates exclude it if there is another step.
         if self._first is None:
+            measures = [words for name, words in _MEASURES.items() if name in result.metrics]
+            if measures:
+                self.say(f"loss in nats and accuracy of {', '.join(measures)}")
             self.say(_PADDING_AVOIDED)
             self._first = (counts, result.seconds)
             self._began = step, time.perf_counter()

@@ -21,7 +21,6 @@ from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
 from ipu_packed_bert.settings.allowed_changes import SIZES, stated_differences
 from ipu_packed_bert.settings.config import Config
-from ipu_packed_bert.settings.declare import shown
 from ipu_packed_bert.settings.rules import check_accumulation, check_on_ipus
 from ipu_packed_bert.settings.schema import SAME_SIZES
 from ipu_packed_bert.settings.shipped import for_one_gpu
@@ -62,9 +61,9 @@ class PacksRun(Prepared):
         if choice.hardware or config.engine.offline_export or not config.without_ipus:
             return config
         small, changes = config.applied_without_ipus()
-        print(f"{config.path}: applies its without_ipus block ({choice.reason}):")
-        for key, before, after in changes:
-            print(f"  {key:<42} {shown(before)} -> {shown(after)}")
+        sections = dict.fromkeys(change.key.partition(".")[0] for change in changes)
+        print(f"{config.path}: applies its without_ipus block ({choice.reason})")
+        print(f"  it changes {', '.join(sections)}: {CONFIG} of the run has the values")
         name = for_one_gpu(config.name) if choice.cuda else None
         alternative = f"--config {name} is made for this GPU; " if name else ""
         print(

@@ -70,12 +70,7 @@ class _RunSummary:
 
         if self.held_out is not None:
             rows += _labelled("held out", _held_out(self.held_out))
-            accuracy = self.held_out.get("mlm_accuracy")
-            constant = self.held_out.get("most_frequent_token_accuracy")
-            if accuracy is not None and constant is not None and accuracy < constant:
-                note = "not better yet than always predicting the most frequent token"
-                rows.append(("note", note))
-            verdict = verdict_of(self.held_out)
+            verdict = verdict_of(self.held_out) or _beside_unigram(self.held_out)
             if verdict:
                 rows.append(("verdict", verdict))
         if self.compare_unpacked is not None:
@@ -246,10 +241,25 @@ def _held_out(evaluation: Mapping[str, Any]) -> List[str]:
         return [metrics_text(metrics)]
     cells = [("", "this model", "baseline", "")]
     for label, name, constant_name, constant_label in BESIDE:
+        if name not in evaluation:
+            continue
         score = _number(evaluation, name)
         constant_score = _number(evaluation, constant_name)
         cells.append((label, score, constant_score, constant_label))
     return text_table(cells, left=(0, 3), widths=_WIDTHS)
+
+
+def _beside_unigram(evaluation: Mapping[str, Any]) -> str:
+    """Compare the loss of masked tokens with the unigram baseline in a sentence; "" without both."""
+    loss = evaluation.get("mlm_loss")
+    unigram = evaluation.get("unigram_loss")
+    if loss is None or unigram is None:
+        return ""
+    relation = "better" if loss < unigram else "no better"
+    return (
+        f"{loss:.3f} nats per masked token: {relation} than the unigram baseline, {unigram:.3f}, which knows only how "
+        "frequent each token is"
+    )
 
 
 def _number(values: Mapping[str, Any], name: str) -> str:

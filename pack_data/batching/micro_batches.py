@@ -21,7 +21,6 @@ import numpy as np
 
 from pack_data.cli.command import counted
 from pack_data.lengths.overlong import fit
-from pack_data.pack_lengths import one_each, pack
 from pack_data.packing.packing import Packing
 from pack_data.reading import hugging_face
 from pack_data.reading.fields import whole_number
@@ -115,6 +114,8 @@ def micro_batches(
     Raises:
         ValueError: sequences are longer than max_tokens, or an argument is out of range.
     """
+    from pack_data.pack_lengths import pack  # it loads the solver
+
     ranks = whole_number("ranks", ranks, least=1)
     max_tokens = whole_number("max_tokens", max_tokens, least=1, most=LONGEST)
     if max_sequences is not None:
@@ -147,6 +148,8 @@ def micro_batches(
 
 def checked_lengths(lengths: Any, max_tokens: int) -> np.ndarray:
     """Return the lengths as int64 [n]; ValueError lists those that no micro-batch can hold."""
+    from pack_data.pack_lengths import one_each
+
     if hugging_face.is_data_set(lengths):
         lengths = hugging_face.lengths_of(lengths)
     array = one_each("lengths", lengths)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, Set, Tuple, Union
 
 import numpy as np
 
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
-from pack_data.text.corpus import Document
+
+if TYPE_CHECKING:
+    from pack_data.text.corpus import Document
 
 # The name of a side in `made_with` of its manifest.
 TRAINING = "training"

@@ -228,6 +228,16 @@ def padding_bars(
     )
 
 
+def plot_padding(
+    path: Union[str, Path], tokens: int, sequences: int, packs: int, max_sequence_length: int
+) -> None:
+    """Draw tokens and padding with one sequence per row and in packs into a .png, .pdf or .svg file."""
+    rows = {"one sequence a row": sequences, "in packs": packs}
+    paddings = [count * max_sequence_length - tokens for count in rows.values()]
+    title = f"{sequences:,} sequences in rows of {max_sequence_length:,} slots"
+    write([padding_bars(title, list(rows), tokens, paddings)], path)
+
+
 # ---- files and drawings ----------------------------------------------------------------------------------------------
 
 

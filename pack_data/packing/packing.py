@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from pack_data.display.picture import plot_padding
 from pack_data.display.table import account
 from pack_data.packing.certificate import Certificate, Proof, proven_bound
 from pack_data.packing.histogram import LengthHistogram, whole_slots
@@ -302,6 +303,10 @@ class Packing:
     def _repr_html_(self) -> str:
         """Return the accounting for a notebook."""
         return f"<pre>{html.escape(self.table())}</pre>"
+
+    def plot(self, path: Union[str, Path]) -> None:
+        """Draw the padding before and after packing into a .png, .pdf or .svg file."""
+        plot_padding(path, self.tokens, self.sequences, self.packs, self.max_sequence_length)
 
     def save(self, path: Union[str, os.PathLike]) -> None:
         """Write the recipe as JSON, atomically: the strategies, their repeats, the certificate and the accounting.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from ipu_packed_bert.commands import ipu_check
+from ipu_packed_bert.commands import ipu_check, ipu_check_command
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.cycles.workload import Machine
@@ -67,7 +67,7 @@ def checked(folder, cache, *options, ipus=4, before=lambda: None):
         patch.setattr(ipu_check, "_UPDATES", 2)
         before()
         words = ["--config", str(configuration(folder)), "--out", str(folder / "check"), *options]
-        status = run_main(ipu_check.main, words)
+        status = run_main(ipu_check_command.main, words)
     bundle = folder / "check" / "bundle.json"
     return status, json.loads(bundle.read_text()) if bundle.is_file() else None
 
@@ -356,7 +356,7 @@ def test_ctrl_c_leaves_the_bundle_so_far(check, monkeypatch, capsys):
 
 def test_without_the_sdk_it_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "poptorch", None)
-    assert run_main(ipu_check.main, ["--config", "packed_small_ipu1", "--out", str(tmp_path / "check")]) == 2
+    assert run_main(ipu_check_command.main, ["--config", "packed_small_ipu1", "--out", str(tmp_path / "check")]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and not (tmp_path / "check").exists()
 

@@ -97,6 +97,17 @@ def test_where_both_speak_they_agree(tmp_path, override, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_configuration_takes_the_depth_of_the_data_set_that_the_user_names(tmp_path):
+    """An engine is compiled for the depth of the packs; what is unpacked, or asked for with --set, is still refused."""
+    sizes = ["data.max_sequence_length=64", "data.max_predictions_per_sequence=10", "model.vocabulary_size=128"]
+    named = [f"data.directory={tiny_data(tmp_path / 'mine', depth=7)}", *sizes]
+    found, _ = described(load_config(CONFIGS / "packed_phase2_gpu1.yml", named))
+    assert (found.data.max_sequences_per_pack, found.data.packer) == (7, "spfhp")
+    for file, override in (("packed_phase2_gpu1", ["data.max_sequences_per_pack=3"]), ("unpacked_phase2_pod16", [])):
+        with pytest.raises(ConfigError, match="was packed at depth 7"):
+            described(load_config(CONFIGS / f"{file}.yml", named + override))
+
+
 def test_a_vocabulary_that_would_not_fit_is_refused_before_it_is_trained(tmp_path):
     with pytest.raises(ConfigError, match="data.vocabulary_size is 8192; must be at most model.vocabulary_size, 4000"):
         overrides = ["model.vocabulary_size=4000", f"data.directory={tmp_path / 'none'}"]

@@ -272,7 +272,7 @@ def test_the_first_days_check(tier, tmp_path, monkeypatch):
     """`packed-bert ipu-check` on four IPUs, with a profile."""
     import yaml
 
-    from ipu_packed_bert.commands import ipu_check
+    from ipu_packed_bert.commands import ipu_check, ipu_check_command
     from tests.fakes import pva
     from tests.tiny_runs import tiny_settings
 
@@ -293,6 +293,6 @@ def test_the_first_days_check(tier, tmp_path, monkeypatch):
     (tmp_path / "tiny.yml").write_text(yaml.safe_dump(settings))
     words = ["--config", str(tmp_path / "tiny.yml"), "--out", str(tmp_path / "check"), "--profile"]
     # On a device cycles may differ from the model's: at these sizes everything is overhead. They are not counted here.
-    assert ipu_check.main(words) == 0
+    assert ipu_check_command.main(words) == 0
     bundle = json.loads((tmp_path / "check" / "bundle.json").read_text())
     assert len(bundle["measured"]["losses"]) == 2 and len(bundle["measured"]["memory"]) == 4

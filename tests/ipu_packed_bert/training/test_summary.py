@@ -85,13 +85,15 @@ def test_the_baseline_stands_beside_the_model_and_null_where_a_figure_is_none(tm
     assert ["masked", "tokens,", "loss", "5.500", "6.000"] in [line[:5] for line in lines]
 
 
-@pytest.mark.parametrize("right, learnt", [(0.049, False), (0.05, True), (None, True)])
-def test_a_run_that_learnt_nothing_says_so(tmp_path, right, learnt):
-    """Held out, it is right less often than the most frequent token alone is."""
-    logged(tmp_path, {"step": 3, "mlm_accuracy": right, "mlm_loss": 6.5, "nsp_accuracy": 0.25, "sequences": 40})
-    text = "\n".join(summary_of(tmp_path, baseline=BASELINE).lines(precision="float32"))
-    assert ("note      not better yet than" in text) != learnt
-    assert "nothing is learnt" not in "\n".join(summary_of(tmp_path).lines(precision="float32"))
+@pytest.mark.parametrize("loss, verdict", [(5.9, "better"), (6.0, "no better"), (None, None)])
+def test_a_sentence_compares_the_loss_with_the_unigram_baseline(tmp_path, loss, verdict):
+    """A run without next sentences has no row of them."""
+    logged(tmp_path, {"step": 3, "mlm_accuracy": 0.05, "mlm_loss": loss, "sequences": 40})
+    lines = summary_of(tmp_path, baseline=BASELINE).lines(precision="float32")
+    said = [line for line in lines if line.startswith("verdict")]
+    wanted = [f"verdict   {loss:.3f} nats per masked token: {verdict} than the unigram baseline, 6.000"] if loss else []
+    assert [line.split(", which")[0] for line in said] == wanted
+    assert not any("next sentence" in line for line in lines)
 
 
 @pytest.mark.parametrize("gradients, words", [(1e-6, "the same updates"), (1e-3, "MORE than 1e-04")])

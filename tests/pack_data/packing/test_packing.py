@@ -10,6 +10,7 @@ from hypothesis import given
 
 import pack_data
 from pack_data import spfhp
+from pack_data.display import picture
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, prove
@@ -229,3 +230,18 @@ def test_a_notebook_shows_the_accounting(tmp_path):
     with build_small(write_corpus(tmp_path / "texts", 6), tmp_path / "a<b") as store:
         text = store._repr_html_()
         assert "a&lt;b" in text and f"{len(store):,} packs" in text and f"{store.manifest.efficiency:.1%}" in text
+
+
+def test_results_and_data_sets_draw_their_padding(tmp_path, monkeypatch):
+    """The numbers of a stored data set are those of its packing: one row a sequence, and the packs."""
+    drawn = []
+    monkeypatch.setattr(picture, "write", lambda pictures, path: drawn.extend(pictures))
+    packed = pack_data.pack([300, 200, 512, 17], max_sequence_length=512)
+    with build_small(write_corpus(tmp_path / "texts", 6), tmp_path / "data") as store:
+        for each in (packed, packed.packing, store):
+            each.plot("a.svg")
+        slots, manifest = store.schema.max_sequence_length, store.manifest
+    tokens, padding = drawn[0].series
+    assert drawn[0] == drawn[1] and tokens.values == (1029,) * 2 and padding.values == (4 * 512 - 1029, 3 * 512 - 1029)
+    rows = [manifest.sequences, manifest.packs]
+    assert drawn[2].series[1].values == tuple(count * slots - manifest.tokens for count in rows)
