@@ -21,10 +21,8 @@ from pathlib import Path
 import pytest
 
 from ipu_packed_bert import __main__ as packed_bert
-from ipu_packed_bert.report.ipu_bundle import way_out
-from ipu_packed_bert.settings.launch_lines import compiled_words, start_lines
+from ipu_packed_bert.settings.launch_lines import start_lines
 from ipu_packed_bert.settings.loading import load_config
-from ipu_packed_bert.settings.rules import schedule_too_short
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from pack_data.cli.command import run_main
 from tests.test_docs_blocks import run_blocks
@@ -116,23 +114,6 @@ def test_each_setting_in_a_text_of_the_program_is_one(key, value):
         more = ["placement.replicated_tensor_sharding=false"] if key == "placement.replicas" and own == "1" else []
         assert loaded(name, [f"{key}={own}", *more]).origins[key] == "--set"
         executed(f"--set {key}={own}", f"{where}, on {name}")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_setting_that_is_printed_for_a_configuration_is_taken(name):
-    """The ways out of a full IPU, fewer replicas, a longer schedule, a program compiled elsewhere."""
-    config = shipped(name)
-    texts = [config.on_replicas(1), compiled_words("program", 1)]
-    if config.command == "pretrain":
-        texts += way_out(config.with_micro_batch(1.0), ipu=None, smaller=None, memory=())
-        texts.append(schedule_too_short("", 2 * config.run.steps, config.run.steps))
-    lines = dict.fromkeys(tuple(each.rstrip(",") for each in SET.findall(text)) for text in texts)
-    assert len(lines) >= (2 if name.startswith("finetune") else 4)
-    for settings in lines:
-        if settings:
-            changed = loaded(name, settings)
-            assert all(changed.origins[each.partition("=")[0]] == "--set" for each in settings)
-            executed(" ".join(f"--set {each}" for each in settings), f"printed for {name}")
 
 
 class _Parsed(Exception):

@@ -16,6 +16,7 @@ from ipu_packed_bert.report.ipu_bundle import way_out
 from ipu_packed_bert.settings import loading as configurations
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.declare import plain
+from ipu_packed_bert.settings.launch_lines import compiled_words
 from ipu_packed_bert.settings.rules import check_for_ipus, schedule_too_short
 from ipu_packed_bert.settings.schema import EPSILON, FIXED
 from ipu_packed_bert.settings.shipped import config_file, for_one_gpu, shipped_names
@@ -320,7 +321,7 @@ SHAPES = of_each_placement()
 
 def printed_for(config):
     """The settings of each line that a message tells the user to type, whichever IPU is full and whatever fits."""
-    texts = [config.on_replicas(1)]
+    texts = [config.on_replicas(1), compiled_words("program", 1)]
     if config.command == "pretrain":
         # As a run that keeps everything, so that every way out is printed.
         engine = dataclasses.replace(config.engine, recompute_layers=False, half_logits=False)
