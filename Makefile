@@ -42,7 +42,7 @@ pretrain: .venv/ready
 	.venv/bin/python run_pretraining.py --config $(CONFIG)
 
 # One torch thread per process. The last line compares with Hugging Face's BERT at its best.
-BENCH ?= --size small --vocabulary-size 8192 --rounds 5 --precision float32 --threads 1 --ranks 1,2
+BENCH ?= --size small --vocabulary-size 8192 --rounds 5 --precision float32 --threads 1
 bench: .venv/ready
 	.venv/bin/python -m ipu_packed_bert benchmark $(BENCH)
 
