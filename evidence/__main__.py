@@ -25,6 +25,7 @@ EXPERIMENTS = {
     "--data-dir)",
     "speed": "speed-up by packing and packing factor, over S, width and type (forward and backward pass)",
     "position_ids": "nine ways to make batches for a causal model (packing with position ids, Tables 2 to 6)",
+    "rival": "Hugging Face's BERT without packs at its best against packs (forward and backward pass)",
     "leaks": "stock Transformers and torch in padding-free rows: the change of one example when only another changes",
 }
 

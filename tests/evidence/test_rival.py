@@ -1,0 +1,60 @@
+"""Packs against the strongest rival: every batch of it must pass, A/A too, and the control must fail."""
+
+import json
+
+import pytest
+
+from evidence import claims, rival
+from evidence.__main__ import main
+from evidence.runner import CELLS, FACTS, SETTINGS, Cell
+
+
+def finished(folder, *, draws=8, apart=0.0, slots=(128, 512), **seconds):
+    """Rounds in which all of the rival's batches take 1.2 times as long as packs, and padded rows twice as long."""
+    (folder / CELLS).mkdir(parents=True)
+    settings = {"slots": [128, 512], "commit": "0123456789"}
+    (folder / SETTINGS).write_text(json.dumps(settings))
+    (folder / FACTS).write_text(json.dumps({"clock": "s", "machine": "m", "rival": "r"}))
+    times = {**dict.fromkeys(rival.RIVALS, 1.2), "packed": 1.0, "again": 1.0, "alone": 1.0, "padded": 2.0, **seconds}
+    for cell in (Cell(f"{each} slots", 1) for each in slots):
+        rows = []
+        for draw in range(draws):
+            shaken = {f"{name}_s": time * (1 + 0.001 * ((draw + len(name)) % 3)) for name, time in times.items()}
+            rows.append({"sequences": 48, "packs": 24, "losses_apart": apart, **shaken})
+        record = {"variant": cell.variant, "seed": 1, "rows": rows}
+        (folder / CELLS / f"{cell.stem}.json").write_text(json.dumps(record))
+    return rival.RivalShown(folder)
+
+
+@pytest.mark.parametrize(
+    "change, kept",
+    [
+        ({}, True),
+        ({"eager_1024": 1.04}, False),  # one of the four batches: it is the rival at its best
+        ({"again": 1.06}, False),
+        ({"again": 0.94}, False),
+        ({"padded": 1.1}, False),  # the control passes
+        ({"apart": 0.03}, False),
+        ({"apart": float("nan")}, False),
+        ({"draws": 7}, None),
+        ({"slots": (128,)}, None),
+    ],
+)
+def test_the_fastest_rival_decides_if_the_controls_allow(tmp_path, change, kept):
+    found = claims.findings({"rival": finished(tmp_path / "rival", **change)})["rival"]
+    assert found.kept is kept
+    if kept is False:
+        assert ("shows nothing" in found.figures) == ("eager_1024" not in change)
+
+
+def test_all_sides_compute_the_same_sequences(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", minversion="4.48", reason="needs transformers 4.48 or newer")
+    monkeypatch.setattr(rival, "keep_buffers", lambda: True)  # not to be undone in this process
+    out = tmp_path / "rival_quick"
+    assert main(["rival", "--size", "quick", "--seeds", "2", "--out", str(out), "--no-plot"]) == 0
+    shown = rival.shown(out)
+    (timings,) = shown.timings
+    assert shown.draws == 2 and (out / "table.md").read_text() == shown.text()
+    first, second = timings.rows
+    assert first["tokens"] != second["tokens"] and max(first["losses_apart"], second["losses_apart"]) < rival.LOSSES
+    assert {name for name in first if name.endswith("_s")} >= {f"{name}_s" for name in rival.RIVALS}
