@@ -23,7 +23,6 @@ EXPERIMENTS = {
     "order": "does the order of packs change the learned weights (beyond the paper)",
     "fine_tuning": "BANKING77 and SQuAD in packs against padded and sorted: scores and times (beyond the paper; needs "
     "--data-dir)",
-    "speed": "speed-up by packing and packing factor, over S, width and type (forward and backward pass)",
     "position_ids": "nine ways to make batches for a causal model (packing with position ids, Tables 2 to 6)",
     "rival": "Hugging Face's BERT without packs at its best against packs (forward and backward pass)",
     "leaks": "stock Transformers and torch in padding-free rows: the change of one example when only another changes",

@@ -142,8 +142,8 @@ def test_a_claim_is_kept_only_if_a_a_passes_and_the_control_fails(tmp_path, chan
     assert all(found[name].kept is None for name in found if name != "order_wikipedia")
     words = claims.verdicts(found)
     assert words["order_wikipedia"].startswith("shown" if kept else "not shown")
-    assert not kept or "of 6 tests" in words["order_wikipedia"]  # those that are not measured yet count too
-    assert words["speed"] == "not measured" and found["order_wikipedia"].picture is not None
+    assert not kept or "of 5 tests" in words["order_wikipedia"]  # those that are not measured yet count too
+    assert words["rival"] == "not measured" and found["order_wikipedia"].picture is not None
 
 
 def test_a_missing_seed_is_no_verdict(tmp_path):
