@@ -59,7 +59,7 @@ SIZES = {
 SUMMARY = (
     "Time of Hugging Face's BERT without packs, at its best, over that of packs: forward and backward pass of the\n"
     "same sequences on one CPU core in float32. Needs Transformers; --seeds is the number of draws of packs.\n\n"
-    "default: the small BERT at 128 and 512 slots, 10 minutes of processor time."
+    "default: the small BERT at 128 and 512 slots, 9 minutes of processor time."
 )
 
 
