@@ -22,6 +22,8 @@ from pack_data.text.vocabulary import AnyVocabulary
 # Of the chosen tokens 80 % become [MASK], 10 % stay, and 10 % become random tokens (Devlin et al. 2019, section 3.1).
 _MASKED = 0.8
 _MASKED_OR_KEPT = 0.9
+# Tokens whose masks are chosen at a time: they fit the processor's cache. All of a part at once take 1.9 times as long.
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -172,33 +174,54 @@ def _mask(
     special: places of [CLS] and [SEP], int64. inside: True for a token that continues the word of the token before it,
     bool [tokens]; these are masked with the word's first token, or not at all. Without any, every token is a word.
     """
-    wanted = masked_count(
-        lengths, options.max_predictions_per_sequence, options.masked_lm_probability
-    )
     keys = rng.random(len(ids))
-    rows = np.repeat(np.arange(len(lengths)), lengths)
+    keys += np.repeat(np.arange(len(lengths)), lengths)
     is_special = np.zeros(len(ids), bool)
     is_special[special] = True
-    most = np.minimum(wanted, np.bincount(rows[~is_special], minlength=len(lengths)))
-
-    # Tokens of each word: up to the next token that does not continue it.
-    begin = np.flatnonzero(~inside)
-    all_sizes = np.diff(np.append(begin, len(ids)))
-    is_word = ~is_special[begin]
-    first = begin[is_word]
-    sizes = all_sizes[is_word]
-
-    order = np.argsort(keys[first] + rows[first], kind="stable")
-    words = order[_fitting(sizes[order], rows[first[order]], most)]
-    chosen = np.sort(ragged_index(first[words], sizes[words]))
-    counts = np.bincount(rows[chosen], minlength=len(lengths))
+    bounds = np.append(0, np.cumsum(lengths))
+    rows = np.searchsorted(bounds, np.arange(_BLOCK, len(ids), _BLOCK))
+    tokens = bounds[rows]
+    columns_of_blocks = [np.split(values, tokens) for values in (keys, is_special, inside)]
+    blocks = zip([0, *tokens], np.split(lengths, rows), *columns_of_blocks)
+    chosen = np.concatenate([begin + _chosen(options, *block) for begin, *block in blocks])
+    counts = np.diff(np.searchsorted(chosen, bounds))
     labels = ids[chosen].copy()
 
     draw = rng.random(len(chosen))
     random_ids = rng.integers(0, vocabulary_size, len(chosen))
     kept_or_random = np.where(draw < _MASKED_OR_KEPT, labels, random_ids)
     ids[chosen] = np.where(draw < _MASKED, mask_id, kept_or_random)
-    return counts, chosen - np.repeat(starts_of(lengths), counts), labels
+    return counts, chosen - np.repeat(bounds[:-1], counts), labels
+
+
+def _chosen(
+    options: ExampleOptions,
+    lengths: np.ndarray,
+    keys: np.ndarray,
+    is_special: np.ndarray,
+    inside: np.ndarray,
+) -> np.ndarray:
+    """Return the places of the tokens to mask in some sequences, ascending.
+
+    keys: a number of each token, random within its sequence and ascending between sequences. is_special, inside: as in
+    `_mask`, bool [tokens].
+    """
+    wanted = masked_count(
+        lengths, options.max_predictions_per_sequence, options.masked_lm_probability
+    )
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    most = np.minimum(wanted, np.bincount(rows[~is_special], minlength=len(lengths)))
+
+    # Tokens of each word: up to the next token that does not continue it.
+    begin = np.flatnonzero(~inside)
+    all_sizes = np.diff(np.append(begin, len(keys)))
+    is_word = ~is_special[begin]
+    first = begin[is_word]
+    sizes = all_sizes[is_word]
+
+    order = np.argsort(keys[first], kind="stable")
+    words = order[_fitting(sizes[order], rows[first[order]], most)]
+    return np.sort(ragged_index(first[words], sizes[words]))
 
 
 def _fitting(sizes: np.ndarray, rows: np.ndarray, most: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import (
@@ -85,9 +86,9 @@ class _Encoder:
         lengths: List[int] = []
         # In blocks: the library's result takes a hundred bytes for each token.
         for start in range(0, len(sentences), 4096):
-            for item in self.cut(sentences[start : start + 4096]):
-                ids.append(np.array(item.ids, dtype=np.int32))
-                lengths.append(len(ids[-1]))
+            ids_of_sentences = [item.ids for item in self.cut(sentences[start : start + 4096])]
+            lengths.extend(map(len, ids_of_sentences))
+            ids.append(np.fromiter(chain.from_iterable(ids_of_sentences), np.int32))
         return np.concatenate(ids), np.array(lengths, dtype=np.int64)
 
 
