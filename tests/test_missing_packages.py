@@ -32,13 +32,15 @@ def tiny(tmp_path_factory):
     return tiny_config(folder / "tiny.yml", tiny_data(folder / "data"))
 
 
+# Any files: torch is named before they are read.
+FILES = ["--set", "data.training=README.md", "--set", "data.evaluation=README.md"]
 COMMANDS = {
     "pretraining": ("run_pretraining.py", ["--config", "TINY"]),
     "resume": ("run_pretraining.py", ["--resume", "RUN"]),
     "export": ("ipu_packed_bert", ["export", "RUN", "OUT"]),
     "import": ("ipu_packed_bert", ["export", "--import", "RUN", "OUT"]),
     "benchmark": ("ipu_packed_bert", ["benchmark", "--size", "tiny"]),
-    "finetune": ("ipu_packed_bert", ["finetune", "--config", "configs/finetune_squad_packed.yml"]),
+    "finetune": ("ipu_packed_bert", ["finetune", "--config", "configs/finetune_squad_packed.yml", *FILES]),
     "experiments": ("evidence", ["updates", "--size", "quick", "--out", "OUT"]),
 }
 

@@ -261,7 +261,7 @@ REFUSED = [
     ("predict tuned train.csv --set batch.sequences_per_update=8", ["batch.sequences_per_update"]),
     ("predict tuned train.csv --set run.seed=7", ["run.seed"]),
     ("predict tuned train.csv --output no/such/file", ["no/such"]),
-    ("export missing out", ["missing", "checkpoint"]),
+    ("export missing out", ["missing", "directory of a run"]),
     ("export --import bert texts", ["texts", "empty"]),
     ("check-model json:nothing", ["json:nothing"]),
     ("check-model json:loads --collator collate", ["collate", "module:name"]),

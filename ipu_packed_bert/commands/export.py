@@ -34,7 +34,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parser.parse_args(argv)
     if not args.source.is_dir():
         kind = "a Hugging Face model" if args.reverse else "a run (by default in runs/)"
-        raise ValueError(f"{args.source}: no such directory; pass that of {kind}")
+        raise ValueError(f"{args.source}: no such directory; pass the directory of {kind}")
     from ipu_packed_bert.training.export import export_run, import_folder  # torch
 
     if args.reverse:

@@ -22,6 +22,7 @@ from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.starting_weights import find_start
+from ipu_packed_bert.training.export import export_run
 from ipu_packed_bert.training.pretraining import _refuse_other_sizes
 from ipu_packed_bert.training.run import _beginning
 from pack_data.reading.fields import said_of
@@ -161,7 +162,7 @@ def _resumed(folder: Path) -> Found:
 
 def _exported(folder: Path) -> Found:
     out = folder / "out"
-    done = export.export_run(folder / "run", out)
+    done = export_run(folder / "run", out)
     return Found([done.step], [path.read_bytes() for path in sorted(out.iterdir())])
 
 

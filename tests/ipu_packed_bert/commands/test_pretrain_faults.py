@@ -80,7 +80,10 @@ def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(
 
 
 def test_a_network_of_other_sizes_is_refused_before_its_data_set_is_built(tiny, trained, tmp_path, capsys):
-    arguments = ["--config", tiny, "--set", "model.hidden_size=32", "--data", str(tmp_path / "data")]
+    settings = yaml.safe_load(Path(tiny).read_text())
+    settings["data"]["directory"] = str(tmp_path / "data")
+    (tmp_path / "new.yml").write_text(yaml.safe_dump(settings))
+    arguments = ["--config", str(tmp_path / "new.yml"), "--set", "model.hidden_size=32"]
     assert "hidden_size is 16 there, 32 by --set" in refused(capsys, *arguments, "--start-from", str(trained))
     assert not (tmp_path / "data").exists()
 

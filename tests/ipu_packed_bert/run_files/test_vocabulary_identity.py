@@ -10,6 +10,7 @@ from ipu_packed_bert.commands import export, pretrain
 from ipu_packed_bert.run_files.checkpoints import load_checkpoint, load_newest, newest_checkpoint, save_checkpoint
 from ipu_packed_bert.run_files.vocabulary_identity import UNKNOWN, Identity, agree
 from ipu_packed_bert.tasks.starting_weights import find_start
+from ipu_packed_bert.training.export import export_run, import_folder
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import read_manifest
 from pack_data.text.vocabulary import SPECIAL_TOKENS, Vocabulary, load_vocabulary
@@ -117,7 +118,7 @@ def test_fine_tuning_begins_with_the_vocabulary_of_the_weights(house, tmp_path, 
     start = house / "run"
     if form == "hugging face":
         start = tmp_path / "hf"
-        export.export_run(house / "run", start)
+        export_run(house / "run", start)
     table = tiny_table(tmp_path / "train.csv", "single_label")
     with pytest.raises(ValueError, match="another vocabulary"):
         find_start(
@@ -186,9 +187,9 @@ def test_a_run_on_data_that_keep_capitals_says_so_wherever_it_goes(cased, tmp_pa
     kept = load_vocabulary(cased / "kept" / "vocab.txt", lower_case=False)
     word = next(token for token in kept.tokens if token[0].isupper() and len(token) > 1)
     table = tiny_table(tmp_path / "train.csv", "single_label")
-    export.export_run(run, tmp_path / "hf")
+    export_run(run, tmp_path / "hf")
     assert json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["do_lower_case"] is False
-    export.import_folder(tmp_path / "hf", tmp_path / "again")
+    import_folder(tmp_path / "hf", tmp_path / "again")
     for start in (run, tmp_path / "hf", tmp_path / "again"):
         found = find_start(
             fine_tuning_config(start, table, task="single_label", data={"max_sequence_length": 32})
