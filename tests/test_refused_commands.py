@@ -64,6 +64,9 @@ REFUSED = [
     ("look --workers 99999999 texts/000.txt", ["--workers", "99999999"]),
     ("pack --packer fastest", ["--packer", "fastest", "optimal"]),
     ("pack --histogram wikipedia", ["wikipedia", "wikipedia_512"]),
+    ("pack l.csv", ["--histogram l.csv"]),
+    ("pack --packer spfhp --lengths l.csv", ["--histogram l.csv"]),
+    ("pretrain --config packed_phase3", ["packed_phase3", "did you mean packed_phase"]),
     # ---- files and folders that are not what is wanted
     ("pretrain --config missing.yml", ["missing.yml"]),
     ("pretrain --config texts", ["texts"]),

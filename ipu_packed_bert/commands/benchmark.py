@@ -147,9 +147,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _profile(args: argparse.Namespace) -> None:
     """Print where the time of an update goes."""
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "5"
-    )  # torch prints when its profiler starts and stops
+    # Otherwise torch prints when its profiler starts and stops.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     from ipu_packed_bert.benchmarks.profile import profile_table, where_time_goes
     from ipu_packed_bert.benchmarks.work import machine
     from pack_data.cli.memory import keep_buffers

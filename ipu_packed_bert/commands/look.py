@@ -154,7 +154,7 @@ def _look_at_lengths(args: argparse.Namespace) -> None:
     )
     for line in what_was_read(args.what, args.columns, args.split):
         print(line, file=sys.stderr)
-    if not histogram.sequences and (args.html or args.json):
+    if not histogram.sequences:
         raise ValueError(f"{args.what[0]}: contains no sequences")
     if "out" in args:
         histogram.to_csv(args.out)
@@ -164,7 +164,7 @@ def _look_at_lengths(args: argparse.Namespace) -> None:
         _show_page(args, page_of_histogram(histogram, packer=packer, depth=depth))
         return
     print(summary(histogram))
-    if histogram.sequences and not _counts_only(args):
+    if not _counts_only(args):
         packing = get_packer(packer)(histogram, max_sequences_per_pack=depth)
         print(f"\n{headline(packing)}")
         cost = cost_of_depth(packing) if packer != "none" else ""

@@ -65,8 +65,8 @@ def config_file(name: str) -> Path:
     known = {stem: stem for stem in shipped}
     if not is_bare:
         known.update((sibling.stem, str(sibling)) for sibling in path.parent.glob("*.yml"))
-    similar = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.8)
-    hint = f"did you mean {known[similar[0]]}?" if similar else ""
+    similar = difflib.get_close_matches(path.stem, known, n=3)
+    hint = f"did you mean {' or '.join(known[stem] for stem in similar)}?" if similar else ""
     if is_bare:
         choices = ", ".join(shipped)
         raise ValueError(

@@ -139,7 +139,12 @@ class ArgumentParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}{self._misspelt()} (try {self.prog} --help)")
+        hint = self._misspelt()
+        word = message.split()[-1]
+        is_source = message.startswith("unrecognized") and not word.startswith("-")
+        if not hint and is_source and "--histogram" in self._option_string_actions:
+            hint = f"; pass a file of lengths with --histogram {word}"
+        raise ValueError(f"{message}{hint} (try {self.prog} --help)")
 
     def _refuse_empty(self) -> None:
         """Refuse an empty value, as an unset shell variable gives: as a path it would mean the current directory."""

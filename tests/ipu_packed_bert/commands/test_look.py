@@ -107,6 +107,7 @@ def test_the_lengths_of_a_data_set_can_be_written(tmp_path, capsys):
         (("{lengths}", "--html", "{page}", "--packer", "nnlshp", "--depth", "8"), "--max-sequences-per-pack 3"),
         (("{lengths}", "--html", "{page}", "--max-sequence-length", "8"), "length"),
         (("{empty}", "--html", "{page}"), "empty.txt"),
+        (("{empty}",), "empty.txt: contains no sequences"),
         (("{data}", "--html", "{page}", "--pack", "1000"), "--pack 1000"),
         (("{data}", "--html", "{page}", "--packer", "spfhp"), "packed already"),
         (("{data}", "--html", "{page}", "--max-sequence-length", "64"), "packed already"),
