@@ -97,7 +97,7 @@ def find_trained(folder: Path, task: Optional[str] = None) -> _Trained:
     if not (folder / CONFIG).is_file():
         if not folder.exists() and str(folder) != PACKAGE:
             raise ValueError(
-                f"{folder}: no such directory; pass that of a fine-tuning run, or of a fine-tuned Hugging Face model"
+                f"{folder}: no such directory; pass the directory of a fine-tuning run, or that of a Hugging Face model"
             )
         return _of_folder(folder_of(str(folder)), task)
     tree = load_yaml(folder / CONFIG)

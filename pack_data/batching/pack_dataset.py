@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
@@ -265,7 +265,18 @@ def _lengths(examples: Any) -> np.ndarray:
         return hugging_face.lengths_of(examples.select_columns(columns))
     if isinstance(examples, _Examples):
         return examples.lengths
-    return np.array([len(examples[number][_TOKENS]) for number in range(len(examples))], np.int64)
+    if not hasattr(examples, "__len__"):
+        kind = type(examples).__name__
+        raise ValueError(f"the examples are a {kind}; pass a sequence, such as list(examples)")
+    lengths = np.zeros(len(examples), np.int64)
+    for number in range(len(examples)):
+        example = examples[number]
+        if not isinstance(example, Mapping) or _TOKENS not in example:
+            raise ValueError(
+                f"example {number} is no mapping with {_TOKENS}; pass examples such as {{'{_TOKENS}': [5, 7]}}"
+            )
+        lengths[number] = len(example[_TOKENS])
+    return lengths
 
 
 def _joined(pieces: Sequence[_Row], multiple_of: int) -> _Row:

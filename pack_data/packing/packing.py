@@ -274,7 +274,9 @@ class Packing:
 
         filled = int(self.efficiency * _BAR_CELLS)
         bar = "[" + "#" * filled + "." * (_BAR_CELLS - filled) + "]"
-        kinds = "1 strategy" if len(self.strategies) == 1 else f"{len(self.strategies):,} strategies"
+        kinds = (
+            "1 strategy" if len(self.strategies) == 1 else f"{len(self.strategies):,} strategies"
+        )
         strategies = f"{kinds}, the deepest holds {self.largest_depth}"
         rows = [
             ("sequences", f"{self.sequences:,}", ""),

@@ -159,7 +159,7 @@ def test_a_run_its_exported_model_and_its_own_evaluation_agree(tmp_path, capsys)
         (tmp_path / "nameless", "has no head for a task"),
         (tmp_path / "pretrained", "a pre-training run, whose model has no head for a task; fine-tune it first"),
         (start, "BertModel does not determine a task"),
-        (tmp_path / "nothing", "nothing: no such directory; pass that of a fine-tuning run"),
+        (tmp_path / "nothing", "nothing: no such directory; pass the directory of a fine-tuning run"),
     ):
         assert command(model, file) == 2
         error = capsys.readouterr().err

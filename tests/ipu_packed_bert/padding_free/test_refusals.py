@@ -229,3 +229,9 @@ def test_attention_that_it_does_not_compute_is_refused(keys, arguments, names):
     layer = SimpleNamespace(is_causal=True, config=SimpleNamespace(sliding_window=4))
     with refused(*names):
         attention._padding_free_attention(layer, *heads, **arguments)
+
+
+@pytest.mark.parametrize("model", [None, "bert-base-uncased", transformers.LlamaForCausalLM])
+def test_what_is_no_loaded_model_is_refused(model):
+    with refused(type(model).__name__, "loaded torch.nn.Module"):
+        check_no_leak(model)

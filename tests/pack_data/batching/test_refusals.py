@@ -58,6 +58,9 @@ class Endless(list):
 
 
 REFUSALS = [
+    (lambda _: rows([[1, 2], [3]]), ["example 0", "input_ids"]),
+    (lambda _: rows([{"text": "a"}]), ["example 0", "input_ids"]),
+    (lambda _: rows(iter(EXAMPLES)), ["list_iterator", "list(examples)"]),
     # plans and samplers
     (lambda _: get_way("Sorted"), ["'Sorted'", "RandomSampling"]),
     (lambda _: get_way(SAMPLER).plan([], BatchOptions(1, 32)), ["no examples"]),
