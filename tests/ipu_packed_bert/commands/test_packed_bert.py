@@ -148,7 +148,7 @@ def test_a_plan_by_name_is_that_of_the_file(capsys, tmp_path, monkeypatch):
     # The lines to type name the configuration as it was typed here; a long one goes on below.
     whole = capsys.readouterr().out.replace(f"--config {FOLDER / name}.yml", f"--config {name}")
     assert re.sub(r" \\\n +", " ", whole) == re.sub(r" \\\n +", " ", planned) and "2,137 updates" in planned
-    assert f"{name}, " in refused(capsys, "plan", "--config", "packed_phase3")
+    assert f"{name}, " in refused(capsys, "plan", "--config", "zebra")
 
 
 def test_a_file_comes_before_a_name(tmp_path, monkeypatch):
