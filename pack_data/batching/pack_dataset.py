@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
@@ -271,11 +271,12 @@ def _lengths(examples: Any) -> np.ndarray:
     lengths = np.zeros(len(examples), np.int64)
     for number in range(len(examples)):
         example = examples[number]
-        if not isinstance(example, Mapping) or _TOKENS not in example:
+        try:
+            lengths[number] = len(example[_TOKENS])
+        except (KeyError, IndexError, TypeError):
             raise ValueError(
-                f"example {number} is no mapping with {_TOKENS}; pass examples such as {{'{_TOKENS}': [5, 7]}}"
-            )
-        lengths[number] = len(example[_TOKENS])
+                f"example {number} has no list {_TOKENS}; pass examples such as {{'{_TOKENS}': [5, 7]}}"
+            ) from None
     return lengths
 
 

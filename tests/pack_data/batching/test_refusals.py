@@ -60,6 +60,7 @@ class Endless(list):
 REFUSALS = [
     (lambda _: rows([[1, 2], [3]]), ["example 0", "input_ids"]),
     (lambda _: rows([{"text": "a"}]), ["example 0", "input_ids"]),
+    (lambda _: rows([{"input_ids": [1]}, {"input_ids": 7}]), ["example 1", "input_ids"]),
     (lambda _: rows(iter(EXAMPLES)), ["list_iterator", "list(examples)"]),
     # plans and samplers
     (lambda _: get_way("Sorted"), ["'Sorted'", "RandomSampling"]),
