@@ -167,7 +167,10 @@ class _Check:
             stage.status = ipu_bundle.DONE
         except Exception as error:
             # The SDK raises many classes, and none may end the other stages.
-            _, stage.said, stage.means, stage.way_out, _ = _explained(error, self.configured)
+            problem = _explained(error, self.configured)
+            stage.said = problem.text
+            stage.means = problem.cause
+            stage.way_out = problem.remedy
             stage.status = ipu_bundle.FAILED
         finally:
             stage.seconds = round(time.perf_counter() - started, 3)

@@ -106,8 +106,8 @@ def _too_few(config: Config, instance: Instance, attached: int) -> str:
         share = _ipus_of(config, instance.replicas)
         return (
             f"{config.path}: instance {instance.rank} of {instance.instances} needs a device of {share} of "
-            f"{_ipus_of(config)}, but the largest it can attach has {attached} IPUs; give poprun a larger partition "
-            f"(see gc-info -l) and --ipus-per-replica {per_replica}"
+            f"{_ipus_of(config)}, but the largest it can attach has {counted(attached, 'IPU')}; give poprun a larger "
+            f"partition (see gc-info -l) and --ipus-per-replica {per_replica}"
         )
     problem = f"{config.path}: needs {_ipus_of(config)}, but the largest device attached has {counted(attached, 'IPU')}"
     replicas = attached // per_replica
