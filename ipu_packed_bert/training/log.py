@@ -124,7 +124,7 @@ class RunLog(Log):
         if self._first is None:
             measures = [words for name, words in _MEASURES.items() if name in result.metrics]
             if measures:
-                self.say(f"loss in nats and accuracy of {', '.join(measures)}")
+                self.say(f"loss in nats and accuracy of {' and '.join(measures)}")
             self.say(_PADDING_AVOIDED)
             self._first = (counts, result.seconds)
             self._began = step, time.perf_counter()

@@ -80,7 +80,7 @@ def test_the_first_step_of_a_process_does_not_count_for_the_speed(tmp_path):
 def test_not_on_a_terminal_about_twenty_lines(tmp_path):
     _, text = written(tmp_path, range(1, 201), total=200)
     measures, meaning, *lines = text.splitlines()
-    assert measures == "loss in nats and accuracy of masked tokens (mlm), the next sentence (nsp)"
+    assert measures == "loss in nats and accuracy of masked tokens (mlm) and the next sentence (nsp)"
     assert meaning.startswith("padding avoided: ") and not {measures, meaning} & set(lines)
     assert 20 <= len(lines) <= 22 and lines[0].startswith("step   1/200") and lines[-1].startswith("step 200/200")
 
