@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import inspect
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_a_plan_by_name_is_that_of_the_file(capsys, tmp_path, monkeypatch):
     file = str(FOLDER / f"{name}.yml")
     assert run_main(packed_bert.main, ["pretrain", "--config", file, "--plan", "--packing-factor", "2"]) == 0
     # The lines to type name the configuration as it was typed here; a long one goes on below.
-    whole = capsys.readouterr().out.replace(f"--config {FOLDER / name}.yml", f"--config {name}")
+    whole = capsys.readouterr().out.replace(f"--config {shlex.quote(file)}", f"--config {name}")
     assert re.sub(r" \\\n +", " ", whole) == re.sub(r" \\\n +", " ", planned) and "2,137 updates" in planned
     assert f"{name}, " in refused(capsys, "plan", "--config", "zebra")
 

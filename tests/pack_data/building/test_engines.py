@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.pack_data.building.test_shares import options_of
+from tests.pack_data.building.test_shares import options_of, write_program
 from tests.pack_data.text_corpus import content
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -149,8 +149,7 @@ def test_slurms_tasks_run_twice_at_once_in_any_order_and_killed(tmp_path):
     (tmp_path / "build.sh").write_text((tmp_path / "output").read_text())
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
-    sbatch.write_text(f"#!{sys.executable}\n{SBATCH.replace('KILLS', str(kills))}")
-    sbatch.chmod(0o755)
+    write_program(sbatch, SBATCH.replace("KILLS", str(kills)))
     path = os.pathsep.join([str(sbatch.parent), os.environ["PATH"]])
     submitted = start(["build.sh"], tmp_path, "bash", PATH=path)
     assert submitted.wait() == 0, (tmp_path / "output").read_text()

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -292,6 +293,14 @@ def test_the_command(tmp_path, capsys):
     verify(options.out)
 
 
+def write_program(path, source):
+    """Write a Python program that a shell starts; a first line cannot name an interpreter whose path has a space."""
+    script = path.with_suffix(".py")
+    script.write_text(source)
+    path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(script))} "$@"\n')
+    path.chmod(0o755)
+
+
 def test_the_script_for_slurm_runs(tmp_path, capsys):
     """By a stand-in of sbatch that runs a job, or each task of an array, at once, backwards."""
     options = options_of(tmp_path)
@@ -303,23 +312,23 @@ def test_the_script_for_slurm_runs(tmp_path, capsys):
     (tmp_path / "build.sh").write_text(capsys.readouterr().out)
     places = tmp_path / "bin"
     places.mkdir()
-    (places / "sbatch").write_text(
-        f"""#!{sys.executable}
+    write_program(
+        places / "sbatch",
+        """\
 import os, re, subprocess, sys
 words = sys.argv[1:]
 array = next((word for word in words if word.startswith("--array=")), None)
 last = int(array.rpartition("-")[2]) if array else 0
-assert "--parsable" in words and (array is None or array == f"--array=0-{{last}}")
+assert "--parsable" in words and (array is None or array == f"--array=0-{last}")
 for word in words:
     match = re.fullmatch("--dependency=afterok:([0-9]+)", word)
     assert match or not word.startswith("--dependency")
 for task in range(last, -1, -1):
     command = ["bash", "-c", words[words.index("--wrap") + 1]]
-    subprocess.run(command, check=True, env={{**os.environ, "SLURM_ARRAY_TASK_ID": str(task)}}, stdout=sys.stderr)
+    subprocess.run(command, check=True, env={**os.environ, "SLURM_ARRAY_TASK_ID": str(task)}, stdout=sys.stderr)
 print(os.getpid())
-"""
+""",
     )
-    (places / "sbatch").chmod(0o755)
     path = os.pathsep.join([str(places), os.path.dirname(sys.executable), os.environ["PATH"]])
     ended = subprocess.run(
         ["bash", str(tmp_path / "build.sh")], env={**os.environ, "PATH": path}, capture_output=True, text=True

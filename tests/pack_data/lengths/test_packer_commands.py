@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shlex
 import subprocess
 import sys
 
@@ -81,7 +82,7 @@ def test_run_as_modules_without_warnings(tmp_path):
 
 def test_a_reader_that_leaves_early_is_no_error():
     finished = subprocess.run(
-        f"{sys.executable} -m pack_data.spfhp | head -n 1", shell=True, capture_output=True, text=True
+        f"{shlex.quote(sys.executable)} -m pack_data.spfhp | head -n 1", shell=True, capture_output=True, text=True
     )
     assert finished.stdout.startswith("SPFHP")
     assert finished.stderr == ""
