@@ -11,12 +11,13 @@ TESTS ?= tests
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo $$n)
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
-.PHONY: help pretrain bench test gpu gpu-dry check coverage mutants crash test-sdk test-ipu test-wheel weights print-python38 clean
+.PHONY: help pretrain bench test test-slow gpu gpu-dry check coverage mutants crash test-sdk test-ipu test-wheel weights print-python38 clean
 .PHONY: test-pages test-trainers test-trainers-newest test-trainers-older test-engines docs figures release-check
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make bench      measure the speed-up of packing on this machine, with 1 and 2 processes"
 	@echo "make test       run the tests (Python 3.11 or newer, torch 2.13)"
+	@echo "make test-slow  run the tests that make test leaves out: more data, seeds and states for the same laws"
 	@echo "make gpu        run the tests and benchmarks for an NVIDIA GPU; PYTHON=an interpreter with torch"
 	@echo "make gpu-dry    run every GPU path on fake CUDA tensors, without a GPU (minutes); GPU_DRY=\"--only WORD\""
 	@echo "make check      check lint, format, types, and the limits on size and complexity"
@@ -47,7 +48,10 @@ bench: .venv/ready
 	.venv/bin/python -m ipu_packed_bert benchmark $(BENCH)
 
 test: .venv/ready
-	.venv/bin/python $(PYTEST)
+	.venv/bin/python $(PYTEST) -m "not slow"
+
+test-slow: .venv/ready
+	.venv/bin/python $(PYTEST) -m slow
 
 # Needs no environment and no network; GPU="--size large --precision both" measures more.
 GPU ?= --size base --micro-batch 32 --packs 128 --precision bfloat16 --packer spfhp

@@ -22,6 +22,8 @@ os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.enviro
 VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+DESELECTED = pytest.StashKey[int]()
+
 hypothesis.settings.register_profile(
     "default",
     deadline=None,
@@ -53,6 +55,28 @@ def pytest_addoption(parser):
         help="the console command of an installed wheel; tests/test_wheel.py then tests that one instead of building a "
         "wheel",
     )
+
+
+def pytest_deselected(items):
+    """Count what `-m` and `-k` leave out, in a worker of xdist for the controller."""
+    config = items[0].config
+    if hasattr(config, "workeroutput"):
+        before = config.workeroutput.get("deselected", 0)
+        config.workeroutput["deselected"] = before + len(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Keep the number of a worker; all workers collect the same tests."""
+    number = getattr(node, "workeroutput", {}).get("deselected", 0)
+    node.config.stash[DESELECTED] = max(number, node.config.stash.get(DESELECTED, 0))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Print the number of deselected tests, which xdist does not."""
+    number = config.stash.get(DESELECTED, 0)
+    if number:
+        terminalreporter.write_line(f"{number:,} tests deselected; make test-slow runs those marked slow")
 
 
 def pytest_collection_finish(session):

@@ -40,11 +40,12 @@ def suite(name, marked):
     return on_the_pod("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", marked, file)
 
 
-# `make test` runs these files without an SDK, so that here one of them is enough; `.ci/run` runs them all.
-ALL = bool(os.environ.get("INSTALLED_SDK"))
+# `make test` runs these files without an SDK, so that one of them is enough there.
+SHORTEST = "tasks/test_on_ipus"
+SUITE = [name if name == SHORTEST else pytest.param(name, marks=pytest.mark.slow) for name in on_ipus.SUITE]
 
 
-@pytest.mark.parametrize("name", on_ipus.SUITE if ALL else ["tasks/test_on_ipus"])
+@pytest.mark.parametrize("name", SUITE)
 def test_the_suite_is_green_where_an_sdk_is_installed(name):
     status, out, error = suite(name, "not ipu")
     assert status == 0 and " passed" in out, out + error
