@@ -19,7 +19,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch
@@ -68,6 +68,8 @@ class Figures(NamedTuple):
     operators: int  # different ones
 
 
+FINE_TUNING = ("squad", "single_label", "multi_label", "regression", "tokens")
+
 # Runs an update on a fake GPU and resets its figures before.
 Path_ = Callable[[FakeGpu], Any]
 
@@ -93,7 +95,7 @@ def _seen(name: str) -> str:
     return "never run" if is_never_run else "interpreted: on a CPU only"
 
 
-def _packs(config: Config, rows: int) -> Dict[str, np.ndarray]:
+def random_update(config: Config, rows: int) -> Dict[str, np.ndarray]:
     """Return an update of packs of random sequences in the sizes of a configuration."""
     slots = config.data.max_sequence_length
     depth = config.data.max_sequences_per_pack or 8
@@ -108,7 +110,7 @@ def _packs(config: Config, rows: int) -> Dict[str, np.ndarray]:
 
 def _pretrain(config: Config, gpu: FakeGpu, *, alone: bool = False) -> None:
     engine = HostEngine(config, Pretraining(config), packing_factor=2.0, device=gpu.DEVICE)
-    batch = _packs(config, 2 * config.batch.micro_batch)
+    batch = random_update(config, 2 * config.batch.micro_batch)
     if alone:
         engine.gradients(batch, alone=True)
     if config.model.num_layers < 12:
@@ -117,13 +119,18 @@ def _pretrain(config: Config, gpu: FakeGpu, *, alone: bool = False) -> None:
     assert engine.step(batch, 1e-3).finite
 
 
-def _fine_tune(kind: str, precision: str, gpu: FakeGpu) -> None:
+def fine_tuning(kind: str, precision: str, device: str) -> Tuple[HostEngine, Dict[str, np.ndarray]]:
+    """Return the engine of a tiny fine-tuning task on a device, and its first batch."""
     with tempfile.TemporaryDirectory() as folder:
         training = training_file(Path(folder), kind)
         config = tiny_task(None, training, task=kind, engine={"precision": precision, "attention": "auto"})
         task = task_class(kind)(config, Tokenizer(VOCABULARY), MODEL)
-    engine = HostEngine(config, task, packing_factor=2.0, device=gpu.DEVICE)
-    batch = GlobalBatches(task.packs, task.layout(config, 2.0)).first()
+    engine = HostEngine(config, task, packing_factor=2.0, device=device)
+    return engine, GlobalBatches(task.packs, task.layout(config, 2.0)).first()
+
+
+def _fine_tune(kind: str, precision: str, gpu: FakeGpu) -> None:
+    engine, batch = fine_tuning(kind, precision, gpu.DEVICE)
     gpu.reset()
     engine.step(batch, 1e-3)
 
@@ -139,11 +146,15 @@ FAMILIES: Dict[str, Any] = {
 }
 
 
-def _padding_free(family: str, dtype: torch.dtype, gpu: FakeGpu) -> None:
+def padding_free_model(family: str, dtype: torch.dtype, device: str) -> Any:
+    """Return a tiny causal model of a family of Transformers on a device."""
     config = FAMILIES[family]()
     auto = transformers.AutoModelForCausalLM
-    model = auto.from_config(config, attn_implementation="padding_free", dtype=dtype)
-    model.to(gpu.DEVICE).train()
+    return auto.from_config(config, attn_implementation="padding_free", dtype=dtype).to(device)
+
+
+def _padding_free(family: str, dtype: torch.dtype, gpu: FakeGpu) -> None:
+    model = padding_free_model(family, dtype, gpu.DEVICE).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     rng = np.random.default_rng(0)
     examples = [{"input_ids": rng.integers(1, 211, length)} for length in (70, 9, 33, 9)]
@@ -155,8 +166,8 @@ def _padding_free(family: str, dtype: torch.dtype, gpu: FakeGpu) -> None:
         take_step(model, optimizer, rows, 1e-3)
 
 
-def _layouts() -> Dict[str, Path_]:
-    """Return the attention, precision and other settings of the host engine, in a tiny model."""
+def layout_configs() -> Dict[str, Config]:
+    """Return the attention, precision and other settings of the host engine, with a tiny model."""
     variants: Dict[str, Config] = {}
     for precision in ("float32", "tf32", "bfloat16"):
         for attention in ("auto", "sdpa", "eager", "varlen"):
@@ -173,25 +184,24 @@ def _layouts() -> Dict[str, Path_]:
         for corrected in (True, False):
             optimizer = {"name": name, "bias_correction": corrected, "max_gradient_norm": 0.5}
             variants[f"{name}, clipped, bias correction {corrected}"] = change(TINY, optimizer=optimizer)
-    paths: Dict[str, Path_] = {f"layout: {name}": partial(_pretrain, config) for name, config in variants.items()}
-    paths["layout: float32, gradients of rows alone"] = partial(_pretrain, TINY, alone=True)
-    return paths
+    return variants
 
 
-def _configurations() -> Dict[str, Path_]:
-    """Return the shipped configurations for GPUs in full size."""
-    paths: Dict[str, Path_] = {}
-    for name in shipped_names():
-        config = load_config(config_file(name))
-        if config.engine.device == "cuda":
-            paths[f"configuration: {name}"] = partial(_pretrain, config)
-    return paths
+def gpu_configurations() -> Dict[str, Config]:
+    """Return the shipped configurations for GPUs."""
+    configs = {name: load_config(config_file(name)) for name in shipped_names()}
+    return {name: config for name, config in configs.items() if config.engine.device == "cuda"}
 
 
 def all_paths() -> Dict[str, Path_]:
     """Return every path by its name."""
-    paths = {**_layouts(), **_configurations()}
-    for kind in ("squad", "single_label", "multi_label", "regression", "tokens"):
+    paths: Dict[str, Path_] = {}
+    for name, config in layout_configs().items():
+        paths[f"layout: {name}"] = partial(_pretrain, config)
+    paths["layout: float32, gradients of rows alone"] = partial(_pretrain, TINY, alone=True)
+    for name, config in gpu_configurations().items():
+        paths[f"configuration: {name}"] = partial(_pretrain, config)
+    for kind in FINE_TUNING:
         for precision in ("float32", "bfloat16"):
             paths[f"fine-tuning: {kind}, {precision}"] = partial(_fine_tune, kind, precision)
     for family in FAMILIES:

@@ -13,9 +13,11 @@ Letters: N heads, K heads of keys and values, A width of a head, T tokens of the
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import weakref
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch.nn import functional as F
@@ -31,6 +33,7 @@ _WITHOUT_EFFECT = set(
 )
 
 
+_KERNEL_MODULE = "torch.nn.attention.varlen"
 _MOST_KERNEL_WIDTH = 256  # of a head in torch's variable-length kernel
 
 
@@ -176,6 +179,12 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return disable(function) if disable else function
 
 
+def _constant(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let torch.compile call a function once and keep its result."""
+    assume_constant = getattr(getattr(torch, "compiler", None), "assume_constant_result", None)
+    return assume_constant(function) if assume_constant else function
+
+
 @_uncompiled
 def _once(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return function(*arguments), computed once for all layers of a model call, which get the same tensors."""
@@ -246,10 +255,24 @@ def _kernel(query: torch.Tensor, value: torch.Tensor, settings: _Settings) -> Op
     width = max(query.shape[-1], value.shape[-1])
     if settings.scored or settings.dropout or width > _MOST_KERNEL_WIDTH:
         return None
-    try:
-        return importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    except (ImportError, AttributeError):
+    if not _kernel_accepts("scale", "window_size"):
         return None
+    return importlib.import_module(_KERNEL_MODULE).varlen_attn
+
+
+@_constant
+def _kernel_accepts(*options: str) -> bool:
+    """Return whether torch's variable-length kernel exists and has these options, which differ between versions."""
+    return _kernel_options(_KERNEL_MODULE).issuperset(options)
+
+
+@functools.lru_cache(maxsize=None)
+def _kernel_options(module: str) -> FrozenSet[str]:
+    try:
+        kernel = importlib.import_module(module).varlen_attn
+    except (ImportError, AttributeError):
+        return frozenset()
+    return frozenset(inspect.signature(kernel).parameters)
 
 
 def _attend_row(
@@ -307,8 +330,12 @@ def _by_kernel(
         padded.append(F.pad(heads, (0, missing)) if missing else heads)
     reach = -1 if settings.window is None else settings.window - 1
     options = {}
-    if query.shape[1] != key.shape[1]:
-        options["enable_gqa"] = True
+    queries_per_key = query.shape[1] // key.shape[1]
+    if queries_per_key > 1:
+        if _kernel_accepts("enable_gqa"):
+            options["enable_gqa"] = True
+        else:  # torch 2.11
+            padded[1:] = [_repeated(heads, queries_per_key) for heads in padded[1:]]
     context: torch.Tensor = kernel(
         *padded,
         starts,
@@ -320,6 +347,11 @@ def _by_kernel(
         **options,
     )
     return context[..., : value.shape[-1]]
+
+
+def _repeated(heads: torch.Tensor, times: int) -> torch.Tensor:
+    """Repeat each head: [T, K, A] -> [T, K times, A]."""
+    return heads.unsqueeze(2).expand(-1, -1, times, -1).flatten(1, 2)
 
 
 # ---- the function for Transformers

@@ -1,7 +1,9 @@
 """Our attention: each example of a row by itself, whatever the layer asks for, equal to the formula; else refused."""
 
 import contextlib
-from types import SimpleNamespace
+import sys
+from functools import partial
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -182,6 +184,48 @@ def test_the_kernel_gives_what_the_blocks_give(kernel, layer, values, lengths):
     for result in results:
         assert all(torch.allclose(*pair, rtol=0, atol=1e-12) for pair in zip(result, expected))
     assert len(kernel.calls) == 2 and kernel.calls[0][1] == min(max(lengths), more.get("chunk", 99))
+
+
+@pytest.fixture
+def older_torch(monkeypatch):
+    """Call it with a function: the kernel of an older torch."""
+
+    def install(varlen_attn):
+        module = ModuleType("varlen_of_older_torch")
+        module.varlen_attn = varlen_attn
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(attention, "_KERNEL_MODULE", module.__name__)
+        attention._kernel_options.cache_clear()
+        return module
+
+    return install
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_kernel_without_grouped_queries_gets_repeated_keys(compiled, older_torch, monkeypatch):
+    """The signature of torch 2.11, for which this was a TypeError on an H100."""
+    kernel, lengths = Kernel(), [5, 2, 9]
+
+    def varlen_attn(query, key, value, starts, of_keys, most, most_keys, *, scale, window_size=(-1, -1)):
+        return kernel(query, key, value, starts, of_keys, most, most_keys, scale=scale, window_size=window_size)
+
+    older_torch(varlen_attn)
+    monkeypatch.setattr(attention, "_kernel", lambda *_: varlen_attn)
+    heads = [each.requires_grad_() for each in heads_of(sum(lengths), 2)]
+    call = partial(_attend_row, boundaries=boundaries_of(lengths), settings=_Settings(), longest=9)
+    found = (torch.compile(call, backend="eager") if compiled else call)(*heads)[0]
+    expected = by_the_formula(*heads, lengths, _Settings())
+    gradients = [torch.autograd.grad(each.square().sum(), heads) for each in (found, expected)]
+    assert kernel.calls and torch.allclose(found, expected, rtol=0, atol=1e-12)
+    assert all(torch.allclose(*pair, rtol=0, atol=1e-12) for pair in zip(*gradients))
+
+
+def test_a_kernel_without_scale_and_window_is_not_used(older_torch):
+    assert attention._kernel_accepts("scale", "window_size", "enable_gqa")
+    older_torch(lambda query, key, value, starts, of_keys, most, most_keys, is_causal=False: None)
+    assert not attention._kernel_accepts("scale", "window_size")
+    del older_torch(None).varlen_attn
+    assert not attention._kernel_accepts("scale")
 
 
 def test_empty_examples_are_no_matter_to_chunks(kernel):
