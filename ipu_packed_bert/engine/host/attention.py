@@ -31,6 +31,9 @@ MARGIN = 0.95
 # Blocks of at least this many tokens use torch's operator in every data type: eager attention stores all scores,
 # quadratic in the tokens.
 OPERATOR_FROM = 1024
+# Slots from which torch's variable-length kernel is faster than a mask. On an H100 with torch 2.11, BERT-base in
+# bfloat16, the mask takes 0.97 of the kernel's time at 512 slots, 0.98 at 1,024, and 1.11 at 4,096 (docs/gpu.md).
+KERNEL_FROM = 2048
 
 
 def block_rule(dtype: torch.dtype, model: ModelConfig, device: torch.device) -> BlockRule:
@@ -119,8 +122,8 @@ def _without_kernel(
 def pick_attention(config: Config, task: Task, device: torch.device) -> Attention:
     """Choose the fastest exact attention for a device, unless `engine.attention` names one.
 
-    On CUDA this is the variable-length kernel, which skips what a mask would discard and has static shapes, or else
-    scaled_dot_product_attention, whose kernels accept the additive mask. On a CPU with AVX-512 and AMX (torch 2.13)
+    On CUDA this is the variable-length kernel for long rows, which skips what a mask would discard and has static
+    shapes, or else scaled_dot_product_attention, whose kernels accept the additive mask. On a CPU with AVX-512 and AMX (torch 2.13)
     scaled_dot_product_attention is 2.5 times as fast as eager attention in float32; in bfloat16 its backward pass is
     slower, and with dropout it falls back to eager code.
 
@@ -158,6 +161,8 @@ def pick_attention(config: Config, task: Task, device: torch.device) -> Attentio
     if device.type == "cuda":
         if lacking:
             return Attention("sdpa", note=f"variable-length kernel: {lacking}")
+        if config.data.max_sequence_length < KERNEL_FROM:
+            return Attention("sdpa")
         return Attention("varlen", True)
     dense = dense_attention(engine.precision, device, dropout=model.attention_dropout)
     if engine.compile:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ipu_packed_bert.engine.host.attention import Attention, _without_kernel, pick_attention
+from ipu_packed_bert.engine.host.attention import KERNEL_FROM, Attention, _without_kernel, pick_attention
 from ipu_packed_bert.engine.host.devices import find_device, numerics_of, refuse_precision
 from ipu_packed_bert.settings.config import Config, ConfigError
 from ipu_packed_bert.settings.loading import load_config
@@ -146,10 +146,12 @@ def picked(device, **sections):
     return pick_attention(config, Pretraining(config), device)
 
 
-def test_auto_takes_the_kernel_on_cuda_else_a_mask_and_says_why(kernel, monkeypatch):
+def test_auto_takes_the_kernel_on_cuda_for_long_rows_else_a_mask_and_says_why(kernel, monkeypatch):
     device, half = pretend(monkeypatch), {"precision": "bfloat16"}
-    assert picked(device, engine=half) == Attention("varlen", True)
-    assert picked(device, engine={**half, "compile": True}) == Attention("varlen", True)
+    long = {"data": {"max_sequence_length": KERNEL_FROM}}
+    assert picked(device, engine=half, **long) == Attention("varlen", True)
+    assert picked(device, engine={**half, "compile": True}, **long) == Attention("varlen", True)
+    assert picked(device, engine=half, data={"max_sequence_length": KERNEL_FROM - 1}) == Attention("sdpa")
     assert picked(device, engine={**half, "attention": "varlen", "compile": True}) == Attention("varlen", True)
     for sections, words in (
         ({"engine": half, "model": {"attention_dropout": 0.1}}, "attention dropout"),

@@ -12,7 +12,7 @@ from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import BatchConfig, OptimizerConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from tests.graphs import count_graphs, count_programs
+from tests.graphs import count_graphs, count_programs, graphs_of
 from tests.packed_examples import lay_out, with_scales
 from tests.pretraining import count, host_engine, initial_network
 from tests.refusals import refused
@@ -152,18 +152,20 @@ def test_one_program_serves_all_batches():
     assert len(programs) == 2
 
 
-def test_compiled_it_is_one_graph_for_each_mode(monkeypatch):
-    """Captured whole, without breaks, and not again for other data; by a backend that runs the graph as it is."""
+@pytest.mark.parametrize("layers", [2, 5])
+def test_compiled_it_is_as_many_graphs_for_each_mode_whatever_its_layers(layers, monkeypatch):
+    """Captured without breaks, and not again for other data; by a backend that runs the graph as it is."""
     graphs = count_graphs(monkeypatch)
-    compiled = host_engine(change(CONFIG, engine={"compile": True}), packing_factor=1.0, device="cpu")
-    plain = host_engine(CONFIG, packing_factor=1.0, device="cpu")
+    config = change(CONFIG, model={"num_layers": layers})
+    compiled = host_engine(change(config, engine={"compile": True}), packing_factor=1.0, device="cpu")
+    plain = host_engine(config, packing_factor=1.0, device="cpu")
     batches = make_batches(2, depth=3, micro_batch=2)
     compiled.compile(batches[0])
-    assert len(graphs) == 1
+    assert len(graphs) == graphs_of(plain.model)
     for batch in batches:
         assert compiled.step(batch, 1e-2).loss == pytest.approx(plain.step(batch, 1e-2).loss, rel=1e-6)
         assert compiled.evaluate(batch).loss == pytest.approx(plain.evaluate(batch).loss, rel=1e-6)
-    assert len(graphs) == 2
+    assert len(graphs) == 2 * graphs_of(plain.model)
     assert set(compiled.state()["model"]) == set(plain.state()["model"])
     count_graphs(monkeypatch, "no_compiler_here")
     with refused("engine.compile is true, but torch cannot compile here .*--set engine.compile=false"):
