@@ -58,7 +58,8 @@ GPU ?= --size base --micro-batch 32 --packs 128 --precision bfloat16 --packer sp
 gpu:
 	@$(PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || \
 	  { echo "error: $(PYTHON) has no torch with a CUDA device; pass PYTHON=an interpreter that has"; exit 2; }
-	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m pytest -q -m cuda -p no:cacheprovider tests/ipu_packed_bert/engine/test_cuda.py
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m pytest -q -m cuda -p no:cacheprovider tests/ipu_packed_bert/engine/test_cuda.py \
+	  tests/ipu_packed_bert/engine/test_cuda_paths.py
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m ipu_packed_bert benchmark $(GPU)
 
 gpu-dry: .venv/ready
