@@ -123,9 +123,9 @@ def pick_attention(config: Config, task: Task, device: torch.device) -> Attentio
     """Choose the fastest exact attention for a device, unless `engine.attention` names one.
 
     On CUDA this is the variable-length kernel for long rows, which skips what a mask would discard and has static
-    shapes, or else scaled_dot_product_attention, whose kernels accept the additive mask. On a CPU with AVX-512 and AMX (torch 2.13)
-    scaled_dot_product_attention is 2.5 times as fast as eager attention in float32; in bfloat16 its backward pass is
-    slower, and with dropout it falls back to eager code.
+    shapes, or else scaled_dot_product_attention, whose kernels accept the additive mask. On a CPU with AVX-512 and AMX
+    (torch 2.13) scaled_dot_product_attention is 2.5 times as fast as eager attention in float32; in bfloat16 its
+    backward pass is slower, and with dropout it falls back to eager code.
 
     Args:
         config: settings of the run.
