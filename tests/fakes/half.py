@@ -22,14 +22,17 @@ class HalfOnTheCpu(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        seen = {value.dtype for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)}
-        if torch.float16 not in seen or func not in _WITHOUT_KERNEL:
+        # A program has thousands of operators, and few without a kernel: those alone are looked at closely.
+        if func not in _WITHOUT_KERNEL:
             try:
                 return func(*args, **kwargs)
             except RuntimeError as error:
                 if "not implemented for 'Half'" not in str(error):
                     raise
                 _WITHOUT_KERNEL.add(func)
+        seen = {value.dtype for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)}
+        if torch.float16 not in seen:
+            return func(*args, **kwargs)
         result = func(*tree_map(_widened, args), **tree_map(_widened, kwargs))
 
         def rounded(value):
