@@ -1,4 +1,4 @@
-"""A sample of the states that a power cut leaves, six times as many if slow; all: python -m tests.crash all."""
+"""A sample of the states that a power cut leaves, a larger one in the slow tier; all: python -m tests.crash all."""
 
 import os
 import random

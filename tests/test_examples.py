@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.pack_data.text_corpus import write_corpus
+from tests.tiers import slow
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -78,7 +79,7 @@ def test_an_example_prints_the_speed_of_both_runs(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("task", ["masked", "classes"])
+@pytest.mark.parametrize("task", [slow("masked"), "classes"])
 def test_an_encoder_has_the_padded_update_on_a_cpu(task, monkeypatch):
     pytest.importorskip("transformers", minversion="4.57")
     monkeypatch.syspath_prepend(str(EXAMPLES))

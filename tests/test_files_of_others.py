@@ -21,6 +21,7 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import NamedTuple, Optional
 
 import pytest
@@ -321,11 +322,24 @@ def endless(tmp_path_factory):
     return of_kind
 
 
+def options_and_lines():
+    """Return each option with one of its lines, drawn, and, for the slow tier, with all the others."""
+    random = Random(0)
+    cases = []
+    for option, lines in READS.items():
+        drawn = random.choice(lines)
+        cases.append(pytest.param(option, [drawn], id=" ".join(option)))
+        others = [line for line in lines if line != drawn]
+        if others:
+            cases.append(pytest.param(option, others, marks=pytest.mark.slow, id=" ".join([*option, "others"])))
+    return pytest.mark.parametrize("option, lines", cases)
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="needs Linux")
-@pytest.mark.parametrize("option", READS, ids=" ".join)
-def test_no_file_is_waited_for_or_fills_the_memory(scratch, endless, option):
+@options_and_lines()
+def test_no_file_is_waited_for_or_fills_the_memory(scratch, endless, option, lines):
     tried = 0
-    for template, kind in itertools.product(READS[option], ("pipe", "device", "line", "bomb")):
+    for template, kind in itertools.product(lines, ("pipe", "device", "line", "bomb")):
         line = with_files(template, scratch, endless(kind))
         if line is None or (template, kind) in READ_TO_THE_END:
             continue
@@ -414,10 +428,10 @@ def evil(scratch):
     return marker, put
 
 
-@pytest.mark.parametrize("option", READS, ids=" ".join)
-def test_no_file_is_run_that_the_user_did_not_name(scratch, evil, option):
+@options_and_lines()
+def test_no_file_is_run_that_the_user_did_not_name(scratch, evil, option, lines):
     marker, put = evil
-    for template, task in itertools.product(READS[option], (f"{scratch / 'e.py'}:X", "e.py:X")):
+    for template, task in itertools.product(lines, (f"{scratch / 'e.py'}:X", "e.py:X")):
         line = with_files(template, scratch, partial(put, task=task))
         ended = watched(line, scratch)
         assert ended.status is not None and not marker.exists(), (line, ended)

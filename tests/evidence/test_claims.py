@@ -27,6 +27,7 @@ from evidence.statistics import (
 from evidence.training_shown import OrderShown, UpdatesShown
 from tests.evidence import recompute
 from tests.refusals import refused
+from tests.tiers import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +52,7 @@ def test_a_p_value_below_5_percent_is_an_interval_within_the_margin(margin):
     assert equivalence([0.1, 0.1], 0.2) == 0.0 and equivalence([0.3, 0.3], 0.2) == 1.0
 
 
-@pytest.mark.parametrize("deviation, margin, seeds", [(0.03, 0.05, 8), (0.01, 0.012, 6), (0.01, 0.025, 3)])
+@pytest.mark.parametrize("deviation, margin, seeds", [slow((0.03, 0.05, 8)), slow((0.01, 0.012, 6)), (0.01, 0.025, 3)])
 def test_power_is_how_often_the_test_passes(deviation, margin, seeds):
     drawn = np.random.default_rng(1).normal(0, deviation, (4000, seeds))
     passed = np.mean([equivalence(values, margin) < 0.05 for values in drawn])

@@ -3,6 +3,7 @@
 test_ipu_tier.py has what also runs on what the stand-in stands for.
 """
 
+import itertools
 import json
 import os
 import pickle
@@ -31,6 +32,7 @@ from tests.fakes.sdk import installed
 from tests.ipu_runs import SLOTS, change, make_batch, make_config, schema, weights_of
 from tests.pretraining import global_batches, host_engine, initial_network, ipu_engine, placed
 from tests.refusals import refused
+from tests.tiers import slow
 from tests.tiny_runs import held_out_of, tiny_config, tiny_data
 from tests.tolerances import relative_error
 
@@ -63,11 +65,19 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("mask", ["product", "additive"])
-@pytest.mark.parametrize("depth", [1, 3], ids=["unpacked", "packed"])
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+PROGRAMS = list(itertools.product(LAYOUTS, (1, 3), ("product", "additive")))
+# One program of each layout, with each depth and mask twice; the others are slow.
+FEW = {
+    ("one IPU", 3, "product"),
+    ("one IPU, 4 replicas", 1, "additive"),
+    ("pipeline of 2", 3, "additive"),
+    ("pipeline of 4, 2 replicas", 1, "product"),
+}
+
+
+@pytest.mark.parametrize("layout, depth, mask", [each if each in FEW else slow(each) for each in PROGRAMS])
 def test_three_updates_equal_the_hosts(sdk, layout, depth, mask):
-    config = make_config(**layout, data={"max_sequences_per_pack": depth}, engine={"mask": mask})
+    config = make_config(**LAYOUTS[layout], data={"max_sequences_per_pack": depth}, engine={"mask": mask})
     engine, host = make_engine(sdk, config, depth=depth), host_engine(config, packing_factor=1.0)
     for update, rate in enumerate(RATES):
         batch = make_batch(config, depth=depth, seed=update)

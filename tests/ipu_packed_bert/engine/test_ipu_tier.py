@@ -40,6 +40,7 @@ from tests.fakes.lowering import API
 from tests.fakes.sdk import installed
 from tests.ipu_runs import change, make_batch, make_config, plain, schema, weights_of
 from tests.pretraining import host_engine, ipu_engine
+from tests.tiers import slow
 from tests.tiny_runs import tiny_config, tiny_data
 from tests.tolerances import relative_error
 
@@ -196,9 +197,10 @@ def test_an_update_on_one_ipu(tier, depth):
         same_update(tier, config, engine, host, make_batch(config, depth=depth))
 
 
-@pytest.mark.parametrize("mask", ["product", "additive"])
-@pytest.mark.parametrize("half", [True, False], ids=["half", "float32"])
-def test_a_pipeline_of_four_ipus(tier, mask, half):
+@pytest.mark.parametrize(
+    "half, mask", [(True, "product"), slow((True, "additive")), slow((False, "product")), (False, "additive")]
+)
+def test_a_pipeline_of_four_ipus(tier, half, mask):
     """Serialised embedding, recomputation; evaluation attaches and detaches; another engine goes on from a state."""
     weights = {"half_weights": half, "gradient_accumulator_type": "float16" if half else "float32"}
     config = tier.placed(

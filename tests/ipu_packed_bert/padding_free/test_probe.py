@@ -22,6 +22,7 @@ from tests.padding_free_models import (
     transformers,
 )
 from tests.refusals import refused
+from tests.tiers import sample, slow
 
 
 def joined(examples):
@@ -40,7 +41,7 @@ def masked(examples):
     return {**inputs, "attention_mask": same[:, None]}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [slow(torch.float64), torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_models_that_keep_examples_apart_pass(kind, dtype):
     model = a_model(kind, "padding_free", dtype)
@@ -82,7 +83,7 @@ MIXTURES = {
 }
 
 
-@pytest.mark.parametrize("kind", MIXTURES)
+@pytest.mark.parametrize("kind", sample(MIXTURES, 1))
 def test_mixtures_of_experts_pass_whatever_their_weights(kind):
     """Other tokens in front send others to the same expert, whose sums then round anew: not equal bits, and no leak."""
     name, settings_ = MIXTURES[kind]
@@ -101,7 +102,7 @@ def test_mixtures_of_experts_pass_whatever_their_weights(kind):
             use_padding_free(model)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16], ids=str)
 def test_a_small_leak_is_refused_in_any_type(dtype):
     """A new LFM2's convolution changes the next example's logits by a hundredth: less than bfloat16's tolerance."""
     if not hasattr(transformers, "Lfm2Config"):
@@ -200,7 +201,7 @@ def test_gradients_of_the_model_stay_as_they_are(kind):
     assert torch.equal(parameter.grad, torch.ones_like(parameter)) and all(each is None for each in others)
 
 
-@pytest.mark.parametrize("positions", [2, 3, 7, 12])
+@pytest.mark.parametrize("positions", [2, slow(3), slow(7), 12])
 def test_few_positions_are_enough(positions):
     config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=positions)
     model = transformers.AutoModelForCausalLM.from_config(config)

@@ -66,7 +66,7 @@ def test_each_sequence_has_the_attention_and_gradients_it_has_alone(lengths, key
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (2, 0), (1, 2)])
-@pytest.mark.parametrize("lengths, key_lengths", [([3, 1, 0, 5, 0, 0], None), ([1], None), ([0, 2, 1], [3, 4, 1])])
+@pytest.mark.parametrize("lengths, key_lengths", [([2, 0, 1, 0, 0], None), ([1], None), ([0, 2, 1], [3, 4, 1])])
 def test_gradcheck(lengths, key_lengths, window):
     """Empty sequences repeat a boundary, within the row, at its end and at its begin."""
     key_lengths = key_lengths or lengths

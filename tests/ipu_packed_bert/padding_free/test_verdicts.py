@@ -26,8 +26,10 @@ from tests.padding_free_faults import (
 )
 from tests.padding_free_models import SIZE, a_model, transformers
 from tests.refusals import refused
+from tests.tiers import slow
 
-DRAWS = 4
+# Seeds of a model and its fault.
+DRAWS = pytest.mark.parametrize("seeds", [range(1), slow(range(1, 4))], ids=["one", "more"])
 
 
 def probe(wrong, **settings):
@@ -107,9 +109,10 @@ MISSED = [
 ]
 
 
+@DRAWS
 @pytest.mark.parametrize("make", MISSED, ids=lambda make: make.__name__)
-def test_a_fault_that_was_missed_is_caught(make):
-    for seed in range(DRAWS):
+def test_a_fault_that_was_missed_is_caught(make, seeds):
+    for seed in seeds:
         with refused("TinyModel", kind=Leak):
             probe(make(np.random.default_rng(seed)))
 
@@ -136,14 +139,15 @@ def test_noise_of_the_right_size_passes_and_noise_of_the_row_does_not():
             probe(wrong)
 
 
+@DRAWS
 @pytest.mark.parametrize("name", ["mean_of_the_means_of_two_parts", "rows_behind_the_last_whole_block_are_zero"])
-def test_no_clock_chooses_the_rows(name, monkeypatch):
+def test_no_clock_chooses_the_rows(name, seeds, monkeypatch):
     """Every look at the clock takes ten seconds, as on a busy machine."""
     ticks = itertools.count(0, 10)
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
     assert "320 tokens in 213 examples" in str(probe(Wrong(TinyModel(np.random.default_rng(0)))))
     fault = next(each for each in FAULTS if each.name == name)
-    for seed in range(DRAWS):
+    for seed in seeds:
         with refused("TinyModel"):
             probe(fault.make(np.random.default_rng(seed)))
     assert "quick" in str(probe(Wrong(TinyModel(np.random.default_rng(0))), quick=True))
@@ -156,11 +160,12 @@ MIXTURES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@DRAWS
+@pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", MIXTURES)
-def test_mixtures_of_many_experts_pass(kind, dtype):
+def test_mixtures_of_many_experts_pass(kind, dtype, seeds):
     name, settings = MIXTURES[kind]
-    for seed in range(3):
+    for seed in seeds:
         torch.manual_seed(seed)
         config = getattr(transformers, name)(**{**SIZE, **settings}, num_key_value_heads=1)
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")

@@ -23,6 +23,7 @@ from pack_data.cli.command import run_main
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed, missing
 from tests.fine_tuning_files import KINDS, PIPELINE, tiny_config, training_file
+from tests.tiers import sample, slow
 from tests.tolerances import relative_error
 
 pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
@@ -91,7 +92,7 @@ def weights(engine):
 EACH = [(kind, layout) for kind in KINDS for layout in LAYOUTS if layout != "one IPU" or kind == "squad"]
 
 
-@pytest.mark.parametrize("kind, layout", EACH)
+@pytest.mark.parametrize("kind, layout", sample(EACH, 5))
 def test_updates_and_predictions_are_the_hosts(sdk, checkpoint, tmp_path, kind, layout):
     made = prepared(checkpoint, tmp_path, kind, LAYOUTS[layout])
     engine, host = made.engine, host_of(made)
@@ -142,7 +143,7 @@ def predictions(made, host):
     return np.concatenate([each.ravel() for each in found])
 
 
-@pytest.mark.parametrize("kind, mask", [*((kind, "product") for kind in KINDS), ("squad", "additive")])
+@pytest.mark.parametrize("kind, mask", sample([*((kind, "product") for kind in KINDS), ("squad", "additive")], 3))
 def test_a_packed_update_is_the_unpacked_one(sdk, checkpoint, tmp_path, kind, mask):
     """The same sequences in packs and each alone in its row, by two programs on IPUs."""
     made = prepared(checkpoint, tmp_path, kind, {}, engine={"mask": mask})
@@ -189,7 +190,7 @@ def _half_on_the_cpu():
 
 
 @pytest.mark.skipif(not _half_on_the_cpu(), reason="this torch has no float16 products on a CPU")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sample(KINDS, 2))
 def test_half_weights_learn_and_predict(checkpoint, tmp_path, kind):
     """The engine as it is by default: half weights and gradients, a scaled loss in float32, predictions in float32."""
     training = training_file(tmp_path, kind)
@@ -222,7 +223,7 @@ def written(folder, checkpoint, kind, **sections):
     return folder / "tiny.yml"
 
 
-@pytest.mark.parametrize("kind", ["squad", "multi_label", "tokens"])
+@pytest.mark.parametrize("kind", ["squad", slow("multi_label"), slow("tokens")])
 def test_a_run_from_a_hugging_face_folder_to_another(checkpoint, tmp_path, kind, capsys):
     """One command: trained, evaluated on the way and at the end with one more program, exported; resumed."""
     config = written(tmp_path, checkpoint, kind, run={"evaluate_every": 2, "epochs": 1})

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -66,16 +67,24 @@ def boxes(each):
     return [[bar.get_bbox().get_points().T for bar in series] for series in axes_of(each).containers]
 
 
-@pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
-def test_the_same_picture_is_the_same_bytes(tmp_path, ending):
+def write_each_kind(folder):
+    for ending in ("svg", "png", "pdf"):
+        write(PICTURES, Path(folder, f"picture.{ending}"))
+
+
+def test_the_same_picture_is_the_same_bytes(tmp_path):
     """In another process, whatever its hashes are seeded with, and whatever the user has set."""
     (tmp_path / "matplotlibrc").write_text("font.size: 20\nsvg.fonttype: none\n")
-    code = "import sys; from tests.pack_data.display.test_picture import PICTURES, write; write(PICTURES, sys.argv[1])"
+    code = "import sys; from tests.pack_data.display.test_picture import write_each_kind; write_each_kind(sys.argv[1])"
     environment = {"PYTHONHASHSEED": "7", "MATPLOTLIBRC": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
-    other = tmp_path / f"other.{ending}"
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        folder.mkdir()
     subprocess.run([sys.executable, "-c", code, str(other)], env=environment, check=True)
-    write(PICTURES, tmp_path / f"one.{ending}")
-    assert (tmp_path / f"one.{ending}").read_bytes() == other.read_bytes()
+    write_each_kind(one)
+    kinds = sorted(path.name for path in one.iterdir())
+    assert kinds == ["picture.pdf", "picture.png", "picture.svg"]
+    assert [name for name in kinds if (one / name).read_bytes() != (other / name).read_bytes()] == []
 
 
 def test_each_has_a_size_for_a_paper(tmp_path):
