@@ -118,7 +118,7 @@ print-python38:
 	@[ -n "$(FIND_PYTHON38)" ] && echo "$(FIND_PYTHON38)"
 
 test-sdk: .venv-sdk/ready
-	.venv-sdk/bin/python $(PYTEST)
+	.venv-sdk/bin/python $(PYTEST) -m "not slow"
 
 .venv-sdk/ready: requirements-sdk.txt setup.cfg pyproject.toml
 	@[ -n "$(FIND_PYTHON38)" ] || { echo "error: no Python 3.8 found; run make test-sdk PYTHON38=/path/to/python3.8"; exit 2; }
@@ -144,7 +144,7 @@ SITE_PACKAGES = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 test-trainers: $(PAIR:%=test-trainers-%)
 
 test-trainers-newest test-trainers-older: test-trainers-%: .venv-trainers-%/ready
-	.venv-trainers-$*/bin/python -m pytest -n 0 $(TRAINERS_TESTS)
+	.venv-trainers-$*/bin/python -m pytest -n 0 $(TRAINERS_TESTS) -m "not slow"
 
 .venv-trainers-newest/ready .venv-trainers-older/ready: .venv-trainers-%/ready: .venv/ready requirements-trainers-%.txt
 	.venv/bin/python -m venv --clear .venv-trainers-$*

@@ -270,7 +270,9 @@ def run_pytest(tree: Path, arguments: Sequence[str], limit: float, durations: Op
             import pytest
 
             plugins = [_Durations(durations)] if durations else []
-            status = int(pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", *arguments], plugins=plugins))
+            status = int(
+                pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", "-m", "not slow", *arguments], plugins=plugins)
+            )
         finally:
             os._exit(status)
     end = time.monotonic() + limit

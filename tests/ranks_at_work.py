@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import time
 import traceback
 from functools import partial
@@ -116,18 +117,27 @@ def at_work(folder: Path, jobs: List[Job], *, ranks: int = 4) -> Dict[str, Any]:
     return {job.name: torch.load(folder / job.name) for job in jobs}
 
 
+# What a rank loads, and what the test modules load whose functions it runs.
+LOADED = [
+    __name__,
+    "ipu_packed_bert.commands.pretrain",
+    "ipu_packed_bert.commands.finetune",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "tests.kill_ranks",
+    "tests.fine_tuning_files",
+    "pytest",
+]
+
+
 def forking() -> Any:
     """Start processes by forking a server that has loaded the modules and has no threads."""
+    server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    if server._preload_modules != LOADED:
+        # A test of a command may have started it without torch, and each rank would load that.
+        server._stop()
     context = multiprocessing.get_context("forkserver")
-    commands = ("pretrain", "finetune")
-    context.set_forkserver_preload(
-        [
-            __name__,
-            *(f"ipu_packed_bert.commands.{each}" for each in commands),
-            "torch._dynamo",
-            "torch.utils.tensorboard",
-        ]
-    )
+    context.set_forkserver_preload(LOADED)
     return context
 
 

@@ -4,6 +4,7 @@ import ast
 import io
 import re
 import tokenize
+from functools import lru_cache
 from pathlib import Path
 
 from tests.imports import SOURCES
@@ -67,12 +68,21 @@ def names_in(source):
     return names
 
 
-KNOWN = set().union(*(names_in(path.read_text(encoding="utf-8")) for path in FILES))
-# Module or package name -> the names of every such file.
-MODULES = {}
-for file in FILES:
-    module = file.parent.name if file.stem == "__init__" else file.stem
-    MODULES.setdefault(module, set()).update(names_in(file.read_text(encoding="utf-8")))
+@lru_cache(None)
+def modules():
+    """Return the names in all files of each module or package name, read once and by one worker only."""
+    found = {}
+    for file in FILES:
+        module = file.parent.name if file.stem == "__init__" else file.stem
+        found.setdefault(module, set()).update(names_in(file.read_text(encoding="utf-8")))
+    return found
+
+
+@lru_cache(None)
+def known_names():
+    return set().union(*modules().values())
+
+
 # Settings are written as section.name.
 SECTIONS = set("task data model start loss optimizer batch engine placement run".split())
 # Placeholders in the spelling of commands.
@@ -89,11 +99,11 @@ def exists(reference, path):
     if reference.endswith((".py", ".yml", ".md")) or "/" in reference:
         return (ROOT / reference).exists() or any(name.endswith("/" + reference) for name in NAMES)
     *parents, name = reference.rstrip(".").split(".")
-    if name in PLACEHOLDERS or name in MODULES:
+    if name in PLACEHOLDERS or name in modules():
         return True
-    if parents and parents[-1] in MODULES and parents[-1] not in SECTIONS:
-        return name in MODULES[parents[-1]]
-    return name in KNOWN
+    if parents and parents[-1] in modules() and parents[-1] not in SECTIONS:
+        return name in modules()[parents[-1]]
+    return name in known_names()
 
 
 def dangling(path, source):

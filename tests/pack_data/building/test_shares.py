@@ -26,6 +26,7 @@ from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore
 from tests.pack_data.text_corpus import Stopped, content, stop_unlink
 from tests.refusals import refusal_of, refused
+from tests.tiers import slow
 from tests.token_sequences import random_sequences
 
 FORK = multiprocessing.get_context("fork")
@@ -191,9 +192,14 @@ def test_stopped_while_the_data_set_is_completed(tmp_path, expected, monkeypatch
     assert missing_tasks(options, 3) == ("", []) and content(tmp_path / "data") == expected
 
 
-@pytest.mark.parametrize("waiting", [True, False])
-def test_stopped_while_the_work_folder_is_removed(tmp_path, expected, monkeypatch, waiting):
-    """After any number of its files; by a task that waited for the folder, and by one that is run afterwards."""
+EVERY_THIRD = [(waiting, first) for waiting in (True, False) for first in range(3)]
+
+
+@pytest.mark.parametrize(
+    "waiting, first", [each if each in ((True, 0), (False, 1)) else slow(each) for each in EVERY_THIRD]
+)
+def test_stopped_while_the_work_folder_is_removed(tmp_path, expected, monkeypatch, waiting, first):
+    """After every third number of its files; by a task that waited for the folder, and by one that is run later."""
     options, work = options_of(tmp_path), tmp_path / "data.building"
     whole = shares.remove
 
@@ -205,7 +211,7 @@ def test_stopped_while_the_work_folder_is_removed(tmp_path, expected, monkeypatc
     in_tasks(options, 1, 0)
     all_of(options, "deal", 64, range(1, 64))
     shutil.copytree(work, tmp_path / "packed")
-    for files in itertools.count():
+    for files in itertools.count(first, 3):
         shutil.copytree(tmp_path / "packed", work, dirs_exist_ok=True)
         with monkeypatch.context() as patch:
             patch.setattr(shares, "remove", partial(stopped, files))
