@@ -2,6 +2,7 @@
 
 It is built here without isolation and installed without dependencies, over this environment's packages;
 `--packed-bert PATH` tests the console command of another environment (`make test-wheel`: an empty one).
+Its commands are slow, and those of the checkout are tested elsewhere.
 """
 
 import json
@@ -120,6 +121,7 @@ def test_the_wheel_holds_what_is_installed_and_no_more(wheel):
     assert {name.split("/")[0].split("-")[0] for name in names} == {"ipu_packed_bert", "pack_data"}
 
 
+@pytest.mark.slow
 def test_it_builds_verifies_and_trains(installed, trained):
     assert "each exactly once" in packed_bert(installed, "verify", "data/own")
     log = installed.folder / "run" / "log.jsonl"
@@ -131,6 +133,7 @@ def test_it_builds_verifies_and_trains(installed, trained):
     assert len(log.read_text().splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_it_plans_by_name(installed):
     text = packed_bert(installed, "plan", *"--config packed_phase2_pod16 --packing-factor 2".split())
     assert "4 replicas of 4 IPUs = 16 IPUs" in text and "verdict   fits" in text
@@ -139,6 +142,7 @@ def test_it_plans_by_name(installed):
     assert "mean packed_phase2_pod16" in packed_bert(installed, "plan", "--config", "packed_phase3_pod16", status=2)
 
 
+@pytest.mark.slow
 def test_it_reports(installed):
     assert "16 IPUs" in packed_bert(installed, "report", "--config", "packed_phase2_base_pod16", "--packing-factor", 2)
 

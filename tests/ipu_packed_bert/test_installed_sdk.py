@@ -16,6 +16,7 @@ from ipu_packed_bert.run_files.folder import read_log
 from tests import on_ipus
 from tests.fine_tuning_files import PIPELINE, tiny_checkpoint, training_file
 from tests.fine_tuning_files import tiny_config as fine_tuning
+from tests.tiers import slow
 from tests.tiny_runs import tiny_data, tiny_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,8 +42,8 @@ def suite(name, marked):
 
 
 # `make test` runs these files without an SDK, so that one of them is enough there.
-SHORTEST = "tasks/test_on_ipus"
-SUITE = [name if name == SHORTEST else pytest.param(name, marks=pytest.mark.slow) for name in on_ipus.SUITE]
+SHORTEST = "tasks/test_ipu_graphs"
+SUITE = [name if name == SHORTEST else slow(name) for name in on_ipus.SUITE]
 
 
 @pytest.mark.parametrize("name", SUITE)
@@ -53,7 +54,7 @@ def test_the_suite_is_green_where_an_sdk_is_installed(name):
 
 @pytest.mark.parametrize("name", on_ipus.ON_THE_SDK)
 def test_the_tests_on_the_sdk_run_on_the_package(name):
-    status, out, error = suite(name, "ipu")
+    status, out, error = suite(name, "ipu and not slow")
     assert status == 0 and " passed" in out and " skipped" not in out, out + error
 
 
@@ -106,7 +107,7 @@ def test_fine_tuning_and_prediction(tmp_path):
     assert len(lines) == 40 and all(isinstance(json.loads(line), dict) for line in lines)
 
 
-@pytest.mark.parametrize("version, refused", [("3.1.0", True), ("3.2.0+109946", True), ("3.3.0", False)])
+@pytest.mark.parametrize("version, refused", [slow(("3.1.0", True)), ("3.2.0+109946", True), ("3.3.0", False)])
 def test_a_poptorch_for_torch_1_13_is_refused(tmp_path, version, refused):
     """That of SDK 3.1 and 3.2; a package of that version in the place of the installed one."""
     imports = "from tests.fakes.poptorch import *\nfrom tests.fakes.poptorch import optim\n"
