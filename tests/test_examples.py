@@ -60,22 +60,17 @@ def test_a_missing_package_is_one_line(name):
 
 
 @pytest.mark.parametrize("name", NEEDS)
-def test_an_example_prints_the_speed_of_both_runs(name, tmp_path):
+def test_an_example_prints_the_speed_of_both_runs(name, tmp_path, monkeypatch):
     for package in NEEDS[name]:
         pytest.importorskip(package, reason=f"needs {package}; make test-trainers installs it")
     pytest.importorskip("transformers", minversion="4.57")
-    finished = subprocess.run(
-        [sys.executable, os.fspath(EXAMPLES / f"{name}.py"), "--examples", "40", "--row", "512"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    speeds = re.findall(r"^(unpacked|packed) +([\d,]+) tokens/s$", finished.stdout, re.MULTILINE)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.chdir(tmp_path)
+    printed = run_here(name, monkeypatch, "--examples", "40", "--row", "512")
+    speeds = re.findall(r"^(unpacked|packed) +([\d,]+) tokens/s$", printed, re.MULTILINE)
     assert [name for name, _ in speeds] == ["unpacked", "packed"]
     assert all(int(speed.replace(",", "")) > 0 for _, speed in speeds)
-    assert re.search(r"^packed is [\d.]+ times as fast as unpacked$", finished.stdout, re.MULTILINE)
+    assert re.search(r"^packed is [\d.]+ times as fast as unpacked$", printed, re.MULTILINE)
     assert not list(tmp_path.iterdir())
 
 

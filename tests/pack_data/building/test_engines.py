@@ -15,6 +15,7 @@ import pytest
 
 from tests.pack_data.building.test_shares import options_of, write_program
 from tests.pack_data.text_corpus import content
+from tests.tiers import slow
 
 ROOT = Path(__file__).resolve().parents[3]
 # As in test_shares, in every process of an engine: groups of one or two files, a dozen shards.
@@ -74,7 +75,7 @@ def at_work(driver):
     return found
 
 
-@pytest.mark.parametrize("engine", ["ray", "datatrove", "distributed"])
+@pytest.mark.parametrize("engine", ["ray", "datatrove", slow("distributed")])
 def test_killed_workers_and_drivers_cost_no_byte(tmp_path, engine):
     """Survive SHARE_KILLS (4) SIGKILLs at any moment; started again at once, until it is complete."""
     kills, wanted, rng, tries, before = [], int(os.environ.get("SHARE_KILLS", "4")), random.Random(7), 0, None
@@ -141,6 +142,7 @@ print(os.getpid())
 """
 
 
+@pytest.mark.slow
 def test_slurms_tasks_run_twice_at_once_in_any_order_and_killed(tmp_path):
     kills = int(os.environ.get("SHARE_KILLS", "4")) // 2  # in each stage
     words = words_of(tmp_path)
