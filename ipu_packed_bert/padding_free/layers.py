@@ -1,17 +1,42 @@
-"""One layer of each kind in place of all layers of a large model: layers of a kind have the same verdict."""
+"""The cost of judging a large model: one layer of each kind in place of all, and rows of a usual length."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Set
+from typing import Any, Iterator, List, Optional, Set
 
 import torch
 
-from ipu_packed_bert.padding_free.models import base_of, is_compiled, text_config
+from ipu_packed_bert.padding_free.models import (
+    base_of,
+    far_settings,
+    is_compiled,
+    most_positions,
+    text_config,
+)
 
-_LEAST_PARAMETERS = 2**26  # smaller models are judged with all layers
+_LEAST_PARAMETERS = 2**26  # smaller models are judged with all layers and at all lengths
+_USUAL_LONGEST = 2048  # tokens of an example of a larger model
 # Attributes of a module that are not its settings: its contents, and its number in the model.
 _OTHERS = ("_parameters", "_buffers", "_modules", "layer_idx", "layer_id", "layer_number")
+
+
+def _is_large(model: Any) -> bool:
+    return sum(map(torch.numel, model.parameters())) >= _LEAST_PARAMETERS
+
+
+def usual_longest(model: Any, row: Optional[int]) -> Optional[int]:
+    """Return the tokens of the longest example of a large model if its user names none; None: all that it supports.
+
+    It is long enough for twice the largest window, for windows are what makes lengths differ.
+    """
+    config = text_config(model)
+    most = most_positions(config)
+    if most is None or not _is_large(model):
+        return None
+    windows = [2 * reach.tokens for reach in far_settings(config)]
+    usual = max([_USUAL_LONGEST, row or 0, *windows])
+    return usual if usual < most else None
 
 
 @contextlib.contextmanager
@@ -36,7 +61,7 @@ def _repeated_layers(model: Any) -> List[Any]:
     """Return the layers of a large model that an earlier one represents."""
     parameters = list(model.parameters())
     is_sharded = any(hasattr(parameter, "placements") for parameter in parameters)
-    if is_sharded or is_compiled(model) or sum(map(torch.numel, parameters)) < _LEAST_PARAMETERS:
+    if is_sharded or is_compiled(model) or not _is_large(model):
         return []
     kinds: Set[str] = set()
     repeated: List[Any] = []

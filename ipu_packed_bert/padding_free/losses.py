@@ -88,6 +88,21 @@ class OutputLayer(NamedTuple):
             yield calls
 
     @contextlib.contextmanager
+    def of_few_words(self, most: int) -> Iterator[None]:
+        """Let the layer compute the logits of at most `most` evenly spread words in the block; they train no weight."""
+        step = -(-self.layer.out_features // most)
+
+        def forward(hidden: torch.Tensor) -> torch.Tensor:
+            weight, bias = (
+                None if parameter is None else parameter.detach()[::step]
+                for parameter in (self.layer.weight, self.layer.bias)
+            )
+            return F.linear(hidden, weight, bias)
+
+        with _forward_of(self.layer, forward):
+            yield
+
+    @contextlib.contextmanager
     def for_loss(self, model: Any) -> Iterator[None]:
         """Compute the loss that `model` returns with labels in blocks."""
         with self._taken_out() as calls:

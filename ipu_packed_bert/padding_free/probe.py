@@ -17,7 +17,7 @@ import torch
 
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.collators import Inputs, first_position, inputs_for
-from ipu_packed_bert.padding_free.layers import one_of_each_kind
+from ipu_packed_bert.padding_free.layers import one_of_each_kind, usual_longest
 from ipu_packed_bert.padding_free.losses import logits_of
 from ipu_packed_bert.padding_free.metadata import (
     MOST_TOKENS,
@@ -45,7 +45,6 @@ from ipu_packed_bert.padding_free.models import (
 from ipu_packed_bert.padding_free.placing import Example, place
 from ipu_packed_bert.padding_free.randomness import seeded
 from ipu_packed_bert.padding_free.rows import (
-    BLOCK,
     QUICK_ROWS,
     Collator,
     Fault,
@@ -56,6 +55,8 @@ from ipu_packed_bert.padding_free.rows import (
     TrainingCalls,
     accurate,
     row_lengths,
+    scale_of,
+    token_errors,
 )
 from ipu_packed_bert.padding_free.update import to_device
 from pack_data.batching.collators import padding_free_batch
@@ -105,26 +106,15 @@ _MODEL_ERRORS = (
 
 
 def _difference(actual: torch.Tensor, expected: torch.Tensor, typical: bool = False) -> float:
-    """Return the largest difference of two tensors [examples, tokens, ...], relative to the largest expected value.
+    """Return the largest difference of two tensors [examples, tokens, width], relative to the largest expected value.
 
     The result is infinite if a value is not finite.  typical: ignore the worst quarter of the tokens of each example.
     """
-    scale = 1e-30
-    errors = []
-    for actual_block, expected_block in zip(_blocks(actual), _blocks(expected)):
-        scale = max(scale, float(expected_block.abs().max()))
-        differences = accurate(actual_block) - accurate(expected_block)
-        errors.append(differences.abs_().amax(-1).double())
-    token_errors = torch.cat(errors, 1) / scale
+    errors = token_errors(actual, expected, scale_of(expected))
     if typical:
-        token_errors = torch.quantile(token_errors, 0.75, dim=-1)
-    error = float(token_errors.max())
-    return float("inf") if math.isnan(error) else error
-
-
-def _blocks(values: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Split [examples, tokens, ...] between tokens, so that a comparison needs little memory."""
-    return values.split(max(1, BLOCK // max(1, values[:, :1].numel())), dim=1)
+        errors = torch.quantile(errors, 0.75, dim=-1)
+    error = float(errors.max())
+    return math.inf if math.isnan(error) else error
 
 
 def check_no_leak(
@@ -152,7 +142,8 @@ def check_no_leak(
         model: The model to train; also in DistributedDataParallel, FSDP2, PEFT or compiled.  A module that is not of
             Transformers needs `forward`.
         longest: Tokens of the longest example in training, which determines the windows and chunks that matter.
-            Default: the most tokens that the model supports.
+            Default: the most tokens that the model supports; with more than 67 million parameters, 2,048 or twice the
+            largest window.
         row: Tokens of a training row.  Default: `longest`.
         forward: Maps model and inputs to logits [1, tokens, vocabulary], if the training does not call the model as
             `take_step` does.
@@ -176,16 +167,19 @@ def check_no_leak(
     refuse_unfit(model)
     if mean not in ("token", "example"):
         raise ValueError(f'mean is {mean!r}; must be "token" or "example"')
+    usual = usual_longest(model, row) if longest is None else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(undisturbed(model))
         repeated = 0 if all_layers else stack.enter_context(one_of_each_kind(model))
         choose(model, _choice_for(model))
-        probe = _Probe(model, longest, TrainingCalls(collator, forward, loss, mean))
+        probe = _Probe(model, longest or usual, TrainingCalls(collator, forward, loss, mean))
         probed = probe.check(row, quick)
+    notes = list(probed.notes)
     if repeated:
-        note = f"{repeated} layers have the kind and the settings of a probed one"
-        probed = probed._replace(notes=(*probed.notes, note))
-    return probed
+        notes.append(f"{repeated} layers have the kind and the settings of a probed one")
+    if usual:
+        notes.append(f"examples of at most {usual:,} tokens; pass longest=N for longer ones")
+    return probed._replace(notes=tuple(notes))
 
 
 def _choice_for(model: Any) -> Choice:
@@ -650,12 +644,14 @@ class _Probe:
         """
         numbers = lengths_of_model(self.model, longest)
         rows = row_lengths(tokens, longest, numbers, np.random.default_rng(0))
+        few_words = RowProbe(self, tokens).few_words
         self.model.eval()
         for lengths in rows[:QUICK_ROWS] if quick else rows:
             suspects = list(range(len(lengths)))
             errors: Dict[int, float] = {}
             for _ in range(_HALF_DRAWS):
-                errors = self._beyond_own_rounding(lengths, suspects)
+                with few_words():
+                    errors = self._beyond_own_rounding(lengths, suspects)
                 suspects = list(errors)
                 if not suspects:
                     break
@@ -671,26 +667,22 @@ class _Probe:
     def _beyond_own_rounding(self, lengths: List[int], suspects: List[int]) -> Dict[int, float]:
         """Return the errors of the suspects that differ from float32 more in a row of new tokens than alone."""
         examples = [self.example(length) for length in lengths]
-        own: Dict[int, torch.Tensor] = {}
         errors: Dict[int, float] = {}
         with torch.no_grad():
-            rows = self._row_logits(examples)
-            for number in suspects:
-                in_row = rows[number]
-                logits = self.plain(examples[number])
-                error = _difference(in_row, logits, typical=True)
+            in_row = self._row_logits(examples)
+            alone = self._each_alone(examples, suspects)
+            for number, logits in alone.items():
+                error = _difference(in_row[number], logits, typical=True)
                 if not error <= self.limit:
-                    own[number] = logits.to(in_row.dtype)  # float32 needs twice the memory
                     errors[number] = error
-            if not own:
+            if not errors:
                 return {}
             errors_in_row = {}
             errors_alone = {}
             with in_dtype(self.model, torch.float32, self.embedding):
-                for number, logits in own.items():
-                    exact = self.plain(examples[number])
-                    errors_in_row[number] = _difference(rows[number], exact, typical=True)
-                    errors_alone[number] = _difference(logits, exact, typical=True)
+                for number, exact in self._each_alone(examples, list(errors)).items():
+                    errors_in_row[number] = _difference(in_row[number], exact, typical=True)
+                    errors_alone[number] = _difference(alone[number], exact, typical=True)
         usual = float(np.quantile(list(errors_alone.values()), 0.75))
         beyond = {}
         for number, error in errors.items():
@@ -698,6 +690,19 @@ class _Probe:
             if not errors_in_row[number] <= _HALF_FACTOR * expected:
                 beyond[number] = error
         return beyond
+
+    def _each_alone(
+        self, examples: Sequence[torch.Tensor], numbers: Sequence[int]
+    ) -> Dict[int, torch.Tensor]:
+        """Compute the logits of some examples, [1, its tokens, words]: those of one length in one plain batch."""
+        by_length: Dict[int, List[int]] = {}
+        for number in numbers:
+            by_length.setdefault(len(examples[number]), []).append(number)
+        logits: Dict[int, torch.Tensor] = {}
+        for of_length in by_length.values():
+            batch = self.plain(*(examples[number] for number in of_length))
+            logits.update(zip(of_length, batch.split(1)))
+        return logits
 
     # ---- verdicts
 
@@ -790,14 +795,16 @@ class _Probe:
         if step is not None and step.can_be_drawn:
             number = max(fault.number, 0)
             lengths = step.lengths
-            drawn = RowProbe(self, sum(lengths)).examples_of(step)
+            rows = RowProbe(self, sum(lengths))
+            drawn = rows.examples_of(step)
             examples = [torch.as_tensor(example["input_ids"]) for example in drawn]
             length = lengths[number]
             in_row = _TracedCall(
                 lambda: self._row_logits(examples), sum(lengths[:number]), length, sum(lengths)
             )
             alone = _TracedCall(lambda: self.plain(examples[number]), 0, length, length)
-            cause = self._first_layer(in_row, alone)
+            with rows.few_words():
+                cause = self._first_layer(in_row, alone)
             layer = f", first in {cause}" if cause else ""
             # Stretched positions change the whole row, so the longest example decides.
             passed = [reach for reach in self.far if reach.tokens < max(lengths)]

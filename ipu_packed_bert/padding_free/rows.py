@@ -12,7 +12,19 @@ import itertools
 import math
 import time
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import numpy as np
 import torch
@@ -45,8 +57,9 @@ _AUXILIARY_LIMIT = 1e-4  # relative error of an auxiliary loss; the counts in it
 _CERTAIN_LOSS = 0.01  # relative error of a loss, which rounding does not reach
 _GRADIENT_FACTOR = 5.0  # limit of gradients over the limit of logits
 
-_MOST_LOGITS = 2**24  # of a row, 64 MiB in float32; more never exist as a whole
-BLOCK = 2**22  # logits that are compared at once, 16 MiB in float32
+# Logits of a row, 16 MiB in float32.  A larger vocabulary is represented by evenly spread words: the output layer works
+# on each token by itself, so that a leak is in its inputs.
+_MOST_LOGITS = 2**22
 
 Collator = Callable[[Sequence[Example]], Inputs]
 Loss = Callable[[Any, Inputs], torch.Tensor]
@@ -241,19 +254,31 @@ def _largest(values: torch.Tensor) -> float:
     return float(values.abs().max()) if values.numel() else 0.0
 
 
-def _scale(values: torch.Tensor) -> float:
+def scale_of(values: torch.Tensor) -> float:
+    """Return the largest magnitude, which differences are relative to."""
     return max(_largest(values), 1e-30)
 
 
-def _token_errors(
+def token_errors(
     actual: torch.Tensor,
     expected: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
     """Return the largest difference of each token over `scale`, float64 [...] of [..., width]; inf if not a number."""
-    differences = (actual - accurate(expected)).abs().amax(-1)
-    errors = differences.double() / scale
-    return errors.nan_to_num(nan=math.inf).cpu()
+    errors = []
+    most_tokens = max(1, _MOST_LOGITS // max(1, actual.shape[-1]))
+    flat = [values.flatten(0, -2).split(most_tokens) for values in (actual, expected)]
+    for actual_block, expected_block in zip(*flat):
+        difference = (accurate(actual_block) - accurate(expected_block)).abs_()
+        errors.append(difference.amax(-1).double())
+    relative = torch.cat(errors).view(actual.shape[:-1]) / scale
+    return relative.nan_to_num(nan=math.inf).cpu()
+
+
+def _largest_error(actual: torch.Tensor, expected: torch.Tensor, scale: float) -> float:
+    if torch.equal(actual, expected):
+        return 0.0
+    return float(token_errors(actual, expected, scale).max())
 
 
 def _weight_error(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
@@ -288,8 +313,7 @@ def _relative(value: float, expected: float) -> float:
 class _Result(NamedTuple):
     """Results of some examples."""
 
-    # Logits [tokens, vocabulary], or the inputs of the output layer [tokens, width].
-    values: torch.Tensor
+    values: torch.Tensor  # logits [tokens, words]
     gradients: torch.Tensor  # at the embeddings, [tokens, width]
     weights: List[torch.Tensor]  # gradients of the parameters
 
@@ -317,15 +341,14 @@ class RowProbe:
         self.limit = float(probe.limit)
         self.causal = not attends_both_ways(self.model)
         self.row = row
-        # If the logits are too many, those of blocks are computed from the hidden states.
-        self.head: Optional[OutputLayer] = None
+        self.output: Optional[OutputLayer] = None
         if row * probe.vocabulary > _MOST_LOGITS and self.training.forward is logits_of:
-            self.head = output_layer(self.model)
+            self.output = output_layer(self.model)
         # The gradients of the output layer and of the embeddings follow from those of the tokens.
         left_out: Set[int] = set()
         weight = probe.embedding.weight
-        if self.head is not None:
-            left_out = {id(self.head.layer.weight), id(weight)}
+        if self.output is not None:
+            left_out = {id(self.output.layer.weight), id(weight)}
         if weight.dtype != probe.dtype:
             left_out.add(id(weight))
         self.parameters = []  # trained ones that are not sharded
@@ -397,8 +420,17 @@ class RowProbe:
     def _faults_of(self, step: LayerStep) -> List[Fault]:
         """Return the faults of one step, each with the step that repeats it."""
         examples = step.examples or self.examples_of(step)
-        faults: List[Fault] = getattr(self, step.method)(examples)
+        # A loss of the caller's needs the logits of all words.
+        words = contextlib.nullcontext() if step.method == "_loss" else self.few_words()
+        with words:
+            faults: List[Fault] = getattr(self, step.method)(examples)
         return [fault._replace(step=step) for fault in faults]
+
+    def few_words(self) -> ContextManager:
+        """Let the model return the logits of few words in the block, if those of all words are too many."""
+        if self.output is None:
+            return contextlib.nullcontext()
+        return self.output.of_few_words(max(2, _MOST_LOGITS // self.row))
 
     # ---- examples
 
@@ -479,28 +511,20 @@ class RowProbe:
         """Return True if training differs from evaluation, and from itself with another seed."""
         if torch.equal(trained.values, evaluated):
             return False
-        scale = self._scale(evaluated)
-        if not self._largest_error(trained.values, evaluated, scale) > self.limit:
+        scale = scale_of(evaluated)
+        if not _largest_error(trained.values, evaluated, scale) > self.limit:
             return False
         with seeded(1), torch.no_grad():
             again = self._row_values(row)
-        return self._largest_error(again, trained.values, scale) > 1e-6
-
-    def _values(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return the logits of a call of the model, or the inputs of its output layer."""
-        if self.head is None:
-            return call()
-        with self.head._taken_out() as calls:
-            call()
-        return accurate(calls.pop()[0])
+        return _largest_error(again, trained.values, scale) > 1e-6
 
     def _row_values(self, row: _TrainedRow, model: Any = None) -> torch.Tensor:
-        """Compute all examples of a row, [tokens, vocabulary or width]."""
+        """Compute the logits of all examples of a row, [tokens, words]."""
         self.probe.prepare()
         inputs = {name: value for name, value in row.inputs.items() if name != "labels"}
         model = self.model if model is None else model
         call = partial(self.training.forward, model, inputs)
-        return _of_examples(self._values(call), row.places)
+        return _of_examples(call(), row.places)
 
     def _result(self, row: _TrainedRow) -> _Result:
         """Compute a row with gradients."""
@@ -511,8 +535,7 @@ class RowProbe:
         """Compute examples of one length: in a plain batch, or each as a row if the model has no plain call."""
         if self.probe.has_plain_call:
             ids = [torch.as_tensor(example["input_ids"]) for example in examples]
-            call = partial(self._values, partial(self.probe.plain, *ids))
-            return self._with_gradients(call, examples)
+            return self._with_gradients(partial(self.probe.plain, *ids), examples)
         results = [self._result(self._row_of_one(example)) for example in examples]
         weights = [sum(gradients) for gradients in zip(*(result.weights for result in results))]
         values = torch.cat([result.values for result in results])
@@ -531,55 +554,15 @@ class RowProbe:
             gradients, *weights = _gradients_of(loss, sources)
         return _Result(flat.detach(), gradients.flatten(0, -2), weights)
 
-    def _summed_loss(self, values: torch.Tensor, examples: Sequence[Example]) -> torch.Tensor:
-        """Sum the cross-entropies of examples; values: [tokens of all examples, vocabulary or width]."""
-        targets = torch.cat([_targets(example) for example in examples]).to(values.device)
-        if self.head is None:
-            return F.cross_entropy(values, targets, ignore_index=IGNORED, reduction="sum")
-        weight = self.head.layer.weight
-        is_trained = weight.requires_grad
-        weight.requires_grad_(False)
-        try:
-            return self.head._loss_sum(values, values.dtype, targets)
-        finally:
-            weight.requires_grad_(is_trained)
+    def _summed_loss(self, logits: torch.Tensor, examples: Sequence[Example]) -> torch.Tensor:
+        """Sum the cross-entropies of examples; logits: [tokens of all examples, words]."""
+        targets = torch.cat([_targets(example) for example in examples]).to(logits.device)
+        # If the words are few, one of them stands for several labels.
+        targets = torch.where(targets == IGNORED, targets, targets % logits.shape[-1])
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
     def _auxiliary_losses(self) -> Any:
         return kept_outputs(self.probe.base, lambda output: getattr(output, "aux_loss", None))
-
-    # ---- errors of logits, in blocks of positions
-
-    def _blocks(self, tokens: int) -> Iterator[slice]:
-        step = max(1, BLOCK // self.probe.vocabulary)
-        for begin in range(0, tokens, step):
-            yield slice(begin, begin + step)
-
-    def _logits(self, values: torch.Tensor) -> torch.Tensor:
-        if self.head is None:
-            return values
-        with torch.no_grad():
-            return self.head.change.of(accurate(self.head.layer(values)))[0]
-
-    def _scale(self, values: torch.Tensor) -> float:
-        """Return the largest logit."""
-        blocks = self._blocks(len(values))
-        return max([1e-30, *(_largest(self._logits(values[block])) for block in blocks)])
-
-    def _logit_errors(
-        self, actual: torch.Tensor, expected: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        """Return the largest difference of the logits of each token over `scale`, float64 [tokens]."""
-        errors = []
-        for block in self._blocks(len(actual)):
-            actual_logits = self._logits(actual[block])
-            expected_logits = self._logits(expected[block])
-            errors.append(_token_errors(actual_logits, expected_logits, scale))
-        return torch.cat(errors)
-
-    def _largest_error(self, actual: torch.Tensor, expected: torch.Tensor, scale: float) -> float:
-        if torch.equal(actual, expected):
-            return 0.0  # without the logits, which take most of the time in a large vocabulary
-        return float(self._logit_errors(actual, expected, scale).max())
 
     # ---- a row and its examples alone
 
@@ -590,9 +573,9 @@ class RowProbe:
         evaluated: torch.Tensor,
     ) -> List[Fault]:
         """Compare a row with its examples alone, in the current mode."""
-        scales = (self._scale(evaluated), _scale(trained.gradients))
+        scales = (scale_of(evaluated), scale_of(trained.gradients))
         errors = self._errors_of_examples(row, trained, evaluated, scales)
-        training_error = self._largest_error(trained.values, evaluated, scales[0])
+        training_error = _largest_error(trained.values, evaluated, scales[0])
 
         bound = self.probe.rounding_bound(self.row)
         is_above = (errors.logits > bound) | (errors.gradients > _GRADIENT_FACTOR * bound)
@@ -637,9 +620,9 @@ class RowProbe:
             alone = self._alone([row.examples[number] for number in numbers])
             tokens = torch.as_tensor(begins[numbers, None] + np.arange(length)).flatten()
             on_device = tokens.to(evaluated.device)
-            logits[tokens] = self._logit_errors(evaluated[on_device], alone.values, scales[0])
+            logits[tokens] = token_errors(evaluated[on_device], alone.values, scales[0])
             in_row = trained.gradients[on_device]
-            gradients[tokens] = _token_errors(in_row, alone.gradients, scales[1])
+            gradients[tokens] = token_errors(in_row, alone.gradients, scales[1])
             for total, gradient in zip(weights, alone.weights):
                 total += gradient
         return _Errors(logits, gradients, _weight_error(trained.weights, weights))
@@ -685,9 +668,9 @@ class RowProbe:
 
             with seeded(exponent), kept_outputs(self.probe.embedding, perturb):
                 other = self._alone([example])
-            changed = self._logit_errors(other.values, alone.values, scales[0])
+            changed = token_errors(other.values, alone.values, scales[0])
             logits = torch.maximum(logits, changed)
-            changed = _token_errors(other.gradients, alone.gradients, scales[1])
+            changed = token_errors(other.gradients, alone.gradients, scales[1])
             gradients = torch.maximum(gradients, changed)
         return logits, gradients
 
@@ -698,7 +681,7 @@ class RowProbe:
             eager = self._row_values(row).detach()
         with without_dropout(self.model), seeded(), self.probe.compiling():
             compiled = self._row_values(row, self.probe.compiled).detach()
-        error = self._largest_error(compiled, eager, self._scale(eager))
+        error = _largest_error(compiled, eager, scale_of(eager))
         text = f"{_row_name(row.lengths)}, the compiled model scores otherwise"
         is_certain = error > self.probe.rounding_bound(self.row)
         return self._above_limit([Fault(text, error, is_certain=is_certain)], [])
@@ -765,7 +748,7 @@ class RowProbe:
             gradients.append(share * example_gradient)
 
         lengths = row.lengths
-        errors = _token_errors(gradient, torch.cat(gradients), _scale(gradient))
+        errors = token_errors(gradient, torch.cat(gradients), scale_of(gradient))
         number, _ = _locate(lengths, int(errors.argmax()))
         name = f"{_row_name(lengths)}, the loss"
         loss_text = f"{name} is {value:.6g}, and the mean of its examples is {expected:.6g}"

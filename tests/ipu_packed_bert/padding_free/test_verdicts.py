@@ -11,6 +11,7 @@ from torch import nn
 
 from ipu_packed_bert.padding_free import check_no_leak, layers, rows, use_padding_free
 from ipu_packed_bert.padding_free.losses import IGNORED
+from ipu_packed_bert.padding_free.metadata import MOST_TOKENS
 from ipu_packed_bert.padding_free.models import Leak
 from tests.padding_free_faults import (
     FAULTS,
@@ -275,15 +276,57 @@ def test_remembered_boundaries_are_refused():
 # ---- memory
 
 
-def test_logits_in_blocks_have_the_same_verdict(monkeypatch):
-    monkeypatch.setattr(rows, "_MOST_LOGITS", 0)
-    monkeypatch.setattr(rows, "BLOCK", 500)
+def test_few_words_of_a_large_vocabulary_have_the_same_verdict(monkeypatch):
+    """Only calls with a handful of tokens compute the logits of all words."""
+    monkeypatch.setattr(rows, "_MOST_LOGITS", 500)
+
+    def judged(model):
+        shapes = []
+        model.register_forward_hook(lambda module, inputs, output: shapes.append(output.logits.shape))
+        try:
+            return check_no_leak(model, longest=40)
+        finally:
+            whole = [shape[1] for shape in shapes if shape[-1] == model.config.vocab_size]
+            assert len(whole) < len(shapes) and max(whole) <= 2 * MOST_TOKENS
+            assert "forward" not in vars(model.lm_head) and model.lm_head.weight.requires_grad
+
     for dtype in (torch.float32, torch.bfloat16):
-        check_no_leak(a_model(attention="padding_free", dtype=dtype))
+        judged(a_model(attention="padding_free", dtype=dtype))
+        model = a_model(attention="padding_free", dtype=dtype)
+        model.model.layers[1].mlp.register_forward_hook(lambda module, given, output: mixed(output))
+        with refused("model.layers.1.mlp", kind=Leak):
+            judged(model)
+
+
+def test_differences_are_the_same_in_blocks(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    actual, expected = (torch.randn(3, 7, 11, generator=draw) for _ in range(2))
+    whole = rows.token_errors(actual, expected, 2.0)
+    assert torch.equal(whole, (actual - expected).abs().amax(-1).double() / 2)
+    monkeypatch.setattr(rows, "_MOST_LOGITS", 25)
+    assert torch.equal(rows.token_errors(actual, expected, 2.0), whole)
+    actual[1, 2, 3] = float("nan")
+    assert rows.token_errors(actual, expected, 2.0)[1, 2] == float("inf")
+
+
+def test_a_large_model_is_judged_at_usual_lengths_unless_one_is_given(monkeypatch):
+    def usual(row=None, **config):
+        sizes = {**SIZE, "max_position_embeddings": 32_768, **config}
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(transformers.Qwen2Config(**sizes))
+        return layers.usual_longest(model, row)
+
+    assert usual() is None  # a small model is judged at all lengths
+    monkeypatch.setattr(layers, "_LEAST_PARAMETERS", 0)
+    assert usual() == 2048 and usual(row=5000) == 5000
+    assert usual(max_position_embeddings=2048) is None
+    windows = {"use_sliding_window": True, "max_window_layers": 1}
+    assert usual(sliding_window=4096, **windows) == 8192
+    assert usual(sliding_window=16_384, **windows) is None
+    monkeypatch.setattr(layers, "_USUAL_LONGEST", 24)
     model = a_model(attention="padding_free", dtype=torch.float32)
-    model.model.layers[1].mlp.register_forward_hook(lambda module, given, output: mixed(output))
-    with refused("model.layers.1.mlp", kind=Leak):
-        check_no_leak(model)
+    assert "examples of at most 24 tokens; pass longest=N" in str(check_no_leak(model))
+    assert "longest=N" not in str(check_no_leak(model, longest=24))
 
 
 # ---- one layer of each kind
