@@ -308,7 +308,8 @@ def pack_quickly(histogram: LengthHistogram, limits: Limits) -> ProvedPacks:
     worth = certificate.worth(histogram.counts)
     packs = longest_first(histogram, limits.depth)
     best = ProvedPacks(histogram, limits, packs, certificate, worth)
-    if best.gap <= 0:
+    # In pairs, the longest sequence with the longest that fits is optimal, even if the plain bounds do not prove it.
+    if best.gap <= 0 or limits.depth <= 2:
         return best
 
     bound = best.lower_bound

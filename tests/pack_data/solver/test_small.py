@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from pack_data import optimal
 from pack_data.packing.histogram import LengthHistogram
+from pack_data.solver.free_slots import count_packs
+from pack_data.solver.search import Limits, ProvedPacks, pack_quickly
 
 
 @lru_cache(None)
@@ -30,6 +32,16 @@ def test_up_to_12_sequences_are_in_the_fewest_packs(lengths, S, depth):
     packing = optimal.pack(histogram, max_sequences_per_pack=depth)
     packing.check(histogram)
     assert packing.packs == fewest(tuple(lengths), S, depth)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12).map(sorted), st.integers(30, 64))
+def test_pairs_by_decreasing_fit_are_optimal_so_no_search_follows(lengths, S):
+    histogram = LengthHistogram.from_lengths(lengths, S)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProvedPacks, "mended", None)  # a search would raise an error
+        patch.setattr(ProvedPacks, "exchanged", None)
+        found = pack_quickly(histogram, Limits.of(histogram, 2, None))
+    assert count_packs(found.packs) == fewest(tuple(lengths), S, 2)
 
 
 def cut_rows(rows, depth, S, seed):
