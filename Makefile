@@ -10,6 +10,8 @@ TESTS ?= tests
 # One torch thread per test process, and one process per core, up to four.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo $$n)
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
+# In the order of tests/conftest.py; the xdist of test-sdk always begins with the files of most tests.
+IN_ORDER = --no-loadscope-reorder
 
 .PHONY: help pretrain bench test test-slow gpu gpu-dry check coverage mutants crash test-sdk test-ipu test-wheel weights print-python38 clean
 .PHONY: test-pages test-trainers test-trainers-newest test-trainers-older test-engines docs figures release-check
@@ -48,10 +50,10 @@ bench: .venv/ready
 	.venv/bin/python -m ipu_packed_bert benchmark $(BENCH)
 
 test: .venv/ready
-	.venv/bin/python $(PYTEST) -m "not slow"
+	.venv/bin/python $(PYTEST) $(IN_ORDER) -m "not slow"
 
 test-slow: .venv/ready
-	.venv/bin/python $(PYTEST) -m slow
+	.venv/bin/python $(PYTEST) $(IN_ORDER) -m slow
 
 # Needs no environment and no network; GPU="--size large --precision both" measures more.
 GPU ?= --size base --micro-batch 32 --packs 128 --precision bfloat16 --packer spfhp

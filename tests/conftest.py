@@ -57,6 +57,11 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the files at the top, whose tests take longest, so that no process ends long after another."""
+    items.sort(key=lambda item: len(item.path.parts))
+
+
 def pytest_deselected(items):
     """Count what `-m` and `-k` leave out, in a worker of xdist for the controller."""
     config = items[0].config
