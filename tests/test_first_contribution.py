@@ -89,6 +89,7 @@ def test_the_page_of_contributing_names_these():
     assert all(f"docs/how_to/add_{page}.md" in text for page in PAGES)
 
 
+@pytest.mark.slow
 def test_they_keep_the_laws_and_the_import_rules(contributed):
     """In one process, which starts and collects once."""
     files = [

@@ -23,6 +23,7 @@ from pack_data.store.sequences import Sequences
 
 SIZE = QUICK._replace(resumable=True, points=5, sequences=600)
 from tests.refusals import refused
+from tests.tiers import slow
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_the_order_of_packs_is_the_unpacked_run(setup):
     assert without_time(run(setup, "packs")) == without_time(run(setup, "unpacked"))
 
 
-@pytest.mark.parametrize("name", ["packed", "unpacked_float64", "random"])
+@pytest.mark.parametrize("name", ["packed", slow("unpacked_float64"), slow("random")])
 def test_a_killed_run_ends_as_if_it_had_not_been(setup, name, tmp_path):
     whole, seen = run(setup, name, tmp_path / "whole"), []
 

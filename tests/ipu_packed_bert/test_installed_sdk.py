@@ -1,6 +1,7 @@
 """With a package `poptorch` on the path, as an installed SDK has one: the IPU suite, and the commands of a pod's user.
 
 Each in a process of its own, which imports the stand-ins of `tests/fakes/installed`: PopTorch and PopVision's library.
+All are slow: `make test` runs the suite and such commands in its own process, without a package on the path.
 """
 
 import json
@@ -16,8 +17,9 @@ from ipu_packed_bert.run_files.folder import read_log
 from tests import on_ipus
 from tests.fine_tuning_files import PIPELINE, tiny_checkpoint, training_file
 from tests.fine_tuning_files import tiny_config as fine_tuning
-from tests.tiers import slow
 from tests.tiny_runs import tiny_data, tiny_settings
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SDK = ROOT / "tests" / "fakes" / "installed"
@@ -41,12 +43,7 @@ def suite(name, marked):
     return on_the_pod("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", marked, file)
 
 
-# `make test` runs these files without an SDK, so that one of them is enough there.
-SHORTEST = "tasks/test_ipu_graphs"
-SUITE = [name if name == SHORTEST else slow(name) for name in on_ipus.SUITE]
-
-
-@pytest.mark.parametrize("name", SUITE)
+@pytest.mark.parametrize("name", on_ipus.SUITE)
 def test_the_suite_is_green_where_an_sdk_is_installed(name):
     status, out, error = suite(name, "not ipu and not slow")
     assert status == 0 and " passed" in out, out + error
@@ -107,7 +104,7 @@ def test_fine_tuning_and_prediction(tmp_path):
     assert len(lines) == 40 and all(isinstance(json.loads(line), dict) for line in lines)
 
 
-@pytest.mark.parametrize("version, refused", [slow(("3.1.0", True)), ("3.2.0+109946", True), ("3.3.0", False)])
+@pytest.mark.parametrize("version, refused", [("3.1.0", True), ("3.2.0+109946", True), ("3.3.0", False)])
 def test_a_poptorch_for_torch_1_13_is_refused(tmp_path, version, refused):
     """That of SDK 3.1 and 3.2; a package of that version in the place of the installed one."""
     imports = "from tests.fakes.poptorch import *\nfrom tests.fakes.poptorch import optim\n"

@@ -208,6 +208,7 @@ def test_shares_of_several_processes_are_the_whole_work(packing):
         assert np.array_equal(np.concatenate([first, second]), getattr(whole, side)["input_ids"])
 
 
+@pytest.mark.slow
 def test_two_ranks_share_the_work_and_one_reports(capfd, tmp_path):
     options = options_of(tmp_path, "40,6 24,6", "--packs 2 --micro-batch 1 --precision float32 --threads 1 --ranks 2")
     assert main(options + ["--json"]) == 0

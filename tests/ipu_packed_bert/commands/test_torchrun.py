@@ -31,22 +31,21 @@ from tests.fine_tuning_files import tiny_config as fine_tuning_config
 from tests.fine_tuning_files import tiny_table
 from tests.kill_ranks import differences, disturbed
 from tests.ranks_at_work import forking
-from tests.tiers import slow
 from tests.tiny_runs import PREDICTIONS, VOCABULARY, not_drawn, tiny_config, tiny_data
 
 STEPS = 30
 
 
-@pytest.mark.parametrize("kills", [1, slow(2)])
-def test_a_run_that_is_killed_and_stopped_goes_on_exactly(tmp_path, kills):
-    """Under torchrun one of two ranks is killed, which restarts all, and then torchrun is told to end; the same line of
+@pytest.mark.slow
+def test_a_run_that_is_killed_and_stopped_goes_on_exactly(tmp_path):
+    """Under torchrun two ranks are killed, which restarts all, and then torchrun is told to end; the same line of
     arguments goes on. Weights and log are those of an undisturbed run, with dropout, bit for bit."""
     tiny = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
     plain, run = tmp_path / "plain", tmp_path / "run"
     assert [status for status, _ in ended(partial(_run, tiny, plain))] == [0, 0]
-    stopped = disturbed(tiny, run, ranks=2, steps=STEPS, kills=kills, seed=1, then=signal.SIGTERM)
+    stopped = disturbed(tiny, run, ranks=2, steps=STEPS, kills=2, seed=1, then=signal.SIGTERM)
     made = len(read_log(run / LOG))
-    assert stopped.kills == kills and stopped.status != 0 and 0 < made < STEPS, stopped.output
+    assert stopped.kills == 2 and stopped.status != 0 and 0 < made < STEPS, stopped.output
     assert "stopped   by SIGTERM" in stopped.output and newest_checkpoint(run / CHECKPOINTS).name.endswith(
         f"{made:08d}"
     )

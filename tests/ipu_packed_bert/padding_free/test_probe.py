@@ -281,7 +281,7 @@ WRAPPERS = {
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where it loads what it compiles with
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("wrapper", [slow(each) if each == "compiled" else each for each in WRAPPERS])
 def test_wrapped_models_are_switched_and_probed(wrapper, one_process):
     model = a_model(dtype=torch.float32)
     wrapped = WRAPPERS[wrapper](model)
