@@ -251,7 +251,10 @@ def accurate(values: torch.Tensor) -> torch.Tensor:
 
 
 def _largest(values: torch.Tensor) -> float:
-    return float(values.abs().max()) if values.numel() else 0.0
+    if not values.numel():
+        return 0.0
+    lowest, highest = values.aminmax()  # without a copy of the values
+    return max(float(highest), -float(lowest))
 
 
 def scale_of(values: torch.Tensor) -> float:
