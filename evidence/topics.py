@@ -35,6 +35,7 @@ def topic_documents(documents: int, *, seed: int = 0) -> Iterator[str]:
     words = topic_words(random)
     for _ in range(documents):
         topic = words[random.integers(TOPICS)]
-        lengths = random.integers(2, 7, size=random.integers(4, 15))
+        number = random.integers(4, 15)
+        lengths = random.integers(2, 7, size=number)
         sentences = [" ".join(random.choice(topic, length)) for length in lengths]
         yield "\n".join(sentences)

@@ -40,8 +40,12 @@ def _whole(drawn: np.ndarray, slots: int) -> np.ndarray:
 
 def _triplets(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
     """Draw triplets of lengths that fill a row exactly, each between a quarter and a half of the row."""
-    first, second = np.rint(random.uniform(0.25 * slots, 0.5 * slots, (2, -(-n // 3))))
-    return _whole(np.concatenate([first, second, slots - first - second])[:n], slots)
+    triplets = -(-n // 3)
+    drawn = random.uniform(0.25 * slots, 0.5 * slots, (2, triplets))
+    first, second = np.rint(drawn)
+    third = slots - first - second
+    lengths = np.concatenate([first, second, third])
+    return _whole(lengths[:n], slots)
 
 
 def _wikipedia(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
@@ -52,21 +56,24 @@ def _wikipedia(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
 
 
 def _one_short(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
-    return np.append(_whole(random.normal(slots / 2, 0.08 * slots, n - 1), slots), 1)
+    drawn = random.normal(slots / 2, 0.08 * slots, n - 1)
+    return np.append(_whole(drawn, slots), 1)
 
 
 def _bimodal(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
     is_short = random.random(n) < 0.7
     short = random.normal(0.1, 0.03, n)
     long = random.normal(0.55, 0.08, n)
-    return _whole(np.where(is_short, short, long) * slots, slots)
+    shares = np.where(is_short, short, long)
+    return _whole(shares * slots, slots)
 
 
 def _log_normal(
     center: float, sigma: float, random: np.random.Generator, n: int, slots: int
 ) -> np.ndarray:
     """Draw lengths around slots / center."""
-    return _whole(random.lognormal(math.log(slots / center), sigma, n), slots)
+    mean = math.log(slots / center)
+    return _whole(random.lognormal(mean, sigma, n), slots)
 
 
 DRAWN: Dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
@@ -109,7 +116,9 @@ class PackingCase:
         packs, seconds = self.peers.get("lightbinpack", (-1, 0.0))
         if packs != self.packs:
             return None
-        return self.seconds / seconds if self.seconds > _ALLOWED else 0.0
+        if self.seconds <= _ALLOWED:
+            return 0.0
+        return self.seconds / seconds
 
 
 def _measure(
@@ -117,33 +126,40 @@ def _measure(
 ) -> PackingCase:
     """Pack one case, by ours and by the peers."""
     kind, sequences, slots, depth = combination
-    lengths = DRAWN[kind](np.random.default_rng(number), sequences, slots)
+    random = np.random.default_rng(number)
+    lengths = DRAWN[kind](random, sequences, slots)
     times = 3 if sequences <= _REPEATED else 1
 
     def least(make: Callable[[], Any]) -> Tuple[float, Any]:
+        """Return the shortest time, and the result."""
         runs = [timed(make, time.process_time) for _ in range(times)]
-        return min(seconds for seconds, _ in runs), runs[0][1]
+        shortest = min(seconds for seconds, _ in runs)
+        _, result = runs[0]
+        return shortest, result
 
     def ours() -> Packing:
         """Count, pack, and assign a pack to each sequence, as `pack_data.pack` does."""
-        packing = pack(LengthHistogram.from_lengths(lengths, slots), max_sequences_per_pack=depth)
+        histogram = LengthHistogram.from_lengths(lengths, slots)
+        packing = pack(histogram, max_sequences_per_pack=depth)
         assign(lengths, packing, 0)
         return packing
 
     seconds, packing = least(ours)
-    others: Dict[str, Tuple[int, float]] = {}
+    bound = packing.lower_bound or 0
+    by_peer: Dict[str, Tuple[int, float]] = {}
     for peer in peers:
         if depth is None and lengths.sum() <= peer.most_tokens:
             time_of_peer, packs = least(partial(peer.pack, lengths, slots))
-            others[peer.name] = (packs, time_of_peer)
-    return PackingCase(*combination, packing.packs, packing.lower_bound or 0, seconds, others)
+            by_peer[peer.name] = (packs, time_of_peer)
+    return PackingCase(*combination, packing.packs, bound, seconds, by_peer)
 
 
 def _cases(number: int, peers: Sequence[Peer], most: int = _SEQUENCES[-1]) -> List[PackingCase]:
     """Measure different cases of at most `most` sequences."""
     sequences = [number for number in _SEQUENCES if number <= most]
     combinations = list(product(DRAWN, sequences, _SLOTS, _DEPTHS))
-    chosen = np.random.default_rng(0).permutation(len(combinations))[:number].tolist()
+    order = np.random.default_rng(0).permutation(len(combinations)).tolist()
+    chosen = order[:number]
     cases = []
     with progress_bar(len(chosen), "packing", unit=" cases") as bar:
         for index in chosen:
@@ -154,40 +170,52 @@ def _cases(number: int, peers: Sequence[Peer], most: int = _SEQUENCES[-1]) -> Li
 
 def _summary(cases: Sequence[PackingCase]) -> List[Tuple[str, str, str]]:
     """Return rows of text: name, value, explanation."""
+    # Time.
     ratios = [case.ratio for case in cases if case.ratio is not None]
-    unlimited = [case for case in cases if case.peers]
-    more = [case for case in unlimited if min(case.peers.values())[0] < case.packs]
+    above_3 = sum(ratio > 3 for ratio in ratios)
     milliseconds = [1e3 * case.seconds for case in cases if case.sequences <= _FEW]
+
+    # Packs.
+    unlimited = [case for case in cases if case.peers]
+    more_packs = 0
+    for case in unlimited:
+        fewest, _ = min(case.peers.values())
+        more_packs += fewest < case.packs
     ordinary = [case.near for case in cases if case.kind != "uniform"]
     uniform = [case.near for case in cases if case.kind == "uniform"]
+
     return [
         (
             "time over lightbinpack's",
-            _quantiles(ratios, 1),
+            _quantiles(ratios),
             f"median, 90 %, most of {len(ratios)} with as few packs",
         ),
-        ("  above 3", str(sum(ratio > 3 for ratio in ratios)), "5 ms are always allowed"),
-        ("more packs than a peer", str(len(more)), f"of {len(unlimited)} without a limit"),
+        ("  above 3", str(above_3), "5 ms are always allowed"),
+        ("more packs than a peer", str(more_packs), f"of {len(unlimited)} without a limit"),
         ("gap of one or 0.01 %", _share(ordinary), f"of {len(ordinary)}, uniform ones apart"),
         ("  the same of uniform", _share(uniform), f"of {len(uniform)}"),
         (
             f"ms, up to {_FEW:,} lengths",
-            _quantiles(milliseconds, 1),
+            _quantiles(milliseconds),
             f"median, 90 %, most of {len(milliseconds)}",
         ),
     ]
 
 
-def _quantiles(values: Sequence[float], digits: int) -> str:
+def _quantiles(values: Sequence[float]) -> str:
     """Format median, 90 % quantile and maximum."""
     if not values:
         return "-"
     quantiles = np.quantile(values, (0.5, 0.9, 1.0)).tolist()
-    return " / ".join(f"{value:.{digits}f}" for value in quantiles)
+    return " / ".join(f"{value:.1f}" for value in quantiles)
 
 
 def _share(flags: Sequence[bool]) -> str:
-    return f"{sum(flags) / len(flags):.1%}" if flags else "-"
+    """Format the share of true flags."""
+    if not flags:
+        return "-"
+    share = sum(flags) / len(flags)
+    return f"{share:.1%}"
 
 
 _COLUMNS = (
@@ -204,10 +232,12 @@ _COLUMNS = (
 
 def _worst(cases: Sequence[PackingCase], title: str, key: Callable[[PackingCase], float]) -> Table:
     """Return the table of the ten cases with the largest keys."""
+    worst = sorted(cases, key=key, reverse=True)
     rows = []
-    for case in sorted(cases, key=key, reverse=True)[:10]:
+    for case in worst[:10]:
         row = {column.key: getattr(case, column.key) for column in _COLUMNS}
-        rows.append({**row, "depth": depth_text(case.depth)})
+        row["depth"] = depth_text(case.depth)
+        rows.append(row)
     return Table("worst", title, _COLUMNS, rows)
 
 
@@ -217,12 +247,18 @@ def main(number: int, most: Optional[int]) -> None:
     for name in missing:
         print(f"not installed: {name} (pip install {name})")
     cases = _cases(number, peers, most or _SEQUENCES[-1])
-    print(account(f"{len(cases)} cases, processor seconds of one core", _summary(cases)))
-    print("\n" + _worst(cases, "the widest gaps", _relative_gap).text())
+    heading = f"{len(cases)} cases, processor seconds of one core"
+    print(account(heading, _summary(cases)))
+
+    gaps = _worst(cases, "the widest gaps", _relative_gap)
+    print("\n" + gaps.text())
     title = "the longest times compared with lightbinpack"
-    print("\n" + _worst(cases, title, lambda case: case.ratio or 0.0).text())
+    times = _worst(cases, title, lambda case: case.ratio or 0.0)
+    print("\n" + times.text())
 
 
 def _relative_gap(case: PackingCase) -> float:
     """Return the gap over the bound, 0 for a near-optimal packing."""
-    return 0.0 if case.near else case.gap / max(1, case.lower_bound)
+    if case.near:
+        return 0.0
+    return case.gap / max(1, case.lower_bound)

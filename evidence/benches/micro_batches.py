@@ -25,6 +25,7 @@ from pack_data.cli.timing import timed
 from pack_data.display.table import text_table
 
 _Parts = List[List[int]]
+_Summed = Tuple[int, List[int]]  # tokens of a part, and its sequences
 _KINDS = ("Wikipedia", "log-normal", "around S / 3.5", "bimodal")
 _SIZES = ((64, 4), (512, 8), (4096, 64))  # sequences, ranks
 _MAX_TOKENS = 16384
@@ -40,23 +41,30 @@ class Result(NamedTuple):
 
 def karmarkar_karp(lengths: Sequence[int], parts: int) -> _Parts:
     """Partition by the largest differencing method: join the two partitions of largest spread, large with small."""
-    order = count()
-    heap: List[Tuple[int, int, List[Tuple[int, List[int]]]]] = []
-    for number, length in enumerate(lengths):
-        sums: List[Tuple[int, List[int]]] = [(0, []) for _ in range(parts - 1)]
-        heap.append((-length if parts > 1 else 0, next(order), [(length, [number]), *sums]))
-    heapq.heapify(heap)
-    while len(heap) > 1:
-        first = heapq.heappop(heap)[2]
-        second = heapq.heappop(heap)[2]
-        joined = []
-        for (one, members), (other, others) in zip(first, reversed(second)):
-            joined.append((one + other, members + others))
-        joined.sort(key=lambda part: -part[0])
-        spread = joined[-1][0] - joined[0][0]
-        heapq.heappush(heap, (spread, next(order), joined))
-    if not heap:
+    if not len(lengths):
         return [[] for _ in range(parts)]
+
+    # A partition per sequence: the sequence, and empty parts.
+    order = count()  # breaks ties
+    heap: List[Tuple[int, int, List[_Summed]]] = []
+    for number, length in enumerate(lengths):
+        partition: List[_Summed] = [(length, [number])]
+        partition += [(0, []) for _ in range(parts - 1)]
+        spread = length if parts > 1 else 0
+        heap.append((-spread, next(order), partition))
+    heapq.heapify(heap)
+
+    while len(heap) > 1:
+        _, _, first = heapq.heappop(heap)
+        _, _, second = heapq.heappop(heap)
+        partition = []
+        for (large, members), (small, others) in zip(first, reversed(second)):
+            partition.append((large + small, members + others))
+        partition.sort(key=lambda part: -part[0])
+        most, _ = partition[0]
+        least, _ = partition[-1]
+        heapq.heappush(heap, (least - most, next(order), partition))
+
     _, _, partition = heap[0]
     return [members for _, members in partition]
 
@@ -74,21 +82,24 @@ def round_robin(lengths: Sequence[int], parts: int) -> _Parts:
 
 def _first_fit(lengths: Sequence[int], max_tokens: int) -> int:
     """Return the micro-batches that first-fit decreasing fills."""
-    room: List[int] = []
+    free: List[int] = []  # tokens of each micro-batch
     for length in sorted(lengths, reverse=True):
-        place = next((place for place, free in enumerate(room) if free >= length), None)
-        if place is None:
-            room.append(max_tokens - length)
+        for place, tokens in enumerate(free):
+            if tokens >= length:
+                free[place] -= length
+                break
         else:
-            room[place] -= length
-    return len(room)
+            free.append(max_tokens - length)
+    return len(free)
 
 
 def _differencing(lengths: Sequence[int], max_tokens: int) -> int:
     """Return the fewest parts of Karmarkar-Karp that all keep the budget."""
-    for parts in count(-(-sum(lengths) // max_tokens)):
+    fewest = -(-sum(lengths) // max_tokens)
+    for parts in count(fewest):
         partition = karmarkar_karp(lengths, parts)
-        if max(sum(lengths[number] for number in members) for members in partition) <= max_tokens:
+        tokens = [sum(lengths[number] for number in members) for members in partition]
+        if max(tokens) <= max_tokens:
             return parts
     raise AssertionError("single sequences fit")
 
@@ -103,8 +114,11 @@ def by_rule(
     of_ranks = []
     for members in share(lengths, ranks):
         of_ranks.append([lengths[number] for number in members])
-    steps = [within(own, _MAX_TOKENS) for own in of_ranks]
-    return Result(max(steps), max(map(sum, of_ranks)), max(steps) * ranks - sum(steps))
+    micro_batches_of = [within(rank_lengths, _MAX_TOKENS) for rank_lengths in of_ranks]
+    steps = max(micro_batches_of)
+    slowest = max(map(sum, of_ranks))
+    empty = steps * ranks - sum(micro_batches_of)
+    return Result(steps, slowest, empty)
 
 
 RULES = {
@@ -117,22 +131,21 @@ RULES = {
 def rows_of(kind: str, sequences: int, ranks: int) -> List[List[str]]:
     """Return the rows of one case: ours first, then each rule."""
     lengths = DRAWN[kind](np.random.default_rng(0), sequences, _MAX_TOKENS)
-    seconds, plan = timed(
-        lambda: micro_batches(lengths, ranks=ranks, max_tokens=_MAX_TOKENS), time.process_time
-    )
-    results: Dict[str, Tuple[float, Result]] = {
-        "ours": (seconds, Result(plan.steps, plan.slowest, plan.empty))
-    }
+    ours = partial(micro_batches, lengths, ranks=ranks, max_tokens=_MAX_TOKENS)
+    seconds, plan = timed(ours, time.process_time)
+    result = Result(plan.steps, plan.slowest, plan.empty)
+    results: Dict[str, Tuple[float, Result]] = {"ours": (seconds, result)}
     for name, (share, within) in RULES.items():
-        results[name] = timed(
-            partial(by_rule, share, within, lengths.tolist(), ranks), time.process_time
-        )
+        rule = partial(by_rule, share, within, lengths.tolist(), ranks)
+        results[name] = timed(rule, time.process_time)
+
     rows = []
-    for name, (taken, result) in results.items():
+    case = [kind, f"{sequences:,}", f"{ranks}"]
+    for name, (seconds, result) in results.items():
         above = result.slowest / plan.least_slowest - 1
-        case = [kind, f"{sequences:,}", f"{ranks}"] if name == "ours" else ["", "", ""]
         steps = f"{result.steps} of {plan.least_steps}"
-        rows.append([*case, name, steps, f"{above:.3%}", f"{result.empty}", f"{taken:.3f} s"])
+        rows.append([*case, name, steps, f"{above:.3%}", f"{result.empty}", f"{seconds:.3f} s"])
+        case = ["", "", ""]
     return rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
@@ -27,27 +28,28 @@ class TextSet(NamedTuple):
 def text_sets(data_dir: Optional[Path], training: int, held_out: int) -> List[TextSet]:
     """Read at most so many examples of each data set; raise ValueError if a file is missing."""
     if data_dir is None:
-        lines = [
-            ("", line)
-            for document in documents("embedded")
-            for line in document.lines
-            if len(line) > 40
-        ]
-        return [_split("embedded", _shuffled(lines), training, held_out)]
+        lines: _Texts = []
+        for document in documents("embedded"):
+            lines += [("", line) for line in document.lines if len(line) > 40]
+        return [_split("embedded", lines, training, held_out)]
 
     parts = []
     for part, most in (("train", training), ("test", held_out)):
-        records = map(json.loads, _read(data_dir, f"gsm8k/{part}.jsonl.xz").splitlines())
-        pairs = [(record["question"], record["answer"]) for record in records]
+        records = _read(data_dir, f"gsm8k/{part}.jsonl.xz").splitlines()
+        pairs = []
+        for record in map(json.loads, records):
+            pairs.append((record["question"], record["answer"]))
         shuffled = _shuffled(pairs)
         parts.append(shuffled[:most])
+
     texts = []
     for part in ("roleplay", "codegen"):
-        for record in json.loads(_read(data_dir, f"gpteacher/{part}.json.xz")):
+        text = _read(data_dir, f"gpteacher/{part}.json.xz")
+        for record in json.loads(text):
             request = filter(None, (record["instruction"], record["input"]))
             prompt = "\n".join(request)
             texts.append((prompt, record["response"]))
-    return [TextSet("GSM8K", *parts), _split("GPTeacher", _shuffled(texts), training, held_out)]
+    return [TextSet("GSM8K", *parts), _split("GPTeacher", texts, training, held_out)]
 
 
 def _read(data_dir: Path, name: str) -> str:
@@ -62,11 +64,15 @@ def _read(data_dir: Path, name: str) -> str:
 
 
 def _shuffled(texts: _Texts) -> _Texts:
-    return [texts[index] for index in np.random.default_rng(5).permutation(len(texts))]
+    order = np.random.default_rng(5).permutation(len(texts))
+    return [texts[index] for index in order]
 
 
 def _split(name: str, texts: _Texts, training: int, held_out: int) -> TextSet:
-    return TextSet(name, texts[held_out:][:training], texts[:held_out])
+    """Shuffle the texts and divide them: held-out ones first."""
+    shuffled = _shuffled(texts)
+    end = held_out + training
+    return TextSet(name, shuffled[held_out:end], shuffled[:held_out])
 
 
 class TokenSet(NamedTuple):
@@ -98,7 +104,7 @@ def encode(
         size = len(tokenizer)
         parts = [_by_tokenizer(tokenizer, texts) for texts in (data.training, data.held_out)]
     else:
-        document = Document(data.name, [text for pair in data.training for text in pair])
+        document = Document(data.name, list(chain(*data.training)))
         vocabulary = train_vocabulary([document], vocabulary_size)
         size = len(vocabulary)
         parts = [_by_vocabulary(vocabulary, texts) for texts in (data.training, data.held_out)]
@@ -118,9 +124,13 @@ def _by_tokenizer(tokenizer: Any, texts: _Texts) -> List[List[int]]:
 def _by_vocabulary(vocabulary: Any, texts: _Texts) -> List[List[int]]:
     first = vocabulary.ids["[CLS]"]
     end = vocabulary.ids["[SEP]"]
-    ids, lengths = vocabulary.encode([text for pair in texts for text in pair])
-    pieces = iter(np.split(ids, np.cumsum(lengths)[:-1]))
-    return [
-        [first, *prompt, end, *answer, end] if len(prompt) else [first, *answer, end]
-        for prompt, answer in zip(pieces, pieces)
-    ]
+    ids, lengths = vocabulary.encode(list(chain(*texts)))
+    ends = np.cumsum(lengths)
+    pieces = iter(np.split(ids, ends[:-1]))
+    examples = []
+    for prompt, answer in zip(pieces, pieces):
+        begin = [first]
+        if len(prompt):
+            begin += [*prompt, end]
+        examples.append([*begin, *answer, end])
+    return examples
