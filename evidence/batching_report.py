@@ -16,6 +16,7 @@ from pack_data.batching.plans import Batch, BatchOptions, Way
 # Standard deviations by which the share of falling steps must miss one half to count as sorted.
 _SORTED_DEVIATIONS = 4.0
 _PAD = -1
+_Arrays = Dict[str, np.ndarray]
 
 
 class _Properties(NamedTuple):
@@ -58,34 +59,43 @@ class _Epoch:
         self.positions_right = True
         self.isolated = True
 
-    def dataset(self) -> List[Dict[str, np.ndarray]]:
+    def dataset(self) -> List[_Arrays]:
         """Return the examples, in which each token is its own number."""
-        return [{"input_ids": ids} for ids in np.split(np.arange(len(self.seen)), self._begins[1:])]
+        tokens = np.arange(len(self.seen))
+        return [{"input_ids": ids} for ids in np.split(tokens, self._begins[1:])]
 
-    def measure(self, batch: Dict[str, np.ndarray]) -> Tuple[int, int, int]:
+    def measure(self, batch: _Arrays) -> Tuple[int, int, int]:
         """Measure a batch; return its attention work, tokens and pieces."""
         self.slots += batch["input_ids"].size
         self.kernel &= "cumulative_lengths" in batch
         work = tokens = pieces = 0
         for ids, positions in _attended(batch):
             is_token = ids != _PAD
-            ids, positions = ids[is_token], positions[is_token]
-            if not len(ids):
-                continue
-            self.seen[ids] += 1
-            examples = np.searchsorted(self._begins, ids, side="right") - 1
-            is_first = np.ones(len(ids), bool)
-            is_first[1:] = (examples[1:] != examples[:-1]) | (ids[1:] != ids[:-1] + 1)
-            firsts = np.flatnonzero(is_first)
-            owners = examples[firsts]
-            np.add.at(self.pieces, owners, 1)
-            self.isolated &= len(np.unique(owners)) == 1
-            counted = np.arange(len(ids)) - np.repeat(firsts, np.diff(np.append(firsts, len(ids))))
-            self.positions_right &= bool((positions == counted).all())
-            work += len(ids) ** 2
-            tokens += len(ids)
-            pieces += len(owners)
+            number = int(is_token.sum())
+            if number:
+                work += number**2
+                tokens += number
+                pieces += self._measure_group(ids[is_token], positions[is_token])
         return work, tokens, pieces
+
+    def _measure_group(self, ids: np.ndarray, positions: np.ndarray) -> int:
+        """Measure tokens that may attend to each other; return their pieces of examples."""
+        self.seen[ids] += 1
+        examples = np.searchsorted(self._begins, ids, side="right") - 1
+
+        # A piece ends where the example changes, or where tokens are missing.
+        is_first = np.ones(len(ids), bool)
+        other_example = np.diff(examples) != 0
+        is_first[1:] = other_example | (np.diff(ids) != 1)
+        firsts = np.flatnonzero(is_first)
+        owners = examples[firsts]
+        np.add.at(self.pieces, owners, 1)
+        self.isolated &= len(np.unique(owners)) == 1
+
+        piece = np.cumsum(is_first) - 1  # of each token
+        positions_in_piece = np.arange(len(ids)) - firsts[piece]
+        self.positions_right &= np.array_equal(positions, positions_in_piece)
+        return len(owners)
 
 
 def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0) -> WayReport:
@@ -109,18 +119,20 @@ def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0)
     balances: List[float] = []
     means: List[float] = []
     for step in range(plan.steps):
-        batches = [
-            collate(way, plan.batch(step, rank), dataset, pad_id=_PAD)
-            for rank in range(options.ranks)
-        ]
-        work, tokens, pieces = zip(*map(measured.measure, batches))
+        of_ranks = []
+        for rank in range(options.ranks):
+            batch = collate(way, plan.batch(step, rank), dataset, pad_id=_PAD)
+            of_ranks.append(measured.measure(batch))
+        work, tokens, pieces = zip(*of_ranks)
         balances.append(max(work) * options.ranks / sum(work))
         means.append(sum(tokens) / sum(pieces))
 
     seen = measured.seen
-    if not (seen == 1).all():
-        wrong = int(np.flatnonzero(seen != 1)[0])
-        raise ValueError(f"{way.name}: token {wrong} comes {int(seen[wrong])} times in an epoch")
+    wrong = np.flatnonzero(seen != 1)
+    if len(wrong):
+        token = int(wrong[0])
+        raise ValueError(f"{way.name}: token {token} comes {int(seen[token])} times in an epoch")
+    slots_of_rows = plan.steps * options.ranks * options.capacity
     properties = _Properties(
         variable_length_kernel=measured.kernel,
         correct_position_ids=measured.positions_right,
@@ -136,22 +148,23 @@ def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0)
         tokens=len(seen),
         slots=measured.slots,
         efficiency=len(seen) / measured.slots,
-        fill=len(seen) / (plan.steps * options.ranks * options.capacity),
+        fill=len(seen) / slots_of_rows,
         attention_balance=float(np.mean(balances)),
     )
 
 
-def _attended(batch: Dict[str, np.ndarray]) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+def _attended(batch: _Arrays) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
     """Yield input_ids and position_ids of each group of tokens that may attend to each other."""
+    rows = zip(batch["input_ids"], batch["position_ids"])
     if "cumulative_lengths" in batch:
         ends = batch["cumulative_lengths"]
+        ids, positions = next(rows)
         for begin, end in zip(ends[:-1], ends[1:]):
-            yield batch["input_ids"][0, begin:end], batch["position_ids"][0, begin:end]
+            yield ids[begin:end], positions[begin:end]
     else:
-        for ids, positions, mask in zip(
-            batch["input_ids"], batch["position_ids"], batch["attention_mask"]
-        ):
-            yield ids[mask == 1], positions[mask == 1]
+        for (ids, positions), mask in zip(rows, batch["attention_mask"]):
+            is_seen = mask == 1
+            yield ids[is_seen], positions[is_seen]
 
 
 def _sorted(means: np.ndarray) -> bool:
@@ -165,8 +178,9 @@ def _sorted(means: np.ndarray) -> bool:
     if not len(changes):
         return False
     falls = (changes < 0).sum()
+    expected = len(changes) / 2
     deviation = np.sqrt((len(changes) + 2) / 12)
-    return bool(abs(falls - len(changes) / 2) > _SORTED_DEVIATIONS * deviation)
+    return bool(abs(falls - expected) > _SORTED_DEVIATIONS * deviation)
 
 
 def collate(
@@ -174,7 +188,7 @@ def collate(
     batch: Batch,
     dataset: Sequence[Example],
     pad_id: int = 0,
-) -> Dict[str, np.ndarray]:
+) -> _Arrays:
     """Return the arrays of one batch of a plan.
 
     A padded row of several pieces is one text to the model: nothing tells the pieces apart.
@@ -185,9 +199,13 @@ def collate(
         for number, start, stop in row:
             columns = token_columns(dataset[number], f"example {number}")
             pieces.append({name: values[start:stop] for name, values in columns.items()})
-        if not way.padding_free:
-            names = [name for name in ("input_ids", "labels") if name in pieces[0]]
-            pieces = [{name: np.concatenate([piece[name] for piece in pieces]) for name in names}]
-        texts += pieces
+        if way.padding_free:
+            texts += pieces
+            continue
+        text: Dict[str, Any] = {}
+        for name in ("input_ids", "labels"):
+            if name in pieces[0]:
+                text[name] = np.concatenate([piece[name] for piece in pieces])
+        texts.append(text)
     batch_of = padding_free_batch if way.padding_free else padded_batch
     return batch_of(texts, pad_id=pad_id)

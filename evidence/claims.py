@@ -27,35 +27,43 @@ class Finding(NamedTuple):
     picture: Optional[Picture] = None
 
 
-Results = Mapping[str, Any]
+Claim = Mapping[str, Any]  # of claims.yml
+Results = Mapping[str, Any]  # runs, by name of their directory
 
 
-def told() -> Dict[str, Dict[str, Any]]:
+def told() -> Dict[str, Claim]:
     """Return the claims of `claims.yml`, by name."""
-    claims: Dict[str, Dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["claims"]
+    text = FILE.read_text(encoding="utf-8")
+    claims: Dict[str, Claim] = yaml.safe_load(text)["claims"]
     return claims
 
 
 def findings(results: Results) -> Dict[str, Finding]:
     """Judge each claim by results of the directories by name; results without a recorded commit do not count."""
     recorded = {name: shown for name, shown in results.items() if shown.settings.get("commit")}
-    return {name: KINDS[claim["kind"]](claim, recorded) for name, claim in told().items()}
+    judged = {}
+    for name, claim in told().items():
+        judge = KINDS[claim["kind"]]
+        judged[name] = judge(claim, recorded)
+    return judged
 
 
-def verdicts(found: Mapping[str, Finding]) -> Dict[str, str]:
+def verdicts(judged: Mapping[str, Finding]) -> Dict[str, str]:
     """Describe each finding; P values are adjusted over all claims with a P value."""
-    p_values = {name: finding.p for name, finding in found.items() if finding.p is not None}
+    p_values = {name: finding.p for name, finding in judged.items() if finding.p is not None}
     adjusted = holm(p_values)
     tests = counted(len(adjusted), "test")
+
     words = {}
-    for name, finding in found.items():
+    for name, finding in judged.items():
         if finding.kept is None:
             words[name] = "not measured"
             continue
-        significant = adjusted.get(name, 0.0) < LEVEL
+        p = adjusted.get(name)
+        significant = p is None or p < LEVEL
         words[name] = "shown" if finding.kept and significant else "not shown"
-        if name in adjusted:
-            words[name] += f" (P {adjusted[name]:.2g} of {tests}, Holm)"
+        if p is not None:
+            words[name] += f" (P {p:.2g} of {tests}, Holm)"
     return words
 
 
@@ -75,7 +83,7 @@ _NOTHING = Finding("no finished run.", None)
 _UNTESTED = _NOTHING._replace(p=1.0)
 
 
-def _limit(claim: Mapping[str, Any], results: Results) -> Finding:
+def _limit(claim: Claim, results: Results) -> Finding:
     """Check that every run is within the limit, and that the controls are beyond theirs."""
     first = claim["first"]
     second = claim["second"]
@@ -87,19 +95,21 @@ def _limit(claim: Mapping[str, Any], results: Results) -> Finding:
     if shown is None or _missing(shown, (first, second, means, no_mask, "unpacked"), seeds):
         return _NOTHING
 
-    largest = max(map(abs, shown.differences(first, second, "loss", seeds)))
+    differences = shown.differences(first, second, "loss", seeds)
+    largest = max(map(abs, differences))
     least = min(shown.differences(no_mask, "unpacked", "loss", seeds))
     kept = largest < limit and least > claim["least_without_mask"]
-    of_means = ""
+    words = [
+        f"{counted(len(seeds), 'seed')}:",
+        f"at most {small(largest)} nats apart, limit {small(limit)};",
+    ]
     if "means" in claim:
-        smallest = min(map(abs, shown.differences(means, second, "loss", seeds)))
-        of_means = f"losses as means over micro-batches at least {small(smallest)}, "
+        differences = shown.differences(means, second, "loss", seeds)
+        smallest = min(map(abs, differences))
         kept = kept and smallest > limit
-    words = (
-        f"at most {small(largest)} nats apart, limit {small(limit)}; {of_means}"
-        f"without the mask at least {least:+.3f}."
-    )
-    return Finding(f"{counted(len(seeds), 'seed')}: {words}", kept)
+        words.append(f"losses as means over micro-batches at least {small(smallest)},")
+    words.append(f"without the mask at least {least:+.3f}.")
+    return Finding(" ".join(words), kept)
 
 
 class _Comparison(NamedTuple):
@@ -115,8 +125,10 @@ class _Comparison(NamedTuple):
 
     def words(self, form: str) -> str:
         """Format the three intervals."""
-        difference = f"{self.difference.words(form)} nats, margin {self.margin:g}"
-        return f"{difference}; A/A {self.same.words(form)}; control {self.control.words('+.3f')}"
+        difference = self.difference.words(form)
+        same = self.same.words(form)
+        control = self.control.words("+.3f")
+        return f"{difference} nats, margin {self.margin:g}; A/A {same}; control {control}"
 
     @property
     def kept(self) -> bool:
@@ -126,11 +138,12 @@ class _Comparison(NamedTuple):
     @property
     def form(self) -> str:
         """The format of the difference."""
-        return "+.4f" if max(map(abs, self.difference[:3])) >= 5e-4 else "+.1e"
+        largest = max(map(abs, self.difference[:3]))
+        return "+.4f" if largest >= 5e-4 else "+.1e"
 
 
 def _compared(
-    claim: Mapping[str, Any],
+    claim: Claim,
     shown: TrainingShown,
     pilot: TrainingShown,
     metric: str,
@@ -139,60 +152,66 @@ def _compared(
     first = claim["first"]
     second = claim["second"]
     seeds = claim["seeds"]
+    control_seeds = claim.get("control_seeds", seeds)
     margin = claim["margins"][metric]
     values = shown.differences(first, second, metric, seeds)
     same = shown.differences(claim["again"], claim["again_beside"], metric, seeds)
-    control = shown.differences(claim["control"], second, metric, claim.get("control_seeds", seeds))
+    control = shown.differences(claim["control"], second, metric, control_seeds)
     pilot_values = pilot.differences(first, second, metric, claim["pilot"]["seeds"])
     deviation = float(np.std(pilot_values, ddof=1))
     return _Comparison(
-        metric,
-        margin,
-        students(values),
-        students(same),
-        students(control),
-        equivalence(values, margin),
-        power(deviation, margin, len(values)),
+        metric=metric,
+        margin=margin,
+        difference=students(values),
+        same=students(same),
+        control=students(control),
+        p=equivalence(values, margin),
+        power=power(deviation, margin, len(values)),
     )
 
 
-def _equivalence(claim: Mapping[str, Any], results: Results) -> Finding:
+def _equivalence(claim: Claim, results: Results) -> Finding:
     """Check that the intervals of all metrics and of A/A are within their margins, and a control's wholly beyond."""
     first = claim["first"]
     second = claim["second"]
     seeds = claim["seeds"]
+    control_seeds = claim.get("control_seeds", seeds)
     shown = results.get(claim["run"])
     pilot = results.get(claim["pilot"]["run"])
     if (
         _missing(shown, (first, second, claim["again"]), seeds)
-        or _missing(shown, (claim["control"], second), claim.get("control_seeds", seeds))
+        or _missing(shown, (claim["control"], second), control_seeds)
         or _missing(pilot, (first, second), claim["pilot"]["seeds"])
     ):
         return _UNTESTED
     assert isinstance(shown, TrainingShown) and isinstance(pilot, TrainingShown)
 
+    # Tests.
     comparisons = [_compared(claim, shown, pilot, metric) for metric in claim["margins"]]
     kept = all(comparison.kept for comparison in comparisons)
     control_fails = any(comparison.control.low > comparison.margin for comparison in comparisons)
+    p = max(comparison.p for comparison in comparisons)
+
+    # Words and picture.
     lines = []
     for comparison in comparisons:
         name = f"{METRICS[comparison.metric]} " if len(comparisons) > 1 else ""
         lines.append(name + comparison.words(comparison.form))
+    lowest_power = min(comparison.power for comparison in comparisons)
     error = shown.over_sequences(first, second, seeds)
     form = comparisons[-1].form[1:]
     lines.append(counted(len(seeds), "seed"))
-    lines.append(f"power {min(comparison.power for comparison in comparisons):.3f}")
+    lines.append(f"power {lowest_power:.3f}")
     lines.append(f"over sequences ±{error:{form}}")
-    p = max(0.0, *(comparison.p for comparison in comparisons))
     picture = _in_margins(claim, shown, comparisons)
     return Finding("; ".join(lines) + ".", kept and control_fails, p, picture)
 
 
-def _in_margins(
-    claim: Mapping[str, Any], shown: TrainingShown, comparisons: Sequence[_Comparison]
-) -> Picture:
+def _in_margins(claim: Claim, shown: TrainingShown, comparisons: Sequence[_Comparison]) -> Picture:
     """Draw the intervals of a claim and of its A/A, in margins."""
-    first, again, reference = (shown.words[claim[name]] for name in ("first", "again", "second"))
+    first = shown.words[claim["first"]]
+    again = shown.words[claim["again"]]
+    reference = shown.words[claim["second"]]
     drawn: Dict[str, Dict[str, Optional[Interval]]] = {}
     for comparison in comparisons:
         margin = comparison.margin
@@ -204,7 +223,7 @@ def _in_margins(
     return bars("", f"held-out loss against {reference}, in margins", drawn, levels)
 
 
-def _speed(claim: Mapping[str, Any], results: Results) -> Finding:
+def _speed(claim: Claim, results: Results) -> Finding:
     """Check the speed-up of all cases."""
     shown = results.get(claim["run"])
     if shown is None or not shown.timings or shown.draws < claim["draws"]:
@@ -212,7 +231,7 @@ def _speed(claim: Mapping[str, Any], results: Results) -> Finding:
     return Finding(shown.verdict() + ".", shown.all_pass, shown.p)
 
 
-def _answers(claim: Mapping[str, Any], results: Results) -> Finding:
+def _answers(claim: Claim, results: Results) -> Finding:
     """Check that packs change no answer, and that packs without the mask do."""
     shown = results.get(claim["run"])
     task = claim["task"]
@@ -224,7 +243,7 @@ def _answers(claim: Mapping[str, Any], results: Results) -> Finding:
     return Finding(words, packed == 0 and no_mask > least)
 
 
-KINDS: Dict[str, Callable[[Mapping[str, Any], Results], Finding]] = {
+KINDS: Dict[str, Callable[[Claim, Results], Finding]] = {
     "limit": _limit,
     "equivalence": _equivalence,
     "speed": _speed,

@@ -159,9 +159,14 @@ def configuration(name: str, part: Amounts, *, checkpoint: Optional[str], seed: 
 def cells(task: str, seeds: int, only: Optional[str]) -> List[Cell]:
     """List the cells of a task in the order of their runs."""
     ways = {TIMES: (), ANSWERS: (PACKED,)}.get(only or "", (PACKED, NO_MASK, SORTED))
-    found = [Cell(f"{task}_same", 1)] if SORTED in ways else []
-    found += [Cell(f"{task}_{way}", seed) for seed in range(1, seeds + 1) for way in ways]
-    return found + ([Cell(f"{task}_times", 1)] if only in (TIMES, None) else [])
+    grid = []
+    if SORTED in ways:
+        grid.append(Cell(f"{task}_same", 1))
+    for seed in range(1, seeds + 1):
+        grid += [Cell(f"{task}_{way}", seed) for way in ways]
+    if only in (TIMES, None):
+        grid.append(Cell(f"{task}_times", 1))
+    return grid
 
 
 def run(options: Any, runner: Runner) -> int:
@@ -178,23 +183,24 @@ def run(options: Any, runner: Runner) -> int:
     def measure(cell: Cell) -> List[Row]:
         task, what = cell.variant.split("_", 1)
         if cell.variant == START:
-            made = prepared("start", cell.seed)
-            rows = train(Learner(made), PACKED, steps=made.steps)
-            made.write_model(start)
+            training = prepared("start", cell.seed)
+            rows = train(Learner(training), PACKED, steps=training.steps)
+            training.write_model(start)
             return rows
-        made = prepared(task, cell.seed)
-        learner, timing = Learner(made), size.timing[task]
+        training = prepared(task, cell.seed)
+        learner = Learner(training)
+        timing = size.timing[task]
         if what == "same":
             return same_updates(learner, updates=timing.updates, sequences=timing.sequences)
         if what == "times":
             return times(learner, timing)
-        return train(learner, what, steps=made.steps)
+        return train(learner, what, steps=training.steps)
 
     for task in options.tasks:
         if task == "squad":
             runner.run([Cell(START, START_SEED)], measure)
-        made = prepared(task, 1)
-        runner.keep_facts({task: facts(Learner(made), made.steps)})
-        del made
+        training = prepared(task, 1)
+        runner.keep_facts({task: facts(Learner(training), training.steps)})
+        del training  # frees its memory
         runner.run(cells(task, options.seeds, options.only), measure)
     return runner.show(shown(runner.folder), plot=options.plot)

@@ -44,6 +44,7 @@ from pack_data.cli.command import NotFinite
 from pack_data.cli.timing import seconds_in_turn, timed
 from pack_data.packing.packing import Packing
 
+_Outputs = Sequence[np.ndarray]  # of each sequence
 TIMED = (MAXIMUM, LONGEST, SORTED, PACKED, AGAIN)
 _SAMPLE_SEED = 9
 
@@ -195,7 +196,7 @@ def _counts(passes: Passes, inputs: Any) -> Dict[str, int]:
     }
 
 
-def points(task: Any, outputs: Sequence[np.ndarray]) -> List[int]:
+def points(task: Any, outputs: _Outputs) -> List[int]:
     """Return the score of each example in whole percent: 0 or 100 for its class, or the F1 of an answer."""
     if isinstance(task, QuestionsTask):
         answers = task.score(outputs).files["predictions.json"]
@@ -221,7 +222,7 @@ def no_model(task: Any) -> float:
     return round(float(np.mean(points(task, outputs))), 3)
 
 
-def apart(task: Any, outputs: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> Row:
+def apart(task: Any, outputs: _Outputs, others: _Outputs) -> Row:
     """Count the answers that differ, and return the largest difference of a logit."""
     answers = _answers(task, outputs)
     return {
@@ -231,11 +232,11 @@ def apart(task: Any, outputs: Sequence[np.ndarray], others: Sequence[np.ndarray]
     }
 
 
-def _largest_difference(outputs: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
+def _largest_difference(outputs: _Outputs, others: _Outputs) -> float:
     return max(float(np.abs(first - second).max()) for first, second in zip(outputs, others))
 
 
-def _answers(task: Any, outputs: Sequence[np.ndarray]) -> List[Any]:
+def _answers(task: Any, outputs: _Outputs) -> List[Any]:
     """Return the answers to all questions or texts."""
     predictions = task.score(outputs).files["predictions.json"]
     if isinstance(predictions, dict):

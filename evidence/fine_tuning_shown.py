@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from evidence.ways import (
     WAYS,
 )
 from evidence.ways import WORDS as WAY_WORDS
-from evidence.writer import Shown, Table, bars, small, spread
+from evidence.writer import Part, Pictures, Shown, Table, bars, small, spread
 from pack_data.cli.command import counted
 from pack_data.display.picture import Picture
 
@@ -46,8 +46,12 @@ class FineTuningShown(Shown):
     def tasks(self) -> List[str]:
         """The tasks with a finished cell."""
         variants = {cell.variant for cell in self.cells}
-        kinds = (PACKED, SORTED, NO_MASK, "same", "times")
-        return [task for task in WORDS if variants & {f"{task}_{kind}" for kind in kinds}]
+        tasks = []
+        for task in WORDS:
+            kinds = {f"{task}_{kind}" for kind in (PACKED, SORTED, NO_MASK, "same", "times")}
+            if variants & kinds:
+                tasks.append(task)
+        return tasks
 
     # ---- scores
 
@@ -62,12 +66,12 @@ class FineTuningShown(Shown):
 
     def score_against_sorted(self, task: str, way: str) -> Optional[Interval]:
         """Return the points above rows sorted by length, over the seeds that both have; None if they have none."""
-        variant, reference = f"{task}_{way}", f"{task}_{SORTED}"
+        variant = f"{task}_{way}"
+        reference = f"{task}_{SORTED}"
         differences = []
         for seed in self.common(variant, reference):
-            points, others = (
-                self.cells[Cell(name, seed)][-1]["points"] for name in (variant, reference)
-            )
+            points = self.cells[Cell(variant, seed)][-1]["points"]
+            others = self.cells[Cell(reference, seed)][-1]["points"]
             differences.append(float(np.mean(points) - np.mean(others)))
         return students(differences) if differences else None
 
@@ -76,26 +80,29 @@ class FineTuningShown(Shown):
         rows = self.lasts(task, PACKED)
         if not rows:
             return None
-        packed = [row[f"answered_{PACKED}"] for row in rows]
-        no_mask = [row[f"answered_{NO_MASK}"] for row in rows]
-        return Answers(
-            sum(answered["different"] for answered in packed),
-            sum(answered["different"] for answered in no_mask),
-            sum(answered["answers"] for answered in packed),
-        )
+        packed = no_mask = answers = 0
+        for row in rows:
+            packed += row[f"answered_{PACKED}"]["different"]
+            no_mask += row[f"answered_{NO_MASK}"]["different"]
+            answers += row[f"answered_{PACKED}"]["answers"]
+        return Answers(packed, no_mask, answers)
 
     # ---- the same updates
 
     def same(self, task: str) -> Optional[Dict[str, float]]:
         """Return the distance of logits from those after packed updates, by way; None if it is not measured."""
         rows = self.cells.get(Cell(f"{task}_same", 1))
-        return None if rows is None else {row["way"]: row["logits"] for row in rows}
+        if rows is None:
+            return None
+        return {row["way"]: row["logits"] for row in rows}
 
     def same_shown(self, task: str) -> bool:
+        """Return True if the missing mask stands out from rounding."""
         distances = self.same(task)
-        return distances is not None and distances[NO_MASK] > CLEARLY * max(
-            distances[MAXIMUM], distances[LONGEST]
-        )
+        if distances is None:
+            return False
+        rounding = max(distances[MAXIMUM], distances[LONGEST])
+        return distances[NO_MASK] > CLEARLY * rounding
 
     # ---- times
 
@@ -108,8 +115,10 @@ class FineTuningShown(Shown):
 
     def against_packed(self, task: str, what: str, way: str) -> Interval:
         """Return the time over that of the packed way: the median of the rounds."""
-        pairs = zip(self._seconds(task, what, way), self._seconds(task, what, PACKED))
-        return median_interval([seconds / packed for seconds, packed in pairs])
+        of_way = self._seconds(task, what, way)
+        of_packed = self._seconds(task, what, PACKED)
+        ratios = [seconds / packed for seconds, packed in zip(of_way, of_packed)]
+        return median_interval(ratios)
 
     def _seconds(self, task: str, what: str, way: str) -> List[float]:
         """Return the time of a sequence in each round, scaled by slots from those that were timed to all.
@@ -118,13 +127,10 @@ class FineTuningShown(Shown):
         """
         rows = self.cells.get(Cell(f"{task}_times", 1), [])
         facts = self.facts[task][what]
-        slots_per_token = facts["slots_per_token"][PACKED if way == AGAIN else way]
-        slots = slots_per_token * facts["tokens"] / facts["sequences"]
-        return [
-            slots * row["seconds"] / row["slots"]
-            for row in rows
-            if (row["what"], row["way"]) == (what, way)
-        ]
+        laid_out = PACKED if way == AGAIN else way
+        slots = facts["slots_per_token"][laid_out] * facts["tokens"] / facts["sequences"]
+        rounds = [row for row in rows if (row["what"], row["way"]) == (what, way)]
+        return [slots * row["seconds"] / row["slots"] for row in rounds]
 
     def timing_shown(self, task: str, what: str) -> bool:
         """Return True if the same way timed twice takes as long, by an interval that is narrow enough."""
@@ -133,7 +139,7 @@ class FineTuningShown(Shown):
 
     # ---- the block
 
-    def parts(self) -> List[Union[str, Table]]:
+    def parts(self) -> List[Part]:
         if not self.tasks:
             return ["No run is finished yet."]
         claims: List[str] = []
@@ -151,9 +157,8 @@ class FineTuningShown(Shown):
 
         def slots(line: _Line) -> Optional[str]:
             task, way = line
-            per_token = self.facts[task][what]["slots_per_token"].get(
-                PACKED if way == NO_MASK else way
-            )
+            laid_out = PACKED if way == NO_MASK else way
+            per_token = self.facts[task][what]["slots_per_token"].get(laid_out)
             return None if per_token is None else f"{per_token:.2f}"
 
         def milliseconds(task: str, way: str) -> str:
@@ -162,8 +167,9 @@ class FineTuningShown(Shown):
 
         def tokens(task: str, way: str) -> str:
             facts = self.facts[task][what]
-            per_sequence = facts["tokens"] / facts["sequences"]
-            return f"{1e3 * per_sequence / self.per_sequence(task, what, way).mean:,.0f}"
+            tokens = facts["tokens"] / facts["sequences"]
+            seconds = 1e-3 * self.per_sequence(task, what, way).mean
+            return f"{tokens / seconds:,.0f}"
 
         def ratio(task: str, way: str) -> str:
             return "" if way == PACKED else self.against_packed(task, what, way).words(".2f")
@@ -211,25 +217,25 @@ class FineTuningShown(Shown):
 
     def _differ(self, line: _Line) -> str:
         task, way = line
-        answers = self.answers(task) if way in (PACKED, NO_MASK) else None
-        return "" if answers is None else f"{getattr(answers, way):,} of {answers.answers:,}"
+        answers = self.answers(task)
+        if answers is None or way not in (PACKED, NO_MASK):
+            return ""
+        return f"{getattr(answers, way):,} of {answers.answers:,}"
 
     def _claims(self, task: str) -> List[str]:
         lines = []
-        if self.same(task) is not None:
-            lines.append(self._same_words(task))
-        lines.append(
-            self._score_words(task)
-            if self.lasts(task, PACKED)
-            else "No run that is scored is finished yet."
-        )
+        distances = self.same(task)
+        if distances is not None:
+            lines.append(self._same_words(task, distances))
+        if self.lasts(task, PACKED):
+            lines.append(self._score_words(task))
+        else:
+            lines.append("No run that is scored is finished yet.")
         if self.timed(task):
             lines += [self._time_words(task, what) for what in (TRAINING, INFERENCE)]
         return list(filter(None, lines))
 
-    def _same_words(self, task: str) -> str:
-        distances = self.same(task)
-        assert distances is not None
+    def _same_words(self, task: str, distances: Dict[str, float]) -> str:
         updates = counted(self.settings["timing"][task]["updates"], "update")
         largest = small(max(distances[MAXIMUM], distances[LONGEST]))
         numbers = (
@@ -270,7 +276,8 @@ class FineTuningShown(Shown):
             elif ratio.low > again.high:
                 words = "packing is faster than rows"
             groups.setdefault(words, []).append(f"{WAY_WORDS[way]} ({ratio.words('.2f')})")
-        verdict = "; ".join(f"{words} {', '.join(ways)}" for words, ways in groups.items())
+        verdicts = [f"{words} {', '.join(ways)}" for words, ways in groups.items()]
+        verdict = "; ".join(verdicts)
         return (
             f"{head}: **{verdict}**. Control: packed timed twice, {twice}, has to hold 1.00 and lie within {TWICE:.0%} "
             "of it; a gain lies wholly above this interval."
@@ -302,7 +309,7 @@ class FineTuningShown(Shown):
 
     # ---- the picture
 
-    def pictures(self) -> Dict[str, Sequence[Picture]]:
+    def pictures(self) -> Pictures:
         """Draw the time of a sequence in each way, and its score, for each task."""
         drawn: List[Picture] = []
         for task in self.tasks:

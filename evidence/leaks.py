@@ -13,15 +13,14 @@ import platform
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from evidence import leaks_trl
 from evidence.runner import Cell, Row, Runner
-from evidence.writer import Shown, Table, small
+from evidence.writer import Part, Shown, Table, TableColumn, small
 from pack_data.cli.command import counted
-from pack_data.display.picture import Picture
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import one_line
 
@@ -219,7 +218,7 @@ def _varlen(query: Any, key: Any, value: Any, number: Any) -> Any:
     counts = number.bincount()
     starts = torch.tensor([0, *counts.cumsum(0)], dtype=torch.int32)
     longest = int(counts.max())
-    heads = [each[0].transpose(0, 1) for each in (query, key, value)]
+    heads = [vectors[0].transpose(0, 1) for vectors in (query, key, value)]
     varlen: Any = importlib.import_module("torch.nn.attention.varlen")
     context = varlen.varlen_attn(*heads, starts, starts, longest, longest, window_size=(-1, 0))
     return context.transpose(0, 1).unsqueeze(0)
@@ -479,7 +478,7 @@ class LeaksShown(Shown):
                 lines.append(line._replace(instead=instead))
         return lines
 
-    def parts(self) -> List[Union[str, Table]]:
+    def parts(self) -> List[Part]:
         lines = self.lines()
         results = [result for line in lines for result in line.results.values()]
         leaking = [result for result in results if result.leaks]
@@ -495,7 +494,7 @@ class LeaksShown(Shown):
         chosen = [line for line in lines if "" not in line.results]
         single = [line for line in lines if "" in line.results]
         titles = dict(zip(ATTENTIONS, ("sdpa", "eager", "flex", "ours")))
-        parts: List[Union[str, Table]] = [
+        parts: List[Part] = [
             f"{len(results)} calls with {seeds}: {len(leaking)} leak (bold), {always} of them with each seed; "
             f"{failing} fail with an error. {', '.join(versions_used)}; {self.facts['machine']}.",
             "",
@@ -505,9 +504,6 @@ class LeaksShown(Shown):
             _table(single, {"": "change of B"}),
         ]
         return [*parts, *_errors(lines)]
-
-    def pictures(self) -> Dict[str, Sequence[Picture]]:
-        return {}
 
     def page(self) -> str:
         """Return the whole page: method, table and limits."""
@@ -530,7 +526,7 @@ class LeaksShown(Shown):
 
 def _table(lines: Sequence[Line], titles: Mapping[str, str]) -> Table:
     """Return the table of some lines; titles: headings by attention."""
-    columns: List[Tuple[str, Callable[[Any], str]]] = [
+    columns: List[TableColumn] = [
         ("model", lambda line: line.model),
         ("call", lambda line: line.call),
     ]
@@ -587,6 +583,4 @@ make .venv-trainers-newest/ready
 The figures as JSON are in `evidence/results/leaks`."""
 
 
-def shown(folder: Path) -> LeaksShown:
-    """Read the results of a run."""
-    return LeaksShown(folder)
+shown = LeaksShown

@@ -36,14 +36,13 @@ class Order(NamedTuple):
     orders: Tuple[str, ...] = tuple(ORDERS)[:4]
 
 
-SIZES, DEFAULT = (
-    {
-        "quick": Order(QUICK, (1,), (), tuple(ORDERS)),
-        "topics": Order(TOPICS, tuple(range(1, 13)), orders=tuple(ORDERS)),
-        "wikipedia": Order(WIKIPEDIA._replace(sequences=48_000, points=5), tuple(range(1, 13))),
-    },
-    "topics",
-)
+_SEEDS = tuple(range(1, 13))
+SIZES = {
+    "quick": Order(QUICK, (1,), (), tuple(ORDERS)),
+    "topics": Order(TOPICS, _SEEDS, orders=tuple(ORDERS)),
+    "wikipedia": Order(WIKIPEDIA._replace(sequences=48_000, points=5), _SEEDS),
+}
+DEFAULT = "topics"
 SUMMARY = (
     "Unpacked runs over the same sequences in the same number of updates, in the order of packs and in random order;\n"
     "random against another random order; and, as the control, sorted by length.\n\n"
@@ -75,10 +74,11 @@ def regrouped(arm: str, seed: int) -> Regroup:
 
 def frequent(sequences: Sequences) -> np.ndarray:
     """Return the most frequent token of each sequence except special ones, which are first in a trained vocabulary."""
-    ids = np.split(sequences.tokens["input_ids"], np.cumsum(sequences.lengths)[:-1])
+    ends = np.cumsum(sequences.lengths)
     frequent_ids = []
-    for sequence in ids:
-        counts = np.bincount(np.maximum(sequence - SPECIAL + 1, 0))
+    for ids in np.split(sequences.tokens["input_ids"], ends[:-1]):
+        numbers = np.maximum(ids - SPECIAL + 1, 0)  # 0: all special tokens
+        counts = np.bincount(numbers)
         frequent_ids.append(counts[1:].argmax())
     return np.array(frequent_ids)
 

@@ -108,11 +108,51 @@ class Size(NamedTuple):
     precision: str = "float32"  # of the engine; a run may have another
 
 
-TOPICS = Size("topics", 12_000, 0.08, 64, 0.9, 4, 512, 64, 2, 2, 4, 8, 32_000, 8, 2.0e-3, False)
-QUICK = TOPICS._replace(
-    amount=150, held_out=0.1, hidden_size=32, num_layers=1, accumulation=4, sequences=200, points=2
+TOPICS = Size(
+    corpus="topics",
+    amount=12_000,
+    held_out=0.08,
+    max_sequence_length=64,
+    short_sequence_probability=0.9,
+    depth=4,
+    vocabulary_size=512,
+    hidden_size=64,
+    num_layers=2,
+    num_heads=2,
+    micro_batch=4,
+    accumulation=8,
+    sequences=32_000,
+    points=8,
+    learning_rate=2.0e-3,
+    resumable=False,
 )
-WIKIPEDIA = Size("text", 10**9, 0.03, 192, 0.9, 3, 4096, 128, 4, 4, 6, 8, 96_000, 10, 1.0e-3, True)
+QUICK = TOPICS._replace(
+    amount=150,
+    held_out=0.1,
+    hidden_size=32,
+    num_layers=1,
+    accumulation=4,
+    sequences=200,
+    points=2,
+)
+WIKIPEDIA = Size(
+    corpus="text",
+    amount=10**9,
+    held_out=0.03,
+    max_sequence_length=192,
+    short_sequence_probability=0.9,
+    depth=3,
+    vocabulary_size=4096,
+    hidden_size=128,
+    num_layers=4,
+    num_heads=4,
+    micro_batch=6,
+    accumulation=8,
+    sequences=96_000,
+    points=10,
+    learning_rate=1.0e-3,
+    resumable=True,
+)
 
 
 class BuiltData:

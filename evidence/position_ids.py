@@ -18,7 +18,7 @@ import time
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,13 +27,12 @@ from evidence.benches.llama import new_llama
 from evidence.benches.texts import TextSet, TokenSet, encode, text_sets
 from evidence.runner import Cell, Row, Runner
 from evidence.statistics import Interval, extremes, students
-from evidence.writer import Shown, Table, bars, spread
+from evidence.writer import Part, Pictures, Shown, Table, TableColumn, bars, spread
 from ipu_packed_bert.engine.host.devices import find_device
 from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.cli.command import counted, positive_int
 from pack_data.cli.memory import PeakMemory, keep_buffers
-from pack_data.display.picture import Picture
 
 PADDED = "RandomSampling+Padding"  # the baseline
 # Ways that fill their batches, so that they make fewer updates of bs x msl tokens.
@@ -71,9 +70,36 @@ class CausalSize(NamedTuple):
 ATTENTIONS = ("padding_free", "sdpa", "eager", "flash_attention_2", "flex_attention")
 
 SIZES = {
-    "quick": CausalSize(48, 8, 128, 4, 32, 1, 1024, 3.0e-3),
-    "default": CausalSize(600, 100, 512, 4, 64, 2, 4096, 3.0e-3),
-    "full": CausalSize(20000, 500, 2048, 4, 1024, 16, 16384, 3.0e-4),
+    "quick": CausalSize(
+        training_examples=48,
+        held_out_examples=8,
+        max_sequence_length=128,
+        batch_size=4,
+        hidden_size=32,
+        num_layers=1,
+        vocabulary_size=1024,
+        learning_rate=3.0e-3,
+    ),
+    "default": CausalSize(
+        training_examples=600,
+        held_out_examples=100,
+        max_sequence_length=512,
+        batch_size=4,
+        hidden_size=64,
+        num_layers=2,
+        vocabulary_size=4096,
+        learning_rate=3.0e-3,
+    ),
+    "full": CausalSize(
+        training_examples=20000,
+        held_out_examples=500,
+        max_sequence_length=2048,
+        batch_size=4,
+        hidden_size=1024,
+        num_layers=16,
+        vocabulary_size=16384,
+        learning_rate=3.0e-4,
+    ),
 }
 
 
@@ -351,10 +377,10 @@ class PositionIdsShown(Shown):
             return "no pair is finished yet"
         return f"at most {max(same):.4f} nats apart; attention and positions across examples: at least {min(other):.4f}"
 
-    def parts(self) -> List[Union[str, Table]]:
+    def parts(self) -> List[Part]:
         settings = self.settings
         seeds = max((len(self.seeds(cell.variant)) for cell in self.cells), default=0)
-        tables: List[Union[str, Table]] = []
+        tables: List[Part] = []
         for name in self._data:
             facts = self.facts["data"][name]
             tables += [
@@ -401,7 +427,7 @@ class PositionIdsShown(Shown):
         def has(place: int) -> Callable[[str], str]:
             return lambda way: "yes" if facts["properties"][way][place] else "no"
 
-        columns: List[Tuple[str, Callable[[Any], Optional[str]]]] = [
+        columns: List[TableColumn] = [
             ("way", str),
             *((title, has(place)) for place, title in enumerate(COLUMNS)),
             ("updates", of("updates", lambda values: f"{values[0]:,.0f}")),
@@ -416,7 +442,7 @@ class PositionIdsShown(Shown):
         ways = [way for way in self._ways if self.seeds(_variant(name, way))]
         return Table(columns, ways, [no_model])
 
-    def pictures(self) -> Dict[str, Sequence[Picture]]:
+    def pictures(self) -> Pictures:
         """Draw speed and held-out loss of every way."""
 
         def of(column: str) -> Dict[str, Dict[str, Interval]]:

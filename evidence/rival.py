@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from evidence.runner import Cell, Row, Runner
 from evidence.statistics import CONFIDENCE, LEVEL, Interval, above, ratio
-from evidence.writer import Shown, Table
+from evidence.writer import Part, Shown, Table, TableColumn
 from ipu_packed_bert.benchmarks.layouts import LAYOUTS, HuggingFaceSide
 from ipu_packed_bert.benchmarks.packed import accumulated, host_engine
 from ipu_packed_bert.benchmarks.work import BenchmarkWork, config_of, draw_work
@@ -53,8 +53,8 @@ class RivalSize(NamedTuple):
 
 
 SIZES = {
-    "quick": RivalSize("tiny", 50, (64,), 4),
-    "default": RivalSize("small", 8192, (128, 512), 24),
+    "quick": RivalSize(model="tiny", vocabulary_size=50, slots=(64,), packs=4),
+    "default": RivalSize(model="small", vocabulary_size=8192, slots=(128, 512), packs=24),
 }
 SUMMARY = (
     "Time of Hugging Face's BERT without packs, at its best, over that of packs: forward and backward pass of the\n"
@@ -80,8 +80,9 @@ def draw_works(size: RivalSize, slots: int, number: int) -> List[BenchmarkWork]:
     published = LengthHistogram.published("wikipedia_512")
     divisor = published.max_sequence_length // slots
     lengths = -(-np.arange(len(published.counts)) // divisor)
+    lengths = np.maximum(lengths, _SHORTEST)
     counts = np.zeros(slots + 1, dtype=np.int64)
-    np.add.at(counts, np.maximum(lengths, _SHORTEST), published.counts)
+    np.add.at(counts, lengths, published.counts)
     packing = get_packer("optimal")(LengthHistogram(counts), max_sequences_per_pack=_DEPTH)
     draw = partial(
         draw_work,
@@ -114,7 +115,8 @@ def measure(size: RivalSize, slots: int, draws: int) -> List[Row]:
         work = works[number]
         few = max(rows, work.sequences // 4)
         part = {name: values[:few] for name, values in work.unpacked.items()}
-        seconds, loss = timed(partial(accumulated, by, work._replace(packed=part)), clock)
+        quarter = work._replace(packed=part)
+        seconds, loss = timed(partial(accumulated, by, quarter), clock)
         return seconds * work.sequences / few, loss
 
     def rival(side: HuggingFaceSide, most: int, number: int) -> Tuple[float, float]:
@@ -123,20 +125,27 @@ def measure(size: RivalSize, slots: int, draws: int) -> List[Row]:
 
     sides: Dict[str, Callable[[int], Tuple[float, float]]] = {"packed": packed, "again": packed}
     for name, (attention, most) in RIVALS.items():
-        sides[name] = partial(rival, HuggingFaceSide(config, weights, [], device, attention), most)
+        side = HuggingFaceSide(config, weights, [], device, attention)
+        sides[name] = partial(rival, side, most)
     sides["alone"] = partial(alone, engine)
     sides["padded"] = partial(alone, masked)
 
-    found = []
+    measured: List[Row] = []
     for number, results in rounds_in_turn(sides, draws):
         _, loss = results["packed"]
         apart = [abs(results[name][1] / loss - 1.0) for name in RIVALS]
         work = works[number]
-        row: Row = {"draw": number, "sequences": work.sequences, "packs": size.packs}
-        row.update(tokens=work.tokens, losses_apart=max(apart))
-        row.update({f"{name}_s": round(seconds, 6) for name, (seconds, _) in results.items()})
-        found.append(row)
-    return found[1:]
+        row: Row = {
+            "draw": number,
+            "sequences": work.sequences,
+            "packs": size.packs,
+            "tokens": work.tokens,
+            "losses_apart": max(apart),
+        }
+        for name, (seconds, _) in results.items():
+            row[f"{name}_s"] = round(seconds, 6)
+        measured.append(row)
+    return measured[1:]
 
 
 def run(options: Any, runner: Runner) -> int:
@@ -202,12 +211,15 @@ class RivalTimings(NamedTuple):
         return ""
 
     def words(self) -> str:
-        """Return the result in words."""
-        nothing = self.why_nothing()
-        words = f"{self.name} {self.best.words('.2f')}, A/A {self.again.words('.2f')}, control "
-        return (
-            words + self.control.words(".2f") + (f", shows nothing: {nothing}" if nothing else "")
-        )
+        """Describe the result."""
+        best = self.best.words(".2f")
+        again = self.again.words(".2f")
+        control = self.control.words(".2f")
+        words = f"{self.name} {best}, A/A {again}, control {control}"
+        reason = self.why_nothing()
+        if reason:
+            words += f", shows nothing: {reason}"
+        return words
 
 
 class RivalShown(Shown):
@@ -229,7 +241,7 @@ class RivalShown(Shown):
     @property
     def all_pass(self) -> bool:
         """True if every row length shows something and passes its test."""
-        return all(not each.why_nothing() and each.p < LEVEL for each in self.timings)
+        return all(not timings.why_nothing() and timings.p < LEVEL for timings in self.timings)
 
     @property
     def p(self) -> float:
@@ -238,14 +250,15 @@ class RivalShown(Shown):
 
     def verdict(self) -> str:
         """Describe the result of each row length."""
-        return "; ".join([f"{self.draws} draws", *(each.words() for each in self.timings)])
+        results = [timings.words() for timings in self.timings]
+        return "; ".join([f"{self.draws} draws", *results])
 
-    def parts(self) -> List[Union[str, Table]]:
-        columns: List[Any] = [("row", lambda timings: timings.name)]
+    def parts(self) -> List[Part]:
+        columns: List[TableColumn] = [("row", lambda timings: timings.name)]
         for name in (*RIVALS, "alone", "padded", "again"):
             heading = name.replace("_", ", ")
             columns.append((heading, partial(_ratio_words, name)))
-        columns.append(("packed, s", lambda timings: _mean(timings, "packed_s")))
+        columns.append(("packed, s", _seconds))
         columns.append(("sequences per pack", _factor))
         return [
             Table(columns, self.timings),
@@ -257,16 +270,14 @@ class RivalShown(Shown):
             f"{self.facts['machine']}, {self.facts['rival']}.",
         ]
 
-    def pictures(self) -> Dict[str, Sequence[Any]]:
-        return {}
-
 
 def _ratio_words(name: str, timings: RivalTimings) -> str:
     return ratio(timings.over(name)).words(".3f")
 
 
-def _mean(timings: RivalTimings, name: str) -> str:
-    return f"{np.mean([row[name] for row in timings.rows]):.2f}"
+def _seconds(timings: RivalTimings) -> str:
+    seconds = [row["packed_s"] for row in timings.rows]
+    return f"{np.mean(seconds):.2f}"
 
 
 def _factor(timings: RivalTimings) -> str:

@@ -47,6 +47,9 @@ class Cell(NamedTuple):
         return f"{quote(self.variant, safe='')}-{self.seed}"
 
 
+Measure = Callable[[Cell], Iterable[Row]]
+
+
 class Runner:
     """The directory of one experiment, which several processes may share.
 
@@ -69,10 +72,11 @@ class Runner:
     def keep_facts(self, facts: Mapping[str, Any]) -> None:
         """Add facts to the stored ones, and the machine."""
         path = self.folder / FACTS
-        before = read_json(path) if path.exists() else {}
-        self.write(FACTS, json.dumps({**before, **facts, "machine": machine()}) + "\n")
+        stored = read_json(path) if path.exists() else {}
+        text = json.dumps({**stored, **facts, "machine": machine()})
+        self.write(FACTS, f"{text}\n")
 
-    def run(self, cells: Sequence[Cell], measure: Callable[[Cell], Iterable[Row]]) -> List[Row]:
+    def run(self, cells: Sequence[Cell], measure: Measure) -> List[Row]:
         """Measure the unfinished cells, one after another; return the rows of all cells, in their order.
 
         Wait for the cells of other processes, and measure them if their process ends before they are finished.
@@ -84,14 +88,14 @@ class Runner:
             print(f"{done} of {counted(len(cells), 'cell')} are already in {self.folder}")
         with progress_bar(len(cells), "cells", unit=" cells", done=done) as bar:
             while missing:
-                left = [cell for cell in missing if not self._finish(cell, measure, bar)]
-                if len(left) == len(missing):
+                unfinished = [cell for cell in missing if not self._finish(cell, measure, bar)]
+                if len(unfinished) == len(missing):
                     time.sleep(_WAIT)
-                missing = left
+                missing = unfinished
         finished = finished_cells(self.folder)
         return [row for cell in cells for row in finished[cell]]
 
-    def _finish(self, cell: Cell, measure: Callable[[Cell], Iterable[Row]], bar: Any) -> bool:
+    def _finish(self, cell: Cell, measure: Measure, bar: Any) -> bool:
         """Return True if this or another process has finished the cell; False while another process has it."""
         path = self.folder / CELLS / f"{cell.stem}.json"
         with _free(self.folder / _LOCKS / f"{cell.stem}.lock") as free:
@@ -100,24 +104,18 @@ class Runner:
             if not path.exists():  # unless another process has finished it in the meantime
                 bar.set_postfix_str(f"{cell.variant}, seed {cell.seed}")
                 start = time.perf_counter()
+                identity = cell._asdict()
                 try:
-                    rows = [
-                        {"variant": cell.variant, "seed": cell.seed, **row} for row in measure(cell)
-                    ]
+                    rows = [{**identity, **row} for row in measure(cell)]
                 except KeyboardInterrupt:
-                    kept = counted(len(finished_cells(self.folder)), "finished cell")
+                    finished = counted(len(finished_cells(self.folder)), "finished cell")
                     print(
-                        f"\nstopped: {kept} in {self.folder}; the same command continues",
+                        f"\nstopped: {finished} in {self.folder}; the same command continues",
                         file=sys.stderr,
                     )
                     raise
                 seconds = round(time.perf_counter() - start, 3)
-                record = {
-                    "variant": cell.variant,
-                    "seed": cell.seed,
-                    "seconds": seconds,
-                    "rows": rows,
-                }
+                record = {**identity, "seconds": seconds, "rows": rows}
                 write_atomically(path, (json.dumps(record) + "\n").encode())
                 shutil.rmtree(self.unfinished(cell), ignore_errors=True)
                 if not (sys.stderr and sys.stderr.isatty()):
@@ -160,19 +158,23 @@ def settle(path: Path, settings: Mapping[str, Any], contents: str) -> None:
     Raises:
         ValueError: There are contents of other settings.
     """
-    wanted = json.loads(json.dumps(settings))
+    text = json.dumps(settings, indent=1)
+    wanted = json.loads(text)
     stored = read_json(path) if path.exists() else {}
     changes = []
     for name in sorted({**stored, **wanted}):
-        if stored.get(name) != wanted.get(name):
-            changes.append(f"{name} {stored.get(name)} (now {wanted.get(name)})")
+        before = stored.get(name)
+        now = wanted.get(name)
+        if before != now:
+            changes.append(f"{name} {before} (now {now})")
+
     if stored and changes and contents:
         words = ", ".join(changes)
         raise ValueError(
             f"{path.parent}: has {contents} with {words}; pass another --out or remove the directory"
         )
     if stored != wanted or not path.exists():
-        write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
+        write_atomically(path, f"{text}\n".encode())
 
 
 def finished_cells(folder: Path) -> Dict[Cell, List[Row]]:

@@ -42,7 +42,8 @@ class Interval(NamedTuple):
 
 def extremes(values: Sequence[float]) -> Interval:
     """Return the mean, with the smallest and the largest value as its ends."""
-    return Interval(float(np.mean(values)), min(values), max(values), len(values))
+    mean = float(np.mean(values))
+    return Interval(mean, min(values), max(values), len(values))
 
 
 def students(values: Sequence[float]) -> Interval:
@@ -64,7 +65,8 @@ def _p_above(values: np.ndarray, bound: float) -> float:
     distance = float(values.mean()) - bound
     if not error:
         return float(distance <= 0)
-    return float(stats.t.sf(distance / error, len(values) - 1))
+    t = distance / error
+    return float(stats.t.sf(t, len(values) - 1))
 
 
 def equivalence(values: Sequence[float], margin: float) -> float:
@@ -77,19 +79,20 @@ def equivalence(values: Sequence[float], margin: float) -> float:
 
 def above(ratios: Sequence[float], bound: float) -> float:
     """Return the P value of a one-sided t test, on logarithms, of ratios above the bound."""
-    return _p_above(np.log(ratios), float(np.log(bound)))
+    logarithms = np.log(ratios)
+    return _p_above(logarithms, float(np.log(bound)))
 
 
 def holm(p_values: Mapping[str, float]) -> Dict[str, float]:
     """Adjust P values for their number (Holm 1979)."""
     adjusted = dict(p_values)
     largest = 0.0
-    rising = sorted(p_values, key=lambda name: p_values[name])
-    for place, name in enumerate(rising):
-        tests_left = len(p_values) - place
-        product = min(1.0, tests_left * p_values[name])
-        largest = max(largest, product)
+    tests_left = len(p_values)
+    for name in sorted(p_values, key=lambda name: p_values[name]):
+        product = tests_left * p_values[name]
+        largest = max(largest, min(1.0, product))
         adjusted[name] = largest
+        tests_left -= 1
     return adjusted
 
 
@@ -112,12 +115,14 @@ def power(deviation: float, margin: float, seeds: int) -> float:
 
     def passes(share: float) -> float:
         """Return the probability at a quantile of the distribution of s**2."""
-        variance = float(stats.chi2.ppf(share, freedom)) / freedom
+        chi_squared = float(stats.chi2.ppf(share, freedom))
+        variance = chi_squared / freedom
         limit = margin / error - t * variance**0.5
         inside = 2 * stats.norm.cdf(limit) - 1
         return max(0.0, float(inside))
 
-    return float(integrate.quad(passes, 0, 1, limit=200)[0])
+    probability, _ = integrate.quad(passes, 0, 1, limit=200)
+    return float(probability)
 
 
 def error_over_sequences(
@@ -146,7 +151,7 @@ def ratio(values: Sequence[float]) -> Interval:
     """
     if min(values) <= 0:
         median = float(np.median(values))
-        return Interval(median, 0.0, float("inf"), len(values))
+        return Interval(median, 0.0, np.inf, len(values))
     logarithms = np.log(values).tolist()
     interval = students(logarithms)
     mean, low, high = np.exp(interval[:3]).tolist()
@@ -167,6 +172,7 @@ def median_interval(values: Sequence[float]) -> Interval:
         if probability > 1 - CONFIDENCE:
             break
         outside += 1
+    median = float(np.median(rising))
     low = rising[outside]
     high = rising[number - 1 - outside]
-    return Interval(float(np.median(rising)), low, high, number)
+    return Interval(median, low, high, number)

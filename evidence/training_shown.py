@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from evidence import arms
 from evidence.runner import Cell
 from evidence.statistics import CONFIDENCE, Interval, error_over_sequences, students
-from evidence.writer import Shown, Table, curve, curves, small, spread
+from evidence.writer import Part, Pictures, Shown, Table, curve, curves, small, spread
 from pack_data.cli.command import counted
-from pack_data.display.picture import Lines, Picture
+from pack_data.display.picture import Lines
 
 METRICS = {"loss": "loss", "mlm_loss": "masked tokens", "nsp_loss": "next sentence"}
 
@@ -30,7 +30,8 @@ class TrainingShown(Shown):
         """Return the last measurement, over all scored sequences."""
         row = self.cells[Cell(arm, seed)][-1]
         of_all = f"all_{metric}"
-        return float(row[of_all if of_all in row else metric])
+        name = of_all if of_all in row else metric
+        return float(row[name])
 
     def differences(
         self, first: str, second: str, metric: str, seeds: Optional[Sequence[int]] = None
@@ -39,25 +40,30 @@ class TrainingShown(Shown):
         differences = []
         for seed in self.common(first, second) if seeds is None else seeds:
             value = self.value(first, seed, metric)
-            differences.append(value - self.value(second, seed, metric))
+            reference = self.value(second, seed, metric)
+            differences.append(value - reference)
         return differences
 
     def over_sequences(self, first: str, second: str, seeds: Sequence[int]) -> float:
         """Return the standard error of the mean difference of the loss over the held-out sequences."""
 
         def mean(arm: str, name: str) -> Any:
-            return np.mean([self.cells[Cell(arm, seed)][-1][name] for seed in seeds], axis=0)
+            values = [self.cells[Cell(arm, seed)][-1][name] for seed in seeds]
+            return np.mean(values, axis=0)
 
         def difference(name: str) -> Any:
             return mean(first, name) - mean(second, name)
 
         masked = np.array(self.facts["masked"], dtype=float)
         mlm = difference("mlm_centinats") / 100
-        return error_over_sequences(masked, mlm, difference("nsp_millinats") / 1000)
+        nsp = difference("nsp_millinats") / 1000
+        return error_over_sequences(masked, mlm, nsp)
 
     def against(self, arm: str, metric: str = "loss") -> Optional[Interval]:
         """Return the difference from the reference over the common seeds; None for the reference or without seeds."""
-        reference = self.reference + (arms.DOUBLE if arm.endswith(arms.DOUBLE) else "")
+        reference = self.reference
+        if arm.endswith(arms.DOUBLE):
+            reference += arms.DOUBLE
         if arm == reference:
             return None
         differences = self.differences(arm, reference, metric)
@@ -69,7 +75,7 @@ class TrainingShown(Shown):
         """Return the arms with a finished seed outside the pilot."""
         return [arm for arm in self.words if self.seeds(arm)]
 
-    def parts(self) -> List[Union[str, Table]]:
+    def parts(self) -> List[Part]:
         size = self.settings
         facts = self.facts
         return [
@@ -120,7 +126,7 @@ class TrainingShown(Shown):
 
     # ---- the pictures
 
-    def pictures(self) -> Dict[str, Sequence[Picture]]:
+    def pictures(self) -> Pictures:
         return {"curves": self.curves()} if self.named() else {}
 
     def curves(self) -> List[Lines]:
@@ -131,9 +137,11 @@ class TrainingShown(Shown):
             for arm in self.named():
                 if not arm.endswith(arms.DOUBLE):
                     thousands = 1e-3 * self.columns(arm, "sequences")
-                    lines.append(curve(self.words[arm], thousands, self.columns(arm, metric)))
+                    losses = self.columns(arm, metric)
+                    lines.append(curve(self.words[arm], thousands, losses))
             level = ("most frequent answers, no model", self.facts["baseline"][metric])
-            x, y = "sequences processed, thousands", "held-out loss, nats"
+            x = "sequences processed, thousands"
+            y = "held-out loss, nats"
             pictures.append(curves(METRICS[metric], x, y, lines, [level]))
         return pictures
 
@@ -149,10 +157,12 @@ class UpdatesShown(TrainingShown):
     def apart(self, first: str, second: str) -> Tuple[np.ndarray, np.ndarray]:
         """Return updates and |difference| of the loss along the runs, [seeds, points]."""
         seeds = self.common(first, second)
-        losses = self.columns(first, "loss", seeds) - self.columns(second, "loss", seeds)
-        return self.columns(first, "step", seeds), np.abs(losses)
+        losses = self.columns(first, "loss", seeds)
+        others = self.columns(second, "loss", seeds)
+        updates = self.columns(first, "step", seeds)
+        return updates, np.abs(losses - others)
 
-    def pictures(self) -> Dict[str, Sequence[Picture]]:
+    def pictures(self) -> Pictures:
         pairs = {
             "packed, float64": (arms.PACKED + arms.DOUBLE, arms.UNPACKED + arms.DOUBLE),
             "packed, float32": (arms.PACKED, arms.UNPACKED),
@@ -166,15 +176,15 @@ class UpdatesShown(TrainingShown):
         lines = []
         for words, pair in pairs.items():
             if self.common(*pair):
-                steps, differences = self.apart(*pair)
-                lines.append(curve(words, steps, np.maximum(differences, 1e-17)))
+                updates, differences = self.apart(*pair)
+                visible = np.maximum(differences, 1e-17)  # the axis is logarithmic
+                lines.append(curve(words, updates, visible))
         pictures = super().pictures()
         if lines:
             title = "How far runs are from unpacked ones"
             y = "difference of held-out losses, nats"
-            pictures["apart"] = [
-                curves(title, "updates", y, lines, [("limit in float64", 1e-6)], log=10)
-            ]
+            level = ("limit in float64", 1e-6)
+            pictures["apart"] = [curves(title, "updates", y, lines, [level], log=10)]
         return pictures
 
 
@@ -189,8 +199,9 @@ def _words(difference: Optional[Interval]) -> Optional[str]:
     """Format a difference from the reference."""
     if difference is None:
         return None
-    is_rounding = abs(difference.mean) < 1e-5
-    return small(difference.mean) if is_rounding else difference.words("+.4f")
+    if abs(difference.mean) < 1e-5:  # rounding
+        return small(difference.mean)
+    return difference.words("+.4f")
 
 
 def _constant(baseline: Mapping[str, float]) -> List[str]:

@@ -62,41 +62,56 @@ class Updates(NamedTuple):
     start: Optional[Start] = None
 
 
-_BERT = Size("text", 8_000_000, 0.12, 128, 0.9, 3, 30_522, 384, 6, 12, 4, 2, 6_270, 6, 5.0e-4, True)
+_BERT = Size(
+    corpus="text",
+    amount=8_000_000,
+    held_out=0.12,
+    max_sequence_length=128,
+    short_sequence_probability=0.9,
+    depth=3,
+    vocabulary_size=30_522,
+    hidden_size=384,
+    num_layers=6,
+    num_heads=12,
+    micro_batch=4,
+    accumulation=2,
+    sequences=6_270,
+    points=6,
+    learning_rate=5.0e-4,
+    resumable=True,
+)
 _FULL = Size(
-    "text",
-    10**12,
-    0.001,
-    512,
-    0.1,
-    3,
-    30_522,
-    768,
-    12,
-    12,
-    8,
-    32,
-    256 * 100_000,
-    20,
-    1.0e-4,
-    True,
-    "bfloat16",
+    corpus="text",
+    amount=10**12,
+    held_out=0.001,
+    max_sequence_length=512,
+    short_sequence_probability=0.1,
+    depth=3,
+    vocabulary_size=30_522,
+    hidden_size=768,
+    num_layers=12,
+    num_heads=12,
+    micro_batch=8,
+    accumulation=32,
+    sequences=256 * 100_000,
+    points=20,
+    learning_rate=1.0e-4,
+    resumable=True,
+    precision="bfloat16",
 )
-SIZES, DEFAULT = (
-    {
-        "quick": Updates(QUICK, ((_SAME, (1,)), (_DOUBLE, (1,)))),
-        "topics": Updates(
-            TOPICS, (((PACKED, UNPACKED), PILOT_SEEDS), (_SAME, SEEDS), (_DOUBLE, SEEDS))
-        ),
-        "figure_4": Updates(TOPICS, (((PACKED, UNPACKED, NO_MASK, *_FIGURE_4), SEEDS),)),
-        "wikipedia": Updates(
-            WIKIPEDIA, ((_SAME, SEEDS[:1]), (_DOUBLE[:2], SEEDS[:1]), (_SAME, SEEDS))
-        ),
-        "trained": Updates(_BERT, ((_SAME, SEEDS),), Start(PACKAGE, 160, 5.0e-4, 256)),
-        "full": Updates(_FULL, (((PACKED, UNPACKED), (1,)),)),
-    },
-    "topics",
-)
+SIZES = {
+    "quick": Updates(QUICK, ((_SAME, (1,)), (_DOUBLE, (1,)))),
+    "topics": Updates(
+        TOPICS, (((PACKED, UNPACKED), PILOT_SEEDS), (_SAME, SEEDS), (_DOUBLE, SEEDS))
+    ),
+    "figure_4": Updates(TOPICS, (((PACKED, UNPACKED, NO_MASK, *_FIGURE_4), SEEDS),)),
+    "wikipedia": Updates(WIKIPEDIA, ((_SAME, SEEDS[:1]), (_DOUBLE[:2], SEEDS[:1]), (_SAME, SEEDS))),
+    "trained": Updates(
+        _BERT, ((_SAME, SEEDS),), Start(PACKAGE, updates=160, rate=5.0e-4, along=256)
+    ),
+    "full": Updates(_FULL, (((PACKED, UNPACKED), (1,)),)),
+}
+DEFAULT = "topics"
 SUMMARY = (
     "Whole pre-training runs whose updates have the same sequences, packed and each alone in a row, in float32 and\n"
     "float64, with controls: packs without the mask, losses as means over micro-batches.\n\n"
@@ -195,8 +210,9 @@ class Runs:
     def weights(self) -> Optional[Weights]:
         """Return the weights of the start; raise ValueError if they are missing or have changed."""
         if self.start is not None and self._weights is None:
-            kept = finished_cells(self._runner.folder)[Cell(START, START_SEED)][-1]["weights"]
-            if not (self.folder / SAFETENSORS).exists() or self._sha256() != kept:
+            rows = finished_cells(self._runner.folder)[Cell(START, START_SEED)]
+            trained = rows[-1]["weights"]
+            if not (self.folder / SAFETENSORS).exists() or self._sha256() != trained:
                 raise ValueError(
                     f"{self.folder}: not the initial weights of the finished runs; restore them, or remove "
                     f"{self._runner.folder} and start again"

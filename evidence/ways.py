@@ -37,10 +37,13 @@ INFERENCE = "inference"
 _SORTED = 3
 
 
+_Row = Tuple[int, ...]  # numbers of its sequences
+
+
 class Pass(NamedTuple):
     """One forward pass: the numbers of the sequences in each row, and the slots of a row."""
 
-    rows: Tuple[Tuple[int, ...], ...]
+    rows: Tuple[_Row, ...]
     slots: int
 
     @property
@@ -139,7 +142,7 @@ class Ways:
 
     # ---- rows
 
-    def _packed_rows(self, epoch: int) -> List[Tuple[int, ...]]:
+    def _packed_rows(self, epoch: int) -> List[_Row]:
         """Return the numbers of the sequences of each packed row."""
         place = assign(self.lengths, self.packing, (self.seed, epoch))
         order = np.lexsort((place.slot, place.pack))
@@ -150,7 +153,7 @@ class Ways:
         """Put each sequence alone in a row of full length."""
         return self._of_rows([(int(number),) for number in numbers])
 
-    def _of_rows(self, rows: Sequence[Tuple[int, ...]]) -> Passes:
+    def _of_rows(self, rows: Sequence[_Row]) -> Passes:
         """Distribute rows of full length over passes."""
         size = self.rows_of_pass
         starts = range(0, len(rows), size)
@@ -159,7 +162,7 @@ class Ways:
     def _padded(self, numbers: Iterable[int]) -> Passes:
         """Put each sequence in a row of the longest length of its pass, with at most the slots of a packed pass."""
         passes: List[Pass] = []
-        rows: List[Tuple[int, ...]] = []
+        rows: List[_Row] = []
         longest = 0
         for number in map(int, numbers):
             length = int(self.lengths[number])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import (
     Any,
     Callable,
+    Dict,
     Iterable,
     List,
     Mapping,
@@ -30,28 +31,33 @@ from pack_data.display.table import markdown
 
 def spread(values: Union[Sequence[float], np.ndarray], digits: int = 3) -> str:
     """Format mean and standard deviation over the seeds, `5.123 ± 0.012`; a single value stands alone."""
-    mean = f"{float(np.mean(values)):.{digits}f}"
+    mean = f"{np.mean(values):.{digits}f}"
     if len(values) < 2:
         return mean
-    return f"{mean} ± {float(np.std(values, ddof=1)):.{digits}f}"
+    return f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
 
 
 def small(value: float) -> str:
     """Format a number that may be very small: `3.1e-12`."""
-    return "0" if value == 0 or math.isnan(value) else f"{value:.1e}"
+    if value == 0 or math.isnan(value):
+        return "0"
+    return f"{value:.1e}"
 
 
 # ---- the parts of an experiment's page -------------------------------------------------------------------------------
 
 
+TableColumn = Tuple[str, Callable[[Any], Optional[str]]]  # heading, and row -> cell
+
+
 class Table(NamedTuple):
     """A table of a page.
 
-    columns: heading, and a function from a row to its cell, None for an empty one.  rows: the arguments of these
-    functions.  last: cells of lines below them; missing columns are empty.
+    columns: the functions return None for an empty cell.  rows: the arguments of these functions.  last: cells of lines
+    below them; missing columns are empty.
     """
 
-    columns: Sequence[Tuple[str, Callable[[Any], Optional[str]]]]
+    columns: Sequence[TableColumn]
     rows: Sequence[Any]
     last: Sequence[Sequence[str]] = ()
 
@@ -63,6 +69,10 @@ class Table(NamedTuple):
             missing = len(self.columns) - len(cells)
             lines.append([*cells, *[""] * missing])
         return markdown([heading for heading, _ in self.columns], lines)
+
+
+Part = Union[str, Table]
+Pictures = Dict[str, Sequence[Picture]]  # kind -> the pictures of one file, below each other
 
 
 class Shown(ABC):
@@ -77,12 +87,12 @@ class Shown(ABC):
         self.cells = finished_cells(self.folder)
 
     @abstractmethod
-    def parts(self) -> Iterable[Union[str, Table]]:
+    def parts(self) -> Iterable[Part]:
         """Return the parts of the page: tables, their meaning, the origin of the numbers."""
 
-    @abstractmethod
-    def pictures(self) -> Mapping[str, Sequence[Picture]]:
-        """Return kind -> the pictures of one file, below each other; no kind without a finished cell."""
+    def pictures(self) -> Pictures:
+        """Draw the pictures; no kind without a finished cell."""
+        return {}
 
     # ---- numbers
 
@@ -108,7 +118,9 @@ class Shown(ABC):
 
     def text(self) -> str:
         """Return the page in Markdown."""
-        written = [part if isinstance(part, str) else part.markdown() for part in self.parts()]
+        written = []
+        for part in self.parts():
+            written.append(part if isinstance(part, str) else part.markdown())
         return "\n".join(written).rstrip("\n") + "\n"
 
     def draw(self, folder: Path, stem: str = "") -> List[Path]:

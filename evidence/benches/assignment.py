@@ -55,7 +55,9 @@ class _Disk(threading.Thread):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
-        self._folder, self._done, self._most = folder, threading.Event(), 0
+        self._folder = folder
+        self._done = threading.Event()
+        self._most = 0
         self._look()
         self._first = self._most
         self.start()
@@ -91,7 +93,8 @@ def _measure(sequences: int, depth: Optional[int], workers: int) -> Dict[str, An
         stages.input.need = lambda: 0.0  # type: ignore[method-assign]
         stages.begin()
         stages.count(TaskShare())
-        disk, used = _Disk(work), cpu_seconds()
+        disk = _Disk(work)
+        before = cpu_seconds()
         (packing,) = stages.recipe()
         runner.close()  # its processes count once they have ended
         return {
@@ -99,7 +102,7 @@ def _measure(sequences: int, depth: Optional[int], workers: int) -> Dict[str, An
             "packs": packing.packs,
             "assigned": "on disk" if sequences > IN_MEMORY else "in memory",
             **{name: stages.seconds[name] for name in ("examples", "packing", "assignment")},
-            "processor": cpu_seconds() - used,
+            "processor": cpu_seconds() - before,
             "own": peak_megabytes(),
             "worker": peak_megabytes(workers=True) if workers > 1 else None,
             "disk": disk.stop() / 1e6,
@@ -150,7 +153,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     rows: List[Dict[str, Any]] = []
     for sequences in sorted(args.sequences):
         print(f"{sequences:,} sequences ...", file=sys.stderr, flush=True)
-        given = [
+        options = [
             "--sequences",
             sequences,
             "--workers",
@@ -159,7 +162,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             depth or "unlimited",
         ]
         done = subprocess.run(
-            [sys.executable, "-m", __spec__.name, "--json", *map(str, given)],
+            [sys.executable, "-m", __spec__.name, "--json", *map(str, options)],
             stdout=subprocess.PIPE,
             text=True,
         )

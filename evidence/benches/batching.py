@@ -59,24 +59,25 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             reports.append(report(way, lengths, options))
             bar.update(1)
     if args.json:
-        for made in reports:
-            values = {name: getattr(made, name) for name in JSON_VALUES}
-            print(json.dumps({"way": made.way, **made.properties._asdict(), **values}))
+        for measured in reports:
+            values = {name: getattr(measured, name) for name in JSON_VALUES}
+            properties = measured.properties._asdict()
+            print(json.dumps({"way": measured.way, **properties, **values}))
         return 0
     print(
         f"{args.examples:,} examples, {int(lengths.sum()):,} tokens, from {histogram.name}; "
         f"bs {options.batch_size}, msl {options.max_sequence_length}, {options.ranks} ranks\n"
     )
     rows = [["way", *COLUMNS, "steps", "efficiency", "fill", "balance"]]
-    for made in reports:
-        marks = ["yes" if value else "no" for value in made.properties]
+    for measured in reports:
+        marks = ["yes" if value else "no" for value in measured.properties]
         costs = [
-            f"{made.steps:,}",
-            f"{made.efficiency:.2%}",
-            f"{made.fill:.1%}",
-            f"{made.attention_balance:.3f}",
+            f"{measured.steps:,}",
+            f"{measured.efficiency:.2%}",
+            f"{measured.fill:.1%}",
+            f"{measured.attention_balance:.3f}",
         ]
-        rows.append([made.way, *marks, *costs])
+        rows.append([measured.way, *marks, *costs])
     print("\n".join(text_table(rows, widths=(26, 9, 9, 9, 9, 9, 7, 10, 6, 7))))
     print(LEGEND)
     return 0

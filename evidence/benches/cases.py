@@ -14,6 +14,7 @@ from itertools import product
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
+from numpy.random import Generator
 
 from evidence.benches.peers import Peer, installed_peers
 from pack_data.building.assignment import assign
@@ -38,7 +39,7 @@ def _whole(drawn: np.ndarray, slots: int) -> np.ndarray:
     return np.clip(np.rint(drawn), 1, slots).astype(np.int64)
 
 
-def _triplets(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
+def _triplets(random: Generator, n: int, slots: int) -> np.ndarray:
     """Draw triplets of lengths that fill a row exactly, each between a quarter and a half of the row."""
     triplets = -(-n // 3)
     drawn = random.uniform(0.25 * slots, 0.5 * slots, (2, triplets))
@@ -48,19 +49,19 @@ def _triplets(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
     return _whole(lengths[:n], slots)
 
 
-def _wikipedia(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
+def _wikipedia(random: Generator, n: int, slots: int) -> np.ndarray:
     """Draw the lengths of the paper's Wikipedia, scaled to the slots."""
     counts = LengthHistogram.published("wikipedia_512").counts
     lengths = random.choice(len(counts), n, p=counts / counts.sum())
     return _whole(lengths * (slots / 512), slots)
 
 
-def _one_short(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
+def _one_short(random: Generator, n: int, slots: int) -> np.ndarray:
     drawn = random.normal(slots / 2, 0.08 * slots, n - 1)
     return np.append(_whole(drawn, slots), 1)
 
 
-def _bimodal(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
+def _bimodal(random: Generator, n: int, slots: int) -> np.ndarray:
     is_short = random.random(n) < 0.7
     short = random.normal(0.1, 0.03, n)
     long = random.normal(0.55, 0.08, n)
@@ -68,15 +69,13 @@ def _bimodal(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
     return _whole(shares * slots, slots)
 
 
-def _log_normal(
-    center: float, sigma: float, random: np.random.Generator, n: int, slots: int
-) -> np.ndarray:
+def _log_normal(center: float, sigma: float, random: Generator, n: int, slots: int) -> np.ndarray:
     """Draw lengths around slots / center."""
     mean = math.log(slots / center)
     return _whole(random.lognormal(mean, sigma, n), slots)
 
 
-DRAWN: Dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
+DRAWN: Dict[str, Callable[[Generator, int, int], np.ndarray]] = {
     "uniform": lambda random, n, slots: random.integers(1, slots + 1, n),
     "bimodal": _bimodal,
     "triplets": _triplets,

@@ -84,9 +84,12 @@ def _time_reading(store: PackStore) -> List[Row]:
     times = seconds_in_turn(ways, 4, time.process_time)
     seconds = {way: quartiles(values).median for way, values in times.items()}
     rate = {way: packs / value for way, value in seconds.items()}
-    each = manifest.tokens / manifest.packs / 1e6
-    tokens = {way: f"{value * each:.1f} million tokens/s" for way, value in rate.items()}
-    checking, share = seconds["checksums"] / packs, seconds["checksums"] / seconds["again"]
+    million_tokens = manifest.tokens / manifest.packs / 1e6  # of a pack
+    tokens = {}
+    for way, value in rate.items():
+        tokens[way] = f"{value * million_tokens:.1f} million tokens/s"
+    checking = seconds["checksums"] / packs
+    share = seconds["checksums"] / seconds["again"]
     return [
         (
             "reading",
@@ -125,11 +128,13 @@ def _time_build(args: argparse.Namespace) -> List[Row]:
         )
         cpu = cpu_seconds() - before
         # Before reading: a memory map counts as memory of the process until the system takes it back.
-        own, worker = peak_megabytes(), peak_megabytes(workers=True)
+        own = peak_megabytes()
+        worker = peak_megabytes(workers=True)
         with built.store as store:
-            packs, seconds = len(store), built.seconds
+            packs = len(store)
             size = sum(entry.bytes for entry in store.manifest.shards)
             reading = _time_reading(store)
+    seconds = built.seconds
     way = seconds["assignment"] + seconds["sorting"] + seconds["writing"] + seconds["commit"]
     workers = args.workers if args.workers > 1 else 0
     return [

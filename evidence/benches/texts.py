@@ -14,6 +14,7 @@ import numpy as np
 from pack_data.text.corpus import Document, documents
 from pack_data.text.vocabulary import train_vocabulary
 
+_Examples = List[Dict[str, np.ndarray]]
 _Texts = List[Tuple[str, str]]  # prompt and answer
 
 
@@ -79,8 +80,8 @@ class TokenSet(NamedTuple):
     """A data set as examples for collators, without labels: every token but an example's first is predicted."""
 
     name: str
-    training: List[Dict[str, np.ndarray]]
-    held_out: List[Dict[str, np.ndarray]]
+    training: _Examples
+    held_out: _Examples
     vocabulary_size: int
 
     @property
@@ -112,7 +113,7 @@ def encode(
     return TokenSet(data.name, training, held_out, size)
 
 
-def _examples(most: int, part: List[List[int]]) -> List[Dict[str, np.ndarray]]:
+def _examples(most: int, part: List[List[int]]) -> _Examples:
     return [{"input_ids": np.asarray(ids[:most], np.int64)} for ids in part]
 
 
