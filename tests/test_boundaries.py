@@ -88,6 +88,15 @@ def test_only_code_lines_and_nodes_are_counted():
     assert complexity.density(source) == (12, 4)
 
 
+def test_average_densities_above_the_limit_are_problems(monkeypatch, capsys):
+    monkeypatch.setattr(complexity, "weights", lambda: dict.fromkeys([*complexity.STEPS, *complexity.ZERO], 0))
+    monkeypatch.setattr(complexity, "structure", dict)
+    monkeypatch.setattr(complexity, "DENSEST_AVERAGE", 1.0)
+    assert complexity.main([]) == 1
+    *_, error = capsys.readouterr().out.splitlines()
+    assert "of the product, nodes per code line of evidence;" in error
+
+
 @pytest.mark.parametrize("inside, lines", [(None, APPLICATION), ("pack_data", PACK_DATA)], ids=["all", "pack_data"])
 def test_imports_point_down(inside, lines):
     level = {name: number for number, line in enumerate(lines.splitlines()) for name in line.split()}
