@@ -67,7 +67,7 @@ def results(root: Path) -> Dict[str, Shown]:
     return runs
 
 
-def page(text: str, found: Mapping[str, Finding]) -> str:
+def page(text: str, judged: Mapping[str, Finding]) -> str:
     """Return the page with the result of each claim; raise ValueError unless each claim has one block."""
     blocks = [match.group(2) for match in _BLOCK.finditer(text)]
     claims = told()
@@ -76,14 +76,15 @@ def page(text: str, found: Mapping[str, Finding]) -> str:
             f"{PAGE} has blocks for the claims {sorted(blocks)}, {FILE.name} has {sorted(claims)}; add one block per "
             "claim, <!-- results: CLAIM --> and <!-- end of results --> on separate lines"
         )
-    words = verdicts(found)
+    words = verdicts(judged)
 
     def block(match: Any) -> str:
         begin, name, end = match.groups()
         sentence = claims[name]["sentence"].strip()
         verdict = words[name][0].upper() + words[name][1:]
-        lines = [begin, f"**{sentence}** {verdict}: {found[name].figures}", ""]
-        if found[name].picture:
+        finding = judged[name]
+        lines = [begin, f"**{sentence}** {verdict}: {finding.figures}", ""]
+        if finding.picture:
             folder = PICTURES.split("/")[-1]
             lines += [f"![The claim above A/A, in margins]({folder}/claim_{name}.png)", ""]
         return "\n".join([*lines, end])
@@ -124,7 +125,9 @@ def take(run: Path, root: Path) -> List[Path]:
     if stored.exists() and stored.read_bytes() != (run / SETTINGS).read_bytes():
         shutil.rmtree(folder)
     (folder / CELLS).mkdir(parents=True, exist_ok=True)
-    names = [SETTINGS, *(f"{CELLS}/{path.name}" for path in sorted((run / CELLS).glob("*.json")))]
+    names = [SETTINGS]
+    for path in sorted((run / CELLS).glob("*.json")):
+        names.append(f"{CELLS}/{path.name}")
     if (run / FACTS).exists():
         names.append(FACTS)
     return [Path(shutil.copyfile(run / name, folder / name)) for name in names]
@@ -165,25 +168,32 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     path = options.root / PAGE
     if not path.exists():
         raise ValueError(f"{path}: no such file; run this command in a checkout, or pass --root")
+
     for run in options.take:
         check_run(run)
     for run in options.take:
         print(f"{len(take(run, options.root))} files from {run}")
+
+    # The page, and the pictures of claims.
     shown = results(options.root)
-    found = findings(shown)
-    write_atomically(path, page(path.read_text(encoding="utf-8"), found).encode())
+    judged = findings(shown)
+    text = page(path.read_text(encoding="utf-8"), judged)
+    write_atomically(path, text.encode())
     print(path)
-    for name, finding in found.items():
+    folder = options.root / PICTURES
+    for name, finding in judged.items():
         if finding.picture is not None:
-            write([finding.picture], options.root / PICTURES / f"claim_{name}.png")
+            write([finding.picture], folder / f"claim_{name}.png")
+
+    # The tables and pictures of each run.
     for name, run_shown in shown.items():
-        write_atomically(options.root / PICTURES / f"{name}.md", tables(name, run_shown).encode())
-        pictures = run_shown.draw(options.root / PICTURES, f"{name}_")
+        write_atomically(folder / f"{name}.md", tables(name, run_shown).encode())
+        pictures = run_shown.draw(folder, f"{name}_")
         for picture in pictures:
             print(picture)
-        folder = options.root / RESULTS / name
-        digests = json.dumps(drawn(folder, pictures), indent=1)
-        write_atomically(folder / DRAWN, f"{digests}\n".encode())
+        stored = options.root / RESULTS / name
+        digests = json.dumps(drawn(stored, pictures), indent=1)
+        write_atomically(stored / DRAWN, f"{digests}\n".encode())
     return 0
 
 

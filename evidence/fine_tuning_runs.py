@@ -100,7 +100,8 @@ class Learner:
         names = [name for name in self.task.fields if name != "scale"]
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for part in passes:
-            fields = self._fields(rows_of(inputs, part.rows, part.slots), names)
+            batch = rows_of(inputs, part.rows, part.slots)
+            fields = self._fields(batch, names)
             fields["scale"] = torch.full((len(part.rows),), share, dtype=dtype, device=self.device)
             loss = self.network(*(fields[name] for name in self.task.fields)).loss
             loss.backward()
@@ -113,6 +114,7 @@ class Learner:
             raise NotFinite(
                 f"the loss is {loss}, the gradient norm {norm}; lower the learning rate of the size"
             )
+
         bound = self.config.optimizer.max_gradient_norm
         if bound is not None:
             clip(gradients, norm, bound)
@@ -161,8 +163,10 @@ def train(learner: Learner, way: str, *, steps: int) -> List[Row]:
         if number == 0:
             updates = ways.updates(_laid_out(way), epoch)
         rate = learning_rate(step, learner.config)
-        seconds += timed(partial(learner.update, updates[number], rate, way), learner.clock)[0]
-        counts.update(_counts(updates[number], learner.task.training))
+        passes = updates[number]
+        taken, _ = timed(partial(learner.update, passes, rate, way), learner.clock)
+        seconds += taken
+        counts.update(_counts(passes, learner.task.training))
 
     held_out = learner.ways(INFERENCE)
     outputs = learner.predict(held_out.all_passes(SORTED), SORTED)
@@ -256,9 +260,10 @@ def same_updates(learner: Learner, *, updates: int, sequences: int) -> List[Row]
     inputs = sampled(learner.task.evaluation, sequences)
     passes = _ways_of(learner, inputs).all_passes(SORTED)
     start = learner.engine.state()
+    outputs = {"start": learner.predict(passes, SORTED, inputs)}
+
     ways = learner.ways(TRAINING)
     rate = learner.config.optimizer.learning_rate / 10
-    outputs = {"start": learner.predict(passes, SORTED, inputs)}
     for way in (PACKED, MAXIMUM, LONGEST, NO_MASK):
         learner.engine.load_state(start)
         for update in ways.updates(_laid_out(way))[:updates]:
@@ -326,6 +331,7 @@ def times(learner: Learner, timing: Timing) -> List[Row]:
     for way in (MAXIMUM, PACKED):  # warm up: memory, caches
         learner.update(updates[way][0], rate, way)
         learner.predict(passes[way][:1], way, inputs)
+
     counts = {}
     for way in TIMED:
         counts[TRAINING, way] = _counts(tuple(chain(*updates[way])), learner.task.training)
@@ -333,6 +339,7 @@ def times(learner: Learner, timing: Timing) -> List[Row]:
         counts[INFERENCE, way] = _counts(passes[way], inputs)
     sides = {side: partial(once, *side) for side in counts}
     seconds = seconds_in_turn(sides, timing.rounds, learner.clock, warm_up=False)
+
     rows = []
     for (what, way), rounds in seconds.items():
         side = {"what": what, "way": way}

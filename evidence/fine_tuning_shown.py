@@ -20,7 +20,7 @@ from evidence.ways import (
     WAYS,
 )
 from evidence.ways import WORDS as WAY_WORDS
-from evidence.writer import Part, Pictures, Shown, Table, bars, small, spread
+from evidence.writer import CellText, Part, Pictures, Shown, Table, bars, small, spread
 from pack_data.cli.command import counted
 from pack_data.display.picture import Picture
 
@@ -148,7 +148,7 @@ class FineTuningShown(Shown):
         return [self._table(TRAINING), self._table(INFERENCE), *claims, *self._origin()]
 
     def _table(self, what: str) -> Table:
-        def of_time(words: Callable[[str, str], str]) -> Callable[[_Line], Optional[str]]:
+        def of_time(words: Callable[[str, str], str]) -> CellText:
             def cell(line: _Line) -> Optional[str]:
                 task, way = line
                 return words(task, way) if way in (*WAYS, AGAIN) and self.timed(task) else None

@@ -392,6 +392,8 @@ class PretrainingSetup(BuiltData):
                 engine.optimizer = build_optimizer(
                     engine.model, config.optimizer, betas=config.betas(factor)
                 )
+
+            # Batches.
             folder = unfinished if self.size.resumable else None
             layout = task.layout(config, factor)
             log = HeldOutLosses()
@@ -402,7 +404,9 @@ class PretrainingSetup(BuiltData):
                 layout = layout._replace(micro_batches_per_update=1, packs_per_update=1)
             rows = self.size.micro_batch if alone or regroup is not None else None
             scored = list(trimmed(held_out, along))
+
             with closing(ChangedBatches(packs, layout, scored, change, log, alone=rows)) as batches:
+                # Training, from the newest checkpoint.
                 step = _go_on(engine, batches, folder)
                 if not step and weights is not None:
                     load_into(engine.model, weights)
@@ -414,6 +418,8 @@ class PretrainingSetup(BuiltData):
                 # An interrupted run ends the experiment; its unfinished cell continues from the last checkpoint.
                 if end.stopped_by:
                     raise KeyboardInterrupt
+
+                # Scores of each sequence.
                 rows = log.rows
                 if along is not None:
                     for name, value in task.scored(engine, trimmed(held_out)).items():
@@ -547,6 +553,7 @@ class ScoredPretraining(Pretraining):
             parts.append([values[present] for values in (batch["number"], *scores)])
         if not parts:
             return None
+
         numbers, *columns = map(np.concatenate, zip(*parts))
         order = np.argsort(numbers)
         masked, mlm, right, nsp, nsp_right = (column[order] for column in columns)
@@ -623,10 +630,10 @@ class HeldOutLosses(Log):
         self.totals["seconds"] += result.seconds
         self.totals["processor_seconds"] += time.process_time() - self._begun
 
-    def evaluation(self, step: int, found: Evaluation) -> None:
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Add a row."""
         totals = {name: round(value, 3) for name, value in self.totals.items()}
-        self.rows.append({"step": step, **totals, **rounded(found.metrics)})
+        self.rows.append({"step": step, **totals, **rounded(evaluation.metrics)})
 
     def lacks_evaluation(self, step: int) -> bool:
         return not any(row["step"] == step for row in self.rows)
@@ -656,7 +663,8 @@ class Regrouped(StoredPacks):
         numbers = np.concatenate(updates)
         self._sequences = disassemble(store.schema, store.records(numbers))
         counts = (store.lengths(numbers)["lengths"] > 0).reshape(len(numbers), -1).sum(axis=1)
-        ends = np.cumsum(counts)[np.cumsum([len(each) for each in updates]) - 1]
+        last_packs = np.cumsum([len(packs) for packs in updates]) - 1
+        ends = np.cumsum(counts)[last_packs]
         by_packs = np.split(np.arange(len(self._sequences)), ends[:-1])
         self._updates = regroup(by_packs, self._sequences)
 

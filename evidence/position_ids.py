@@ -27,7 +27,7 @@ from evidence.benches.llama import new_llama
 from evidence.benches.texts import TextSet, TokenSet, encode, text_sets
 from evidence.runner import Cell, Row, Runner
 from evidence.statistics import Interval, extremes, students
-from evidence.writer import Part, Pictures, Shown, Table, TableColumn, bars, spread
+from evidence.writer import CellText, Part, Pictures, Shown, Table, TableColumn, bars, spread
 from ipu_packed_bert.engine.host.devices import find_device
 from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.batching.plans import WAYS, BatchOptions
@@ -226,12 +226,14 @@ def train(
     memory = PeakMemory()
     if cuda:
         cuda.reset_peak_memory_stats(device)
+
     steps = plan.steps
     warmup_steps = max(1, steps // 10)
     results = []
     seconds = 0.0
     for step in range(steps):
-        inputs = inputs_for(model, collate(way, plan.batch(step, 0), tokens.training))
+        batch = collate(way, plan.batch(step, 0), tokens.training)
+        inputs = inputs_for(model, batch)
         start = time.perf_counter()
         share = warmup_linear(step, steps=steps, warmup_steps=warmup_steps)
         rate = size.learning_rate * share
@@ -240,9 +242,11 @@ def train(
             cuda.synchronize()
         seconds += time.perf_counter() - start
     peak = cuda.max_memory_allocated() if cuda else memory.added()
+
     held_out = sorted(tokens.held_out, key=lambda example: len(example["input_ids"]))
     padded = (PaddingCollator()(held_out[at : at + 8]) for at in range(0, len(held_out), 8))
     predicted = sum(result.supervised_tokens for result in results)
+    losses = sum(result.loss * result.supervised_tokens for result in results)
     real = int(tokens.lengths.sum())
     return {
         "updates": steps,
@@ -250,8 +254,7 @@ def train(
         "tokens": real,
         "tokens_per_second": real / seconds,
         "peak_memory_mib": None if peak is None else peak / 2**20,
-        "training_loss": sum(result.loss * result.supervised_tokens for result in results)
-        / predicted,
+        "training_loss": losses / predicted,
         "held_out_loss": mean_loss(model, padded, device),
     }
 
@@ -261,7 +264,8 @@ def unigram_loss(tokens: TokenSet) -> float:
     training = np.concatenate([example["input_ids"][1:] for example in tokens.training])
     held_out = np.concatenate([example["input_ids"][1:] for example in tokens.held_out])
     counts = 1 + np.bincount(training, minlength=tokens.vocabulary_size)
-    return float(-np.log(counts / counts.sum())[held_out].mean())
+    losses = -np.log(counts / counts.sum())
+    return float(losses[held_out].mean())
 
 
 # ---- the experiment
@@ -414,7 +418,7 @@ class PositionIdsShown(Shown):
         """Return the table of one data set: means and spread over the seeds."""
         facts = self.facts["data"][name]
 
-        def of(column: str, words: Callable[[List[float]], str]) -> Callable[[str], Optional[str]]:
+        def of(column: str, words: Callable[[List[float]], str]) -> CellText:
             def cell(way: str) -> Optional[str]:
                 values = self.values(name, way, column)
                 return words(values) if values else None
@@ -424,7 +428,7 @@ class PositionIdsShown(Shown):
         def mean(values: List[float]) -> str:
             return f"{np.mean(values):,.0f}"
 
-        def has(place: int) -> Callable[[str], str]:
+        def has(place: int) -> CellText:
             return lambda way: "yes" if facts["properties"][way][place] else "no"
 
         columns: List[TableColumn] = [

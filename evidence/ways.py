@@ -179,6 +179,8 @@ class Ways:
 
 def slots_per_token(updates: Sequence[Passes], lengths: np.ndarray) -> float:
     """Return the computed slots per token."""
-    passes = list(chain(*updates))
-    tokens = sum(int(lengths[part.sequences].sum()) for part in passes)
-    return sum(part.size for part in passes) / tokens
+    slots = tokens = 0
+    for part in chain(*updates):
+        slots += part.size
+        tokens += int(lengths[part.sequences].sum())
+    return slots / tokens

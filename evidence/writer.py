@@ -47,7 +47,8 @@ def small(value: float) -> str:
 # ---- the parts of an experiment's page -------------------------------------------------------------------------------
 
 
-TableColumn = Tuple[str, Callable[[Any], Optional[str]]]  # heading, and row -> cell
+CellText = Callable[[Any], Optional[str]]  # row -> cell
+TableColumn = Tuple[str, CellText]  # heading, and its cells
 
 
 class Table(NamedTuple):

@@ -52,7 +52,10 @@ QUANTILES = {
 }
 # Log-normal: half of the examples below 100 tokens, one in a hundred above 1,600.
 LONG_TAILED = "long-tailed"
-PADDED, SORTED, DENSE, OURS = "padded", "sorted", "dense", "ours"
+PADDED = "padded"
+SORTED = "sorted"
+DENSE = "dense"
+OURS = "ours"
 
 
 class Setup(NamedTuple):
@@ -82,7 +85,8 @@ def _in_turn(sides: Dict[str, Callable[[], float]], setup: Setup) -> Dict[str, _
     Raise RuntimeError if the losses differ.
     """
     cuda = torch.cuda if setup.device != "cpu" else None
-    memory, losses = {}, {}
+    memory = {}
+    losses = {}
     for name, work in sides.items():
         peak = PeakMemory()
         before = cuda.memory_allocated() if cuda else 0
@@ -90,12 +94,14 @@ def _in_turn(sides: Dict[str, Callable[[], float]], setup: Setup) -> Dict[str, _
             cuda.reset_peak_memory_stats()
         losses[name] = work()
         memory[name] = cuda.max_memory_allocated() - before if cuda else peak.added()
+
     first, *others = losses.values()
     worst = max(abs(loss / first - 1) for loss in others)
     if not worst < 1e-4:
         raise RuntimeError(
             f"the losses of {', '.join(sides)} differ by {worst:.1e}; times mean nothing then"
         )
+
     clock = clock_of(torch.device(setup.device), of_process=True)
     times = seconds_in_turn(sides, setup.rounds, clock, warm_up=False)
     return {name: _Timed(times[name], memory[name], losses[name]) for name in sides}
@@ -205,6 +211,7 @@ def _measure_loss(slots: int, setup: Setup) -> List[Dict[str, Any]]:
     turn("in blocks")  # gradients and buffers that stay exist before all sides
     sides = _in_turn({way: partial(turn, way) for way in ways}, setup)
     whole = sides["whole logits"].seconds
+
     rows = []
     for way, timed in sides.items():
         relative = _median(timed.seconds / whole)
