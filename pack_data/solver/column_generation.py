@@ -14,13 +14,13 @@ linear-programming based stabilization techniques in column generation" (2018).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy.optimize import linprog
-from scipy.sparse import coo_matrix, csc_matrix, diags, hstack
+from scipy.sparse import coo_matrix, csc_matrix, diags, hstack, identity
 
 from pack_data.solver.search import MAX_SINGLE_DEPTH
 
@@ -124,9 +124,7 @@ class _PackTables:
         return self._tables[sequences]
 
     def _one_more(self, sequences: int) -> np.ndarray:
-        while sequences - 1 not in self._tables:
-            self._table(max(self._tables) + 1)
-        before = self._tables[sequences - 1]
+        before = self._table(sequences - 1)
         if sequences > 2 and before is self._tables[sequences - 2]:
             return before
         table = before.copy()
@@ -273,10 +271,9 @@ class _Pool:
         number, depth = self.strategies.shape
         rows = self._row[self.strategies].ravel()
         columns = np.repeat(np.arange(number), depth)
-        used = rows > 0
-        places = rows[used] - 1, columns[used]
-        entries = np.ones(int(used.sum()))
-        return coo_matrix((entries, places), shape=(len(self._lengths), number)).tocsc()
+        shape = len(self._lengths) + 1, number
+        slots = coo_matrix((np.ones(len(rows)), (rows, columns)), shape).tocsc()
+        return slots[1:]  # row 0 counts empty slots
 
 
 def _solve_master(slots: csc_matrix, wanted: np.ndarray) -> _Master:
@@ -318,20 +315,21 @@ class Relaxation:
 
 
 def _hats(lengths: np.ndarray, knots: np.ndarray) -> csc_matrix:
-    """Return the piecewise linear interpolation between lengths, sparse [knots, lengths]; knots: ascending indices."""
+    """Return the piecewise linear interpolation between lengths, sparse [knots, lengths].
+
+    knots: ascending indices, the first and the last length among them.
+    """
     if len(knots) == 1:
         return csc_matrix(np.ones((1, len(lengths))))
     columns = np.arange(len(lengths))
-    right = np.searchsorted(knots, columns, side="right")
-    right = np.clip(right, 1, len(knots) - 1)
-    left = right - 1
+    left = np.searchsorted(knots[1:-1], columns, side="right")
+    right = left + 1
     low = lengths[knots[left]]
     high = lengths[knots[right]]
     share = (lengths - low) / (high - low)
     shares = np.concatenate([1 - share, share])
     rows = np.concatenate([left, right])
-    places = rows, np.concatenate([columns, columns])
-    return coo_matrix((shares, places), shape=(len(knots), len(lengths))).tocsc()
+    return coo_matrix((shares, (rows, np.tile(columns, 2)))).tocsc()
 
 
 def even_indices(rows: int, number: int) -> np.ndarray:
@@ -426,24 +424,44 @@ class Programme:
         self._reach = min(self._depth, 2 * self._reach)
         return self._add_improving(prices, 0.0)
 
-    def _forget(self, prices: np.ndarray, used: np.ndarray, limit: int) -> None:
-        """Keep the strategies in use and those worth most at these prices, about `limit` in all."""
+    def _forget(self, prices: np.ndarray, used: np.ndarray) -> None:
+        """Keep the strategies in use and those worth most at these prices, `_STRATEGIES_PER_LENGTH` or more."""
+        limit = _STRATEGIES_PER_LENGTH * len(self._lengths)
         if len(self._pool.strategies) > limit:
             worth = self._pool.worth(prices, self._pool.strategies)
             least = np.partition(worth, -limit)[-limit]
             self._pool.keep(used | (worth >= least))
 
-    def _relaxation(self, master: _Master, exact: bool) -> Relaxation:
-        """Return the relaxation of the strategies that the master uses."""
-        used = master.packs > 0
-        strategies = self._pool.strategies[used]
-        return Relaxation(
-            master.value, self.bound, self.prices, strategies, master.packs[used], exact
-        )
-
     def _whole_bound(self) -> float:
         """Return the bound rounded up to whole packs."""
         return float(np.ceil(self.bound - _BOUND_ERROR))
+
+    def _solve(
+        self,
+        rows: csc_matrix,
+        rounds: int,
+        enough: Callable[[float, int], bool],
+        progress: _Progress,
+    ) -> Relaxation:
+        """Solve the programme until `enough` of its value and the number of the round is True.
+
+        rows: weight of each length in each row of the programme, sparse [rows, lengths].
+        """
+        wanted = rows @ self._weights
+        for round_ in range(rounds):
+            master = _solve_master(rows @ self._pool.matrix(), wanted)
+            progress(master.value, self.bound, self.prices)
+            used = master.packs > 0
+            strategies = self._pool.strategies[used]
+            if enough(master.value, round_):
+                break
+            prices = rows.T @ master.prices
+            self._forget(prices, used)
+            if not self._improve(prices):
+                break
+        packs = master.packs[used]
+        exact = len(wanted) == len(self._lengths)
+        return Relaxation(master.value, self.bound, self.prices, strategies, packs, exact)
 
     def solve_on(self, knots: np.ndarray, progress: _Progress) -> Relaxation:
         """Solve for prices that are piecewise linear in the length, to 1e-5 or a fraction of a pack.
@@ -455,22 +473,15 @@ class Programme:
             knots: indices of lengths, ascending.
             progress: called after every programme solved.
         """
-        hats = _hats(self._lengths, knots)
-        wanted = hats @ self._weights
         self._pool.add(self._lengths[knots][:, None])  # so that each row can be met
-        for _ in range(_MAX_ROUNDS_ON_KNOTS):
-            master = _solve_master(hats @ self._pool.matrix(), wanted)
-            progress(master.value, self.bound, self.prices)
-            relaxation = self._relaxation(master, exact=False)
+
+        def enough(value: float, _: int) -> bool:
             spare = self._whole_bound() - self.bound
-            small_gap = max(_GAP_ON_KNOTS * master.value, _SPARE_GAP_ON_KNOTS * spare)
-            if master.value - self.bound <= small_gap:
-                break
-            prices = hats.T @ master.prices
-            self._forget(prices, master.packs > 0, _STRATEGIES_PER_LENGTH * len(self._lengths))
-            if not self._improve(prices):
-                break
-        return replace(relaxation, bound=self.bound, prices=self.prices)
+            small_gap = max(_GAP_ON_KNOTS * value, _SPARE_GAP_ON_KNOTS * spare)
+            return value - self.bound <= small_gap
+
+        hats = _hats(self._lengths, knots)
+        return self._solve(hats, _MAX_ROUNDS_ON_KNOTS, enough, progress)
 
     def _tokens_are_scarce(self) -> bool:
         """Return True if programmes have not improved the first bound, so that tokens are scarce, not lengths."""
@@ -510,22 +521,16 @@ class Programme:
         progress: _Progress,
     ) -> Relaxation:
         """Solve the programme with a row for every length."""
-        for round_ in range(rounds):
-            master = _solve_master(self._pool.matrix(), self._weights)
-            progress(master.value, self.bound, self.prices)
-            relaxation = self._relaxation(master, exact=True)
+
+        def enough(value: float, round_: int) -> bool:
             whole_bound = self._whole_bound()
-            at_optimum = master.value - self.bound <= _TOLERANCE * master.value
-            no_pack_to_save = round_ >= _ROUNDS_BEFORE_ROUNDING and master.value <= whole_bound
-            good = master.value <= good_enough or whole_bound >= incumbent
-            if at_optimum or no_pack_to_save or good:
-                break
-            self._forget(
-                master.prices, master.packs > 0, _STRATEGIES_PER_LENGTH * len(self._lengths)
-            )
-            if not self._improve(master.prices):
-                break
-        return replace(relaxation, bound=self.bound, prices=self.prices)
+            at_optimum = value - self.bound <= _TOLERANCE * value
+            no_pack_to_save = round_ >= _ROUNDS_BEFORE_ROUNDING and value <= whole_bound
+            good = value <= good_enough or whole_bound >= incumbent
+            return at_optimum or no_pack_to_save or good
+
+        all_rows = identity(len(self._lengths), format="csc")
+        return self._solve(all_rows, rounds, enough, progress)
 
 
 def relax(
@@ -568,7 +573,7 @@ def relax(
     if seeds is not None:
         programme._pool.add(seeds)
     few_rows = len(lengths) <= 2 * _COARSE_ROWS[0]
-    if not few_rows and (seeds is None or not exact):
+    if not few_rows and seeds is None:
         coarse = programme._begin_full(not exact, progress)
         if coarse is not None:
             return coarse

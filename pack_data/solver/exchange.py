@@ -8,7 +8,7 @@ one in return, or none, until it fits. Among thousands of packs there is nearly 
 from __future__ import annotations
 
 import heapq
-from typing import List, Tuple
+from typing import List
 
 import numpy as np
 
@@ -48,9 +48,7 @@ def exchange(counts: np.ndarray, depth: int, packs: int) -> Packs:
         return []
     room = S - rows.sum(axis=1)
     # (slots left, below 0; index of the pack), the fullest first
-    too_full: List[Tuple[int, int]] = []
-    for row in np.flatnonzero(room < 0).tolist():
-        heapq.heappush(too_full, (int(room[row]), row))
+    too_full = sorted((int(room[row]), row) for row in np.flatnonzero(room < 0).tolist())
     partial_left = _MIN_PARTIAL + _MOST_PARTIAL * packs
     while too_full:
         _, row = heapq.heappop(too_full)
@@ -109,9 +107,9 @@ def _relieve(rows: np.ndarray, room: np.ndarray, row: int, random: np.random.Gen
         moved = given - taken
         fits = moved <= room[others][:, None, None]
         gain = np.where(fits, np.minimum(moved, missing), 0)
-        if not gain.size or gain.max() <= 0:
+        best = gain.max(initial=0)
+        if not best:
             continue
-        best = gain.max()
         is_partial = best < missing
         if is_partial and exchanges < _EXCHANGES[1]:
             continue

@@ -16,7 +16,8 @@ where most slots are left for each seat. This balances the packs as the rule of 
 from __future__ import annotations
 
 import heapq
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from collections import defaultdict
+from typing import Callable, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
@@ -29,7 +30,7 @@ _MAX_SPARE_SLOTS = 2  # slots that a pair of sequences may leave empty
 _RUNS_TRIED = 16
 
 
-def fill_exactly(counts: np.ndarray, max_sequences_per_pack: Optional[int], target: int) -> Packs:
+def fill_exactly(counts: np.ndarray, max_sequences_per_pack: int, target: int) -> Packs:
     """Return the fewest packs of two rules; stop at `target` packs.
 
     One rule adds the longest sequence that fits, the other the longest of an even share of the room, so that packs get
@@ -38,13 +39,12 @@ def fill_exactly(counts: np.ndarray, max_sequences_per_pack: Optional[int], targ
 
     Args:
         counts: sequences by length, int [S + 1]; at least one sequence.
-        max_sequences_per_pack: largest depth; None is unlimited.
+        max_sequences_per_pack: largest depth.
         target: number of packs that is few enough.
     """
-    depth = len(counts) - 1 if max_sequences_per_pack is None else max_sequences_per_pack
     best: Packs = []
     for even in (False, True):
-        packs = _Filling(counts, depth).packs(even)
+        packs = _Filling(counts, max_sequences_per_pack).packs(even)
         if not best or count_packs(packs) < count_packs(best):
             best = packs
         if count_packs(best) <= target:
@@ -112,12 +112,12 @@ class _Filling:
         Its sequences stay among those that are left, but their lengths may no longer be `_present`.
         """
         present = self._present
-        pack: Dict[int, int] = {}
+        pack: Dict[int, int] = defaultdict(int)
         room = self._S
         seats = self._depth
         length = longest
         while length > 0:
-            pack[length] = pack.get(length, 0) + 1
+            pack[length] += 1
             present[length] = self._left[length] > pack[length]
             room -= length
             seats -= 1
@@ -132,7 +132,7 @@ class _Filling:
                 pair = self._pair(room, pack)
             if pair:
                 for last in pair:
-                    pack[last] = pack.get(last, 0) + 1
+                    pack[last] += 1
                 break
 
             share = room

@@ -9,8 +9,7 @@ optimal face then follows by linear programming, because the mixture of fewest s
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Tuple
+from typing import Tuple
 
 import numpy as np
 
@@ -77,18 +76,14 @@ def _interior_point(
         matrix[np.diag_indices(size)] += 1.0
         return matrix
 
-    def longest_step(v: np.ndarray, dv: np.ndarray) -> float:  # keeps v + step dv >= 0
-        falling = dv < 0
-        return min(1.0, float(np.min(-v[falling] / dv[falling], initial=np.inf)))
+    def longest_step(dx: np.ndarray, ds: np.ndarray) -> float:  # keeps x and s at least 0
+        longest = 1.0
+        for v, dv in ((x, dx), (s, ds)):
+            falling = dv < 0
+            longest = float(np.min(-v[falling] / dv[falling], initial=longest))
+        return longest
 
-    def direction(
-        factor: Any,
-        primal: np.ndarray,
-        dual: np.ndarray,
-        x: np.ndarray,
-        s: np.ndarray,
-        target: np.ndarray,
-    ) -> Tuple[np.ndarray, ...]:
+    def direction(target: np.ndarray) -> Tuple[np.ndarray, ...]:  # from x, s to x s = target
         right_side = primal - times((target + x * dual) / s)
         dr = cho_solve(factor, right_side, check_finite=False)
         ds = -dual - transposed(dr)
@@ -112,17 +107,16 @@ def _interior_point(
             except LinAlgError:
                 # x / s spans more digits than a float has, so no step improves x any more.
                 break
-            solve = partial(direction, factor, primal, dual, x, s)
 
             # The predictor aims at x s = 0.
-            dx, dr, ds = solve(-x * s)
-            step = min(longest_step(x, dx), longest_step(s, ds))
+            dx, dr, ds = direction(-x * s)
+            step = longest_step(dx, ds)
             predicted = float((x + step * dx) @ (s + step * ds)) / number
 
             # The corrector aims at a positive gap and allows for the product dx ds.
             centre = (predicted / gap) ** 3 * gap
-            dx, dr, ds = solve(centre - x * s - dx * ds)
-            step = _STEP_SHARE * min(longest_step(x, dx), longest_step(s, ds))
+            dx, dr, ds = direction(centre - x * s - dx * ds)
+            step = _STEP_SHARE * longest_step(dx, ds)
             x = x + step * dx
             r = r + step * dr
             s = s + step * ds
@@ -143,10 +137,8 @@ def _vertex(strategies: np.ndarray, inner: np.ndarray, price: np.ndarray, size: 
         return inner
     rows = strategies[used].T.ravel()
     columns = np.tile(np.arange(len(used)), 3)
-    present = rows > 0
-    entries = np.ones(present.sum())
-    places = rows[present] - 1, columns[present]
-    matrix = csc_matrix((entries, places), (size - 1, len(used)))
+    slots = csc_matrix((np.ones(len(rows)), (rows, columns)), (size, len(used)))
+    matrix = slots[1:]  # row 0 counts absent lengths
     counts = matrix @ inner[used]
     scale = _VERTEX_SCALE / counts.max()
     # Presolve looks for dominated columns and took up to 60 times as long as the solve, so it is off.

@@ -38,8 +38,6 @@ def improved(best: ProvedPacks) -> ProvedPacks:
     long_rows = best.histogram.max_sequence_length > LONG_ROWS
     if long_rows and best.gap <= max(1, _SMALL_GAP_SHARE * best.lower_bound):
         return best
-    if not best.pays(best.programme_seconds):
-        return best
     if long_rows and best.programme_seconds > _MAX_SECONDS:
         return _by_grid(best)
     return _by_programme(best).mended()
@@ -105,7 +103,7 @@ class _Progress:
         self._sequences = sequences
         self._until = until
         self.prices: Optional[np.ndarray] = None  # of the highest bound so far
-        self._bound = 0.0
+        self._bound = -math.inf
         self._bar = progress_bar(sequences, "packing", unit=" sequences")
 
     def __enter__(self) -> _Progress:
@@ -116,7 +114,7 @@ class _Progress:
 
     def keep(self, bound: float, prices: np.ndarray) -> None:
         """Keep the prices if their bound is the highest so far."""
-        if self.prices is None or bound > self._bound:
+        if bound > self._bound:
             self.prices = prices
             self._bound = bound
 

@@ -72,8 +72,7 @@ def mend(
 
         if saved > 0:
             patience = _PATIENCE
-            if most_strategies < math.inf:
-                opened_strategies -= saved * most_strategies / gap
+            opened_strategies -= saved * most_strategies / gap
         else:
             # If all packs were opened, the next round would be the same: end.
             patience = patience - 1 if opened_packs < number else 0

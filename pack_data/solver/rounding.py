@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Callable, Dict, List, Tuple
 
 import numpy as np
@@ -30,11 +31,11 @@ def _fill(
     packs: Packs = []
     for slots, wanted in zip(strategies.tolist(), repeats.tolist()):
         while wanted:
-            pack: Dict[int, int] = {}
+            pack: Dict[int, int] = defaultdict(int)
             for slot in slots:
                 length = present.rfind(1, 1, slot + 1)
                 if length > 0:
-                    pack[length] = pack.get(length, 0) + 1
+                    pack[length] += 1
                     present[length] = left[length] > pack[length]
             if not pack:
                 break
@@ -49,7 +50,7 @@ def whole_packs(
     counts: np.ndarray,
     max_sequences_per_pack: int,
     target: int,
-    progress: Callable[[int], None] = lambda left: None,
+    progress: Callable[[int], None],
 ) -> Packs:
     """Pack sequences by a fractional packing of them; stop at `target` packs.
 

@@ -247,7 +247,7 @@ class ProvedPacks(NamedTuple):
         if not self.pays(SECONDS_PER_STRATEGY):
             return self
         prices = np.zeros(self.histogram.max_sequence_length + 1)
-        prices[list(self.certificate.lengths)] = np.array(self.certificate.prices, np.float64)
+        prices[list(self.certificate.lengths)] = self.certificate.prices
         prices /= self.certificate.denominator
         most_strategies = math.inf
         if self.limits.until == math.inf:

@@ -9,7 +9,7 @@ the two capacities, after a step that makes L2 of two different sizes (`TwoPrice
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -274,7 +274,7 @@ def _best_prices(
         histogram = LengthHistogram.from_lengths(sizes[sizes > 0], slots)
         certificate = plain_certificate(histogram, depth)
         bound = math.ceil(certificate.worth(histogram.counts))
-        proved.append((TwoPrices(S, C, first, k, second, certificate), bound))
+        proved.append((replace(unpriced, certificate=certificate), bound))
     return max(proved, key=lambda prices_and_bound: prices_and_bound[1])
 
 
@@ -450,7 +450,7 @@ class _TwoFilling:
         self._rules = rules
         self._lengths = lengths
         self._weights = weights
-        self._left = counts.copy()
+        self._left = counts  # changes as packs are filled
         self._hard = np.maximum(lengths / self._S, weights / self._C)
         present = np.flatnonzero(counts)
         self._order = present[np.argsort(-self._hard[present], kind="stable")]  # hardest first
@@ -633,20 +633,15 @@ class _TwoFilling:
         tokens = self._tokens - self._lengths[first]
         weight = self._weight - self._weights[first]
         second = self._second_of_pairs(tokens, weight)
-        lengths = self._lengths[second]
-        weights = self._weights[second]
-        fits = second >= 0
-        fits &= lengths <= tokens[:, None]
-        fits &= weights <= weight[:, None]
+        tokens = tokens[:, None] - self._lengths[second]
+        weight = weight[:, None] - self._weights[second]
+        fits = (second >= 0) & (tokens >= 0) & (weight >= 0)
         fits &= self._left[second] > (second == first[:, None])
 
-        missing_tokens, missing_weight = self._missing()
-        missing_tokens = missing_tokens - self._lengths[first]
-        missing_tokens = missing_tokens[:, None] - lengths
-        missing_weight = missing_weight - self._weights[first]
-        missing_weight = missing_weight[:, None] - weights
-        costs = self._cost[0] * np.abs(missing_tokens)
-        costs += self._cost[1] * np.abs(missing_weight)
+        # The target leaves some tokens and weight of the capacities unused.
+        unused_tokens, unused_weight = (self._S, self._C) - self._target
+        costs = self._cost[0] * np.abs(tokens - unused_tokens)
+        costs += self._cost[1] * np.abs(weight - unused_weight)
         softer = np.minimum(self._hard[first][:, None], self._hard[second])
         ranks = np.where(costs <= self._rules.near, -softer, costs)
         best = int(np.where(fits, ranks, _NO_FIT).argmin())

@@ -13,7 +13,8 @@ from tests.pack_data_strategies import histograms
 
 
 def filled(histogram, depth, target=0):
-    packing = Packing.of("filled", histogram, depth, fill_exactly(histogram.counts, depth, target), solve_seconds=0.0)
+    packs = fill_exactly(histogram.counts, depth or histogram.max_sequence_length, target)
+    packing = Packing.of("filled", histogram, depth, packs, solve_seconds=0.0)
     packing.check(histogram)  # each sequence once, no pack too full or too deep
     return packing
 
@@ -55,7 +56,7 @@ def test_the_limit_on_sequences_is_used_where_it_binds():
 def test_filling_stops_at_the_target():
     histogram = LengthHistogram.from_lengths([3] * 10, 9)
     assert filled(histogram, None, target=99).packs == 4
-    assert fill_exactly(histogram.counts, None, 4) == fill_exactly(histogram.counts, None, 99)
+    assert fill_exactly(histogram.counts, 9, 4) == fill_exactly(histogram.counts, 9, 99)
 
 
 @pytest.mark.parametrize("S", [4, 5, 33])
