@@ -80,7 +80,8 @@ def _interior_point(
         longest = 1.0
         for v, dv in ((x, dx), (s, ds)):
             falling = dv < 0
-            longest = float(np.min(-v[falling] / dv[falling], initial=longest))
+            ratios = -v[falling] / dv[falling]
+            longest = float(ratios.min(initial=longest))
         return longest
 
     def direction(target: np.ndarray) -> Tuple[np.ndarray, ...]:  # from x, s to x s = target

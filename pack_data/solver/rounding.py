@@ -13,7 +13,6 @@ from pack_data.solver.filling import take
 from pack_data.solver.free_slots import Packs, count_packs, longest_first
 
 _ROUNDING = 1e-6  # error of a number of packs in a solution of the programme
-_ROUNDS = 8  # rounds of the programme for what is left
 _SHARE_TAKEN = 0.5  # of the packs that a step makes at least, if they can be made
 
 
@@ -89,7 +88,6 @@ def whole_packs(
             max(1, min(max_sequences_per_pack, S // int(lengths[0]))),
             seeds=_shortened_to(lengths, strategies, S),
             good_enough=target - total,
-            rounds=_ROUNDS,
             exact=True,
         )
         if total + np.ceil(relaxation.bound - _ROUNDING) >= best_total:  # no better packing is left
