@@ -88,7 +88,7 @@ class OutputLayer(NamedTuple):
             yield calls
 
     @contextlib.contextmanager
-    def of_few_words(self, most: int) -> Iterator[None]:
+    def _of_few_words(self, most: int) -> Iterator[None]:
         """Let the layer compute the logits of at most `most` evenly spread words in the block; they train no weight."""
         step = -(-self.layer.out_features // most)
 

@@ -433,7 +433,7 @@ class RowProbe:
         """Let the model return the logits of few words in the block, if those of all words are too many."""
         if self.output is None:
             return contextlib.nullcontext()
-        return self.output.of_few_words(max(2, _MOST_LOGITS // self.row))
+        return self.output._of_few_words(max(2, _MOST_LOGITS // self.row))
 
     # ---- examples
 
