@@ -122,5 +122,5 @@ def test_an_update_needs_only_published_names(monkeypatch):
         patched.setitem(sys.modules, "poptorch.optim", strict.optim)
         tier = tests.of_the_sdk(patched)
         assert tier.poptorch is strict and tier.ipu.devices.poptorch is strict
-        tests.test_a_pipeline_of_four_ipus(tier, "product", False)
+        tests.test_a_pipeline_of_four_ipus(tier, half=False, mask="product")
         assert machine.compilations.count("training") == 2

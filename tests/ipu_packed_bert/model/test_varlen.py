@@ -1,6 +1,7 @@
 """Attention within each sequence: the same losses and gradients as a dense mask, from blocks no larger than a
 sequence."""
 
+import importlib
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +24,6 @@ from ipu_packed_bert.model.varlen import (
 )
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import BatchConfig, DataConfig, EngineConfig, LossConfig, OptimizerConfig
-from tests.fakes.varlen_kernel import on_cpu
 from tests.graphs import count_graphs, graphs_of
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import host_engine
@@ -215,9 +215,9 @@ def test_padding_goes_through_no_layer():
 
 @pytest.fixture(scope="module")
 def kernel():
-    """torch's operator with a kernel for the CPU; the real one runs on CUDA in half types only."""
-    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch before 2.10 has no variable-length kernel")
-    on_cpu(varlen)
+    """torch's operator with our kernel for the CPU; the real one runs on CUDA in half types only."""
+    pytest.importorskip("torch.nn.attention.varlen", reason="torch before 2.10 has no variable-length kernel")
+    importlib.import_module("ipu_packed_bert.padding_free.varlen_on_cpu")
 
 
 @settings(max_examples=15)
