@@ -72,7 +72,7 @@ REFUSED = [
     ("pretrain --config texts", ["texts"]),
     ("pretrain --config packed_phase2_pod61", ["packed_phase2_pod61", "packed_phase2_pod"]),
     (f"{BUILD} --corpus missing --out new", ["missing"]),
-    (f"{BUILD} --corpus empty --out new", ["empty"]),
+    (f"{BUILD} --corpus empty --out new", ["empty", "Parquet"]),
     (f"{BUILD} --corpus table.csv --out new", ["table.csv", "JSONL"]),
     (f"{BUILD} --corpus empty.txt --out new", ["empty.txt"]),
     (f"{BUILD} --corpus tabs.txt --out new", ["tabs.txt", "3 columns", "JSONL"]),

@@ -360,6 +360,7 @@ def test_without_the_sdk_it_is_one_line(tmp_path, monkeypatch, capsys):
     assert run_main(ipu_check_command.main, ["--config", "packed_small_ipu1", "--out", str(tmp_path / "check")]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and not (tmp_path / "check").exists()
+    assert "enable SDK 3.4" in said.err and "--engine" not in said.err  # which the check does not have
 
 
 def test_a_former_profile_is_not_taken_for_this_one(check, capsys):
