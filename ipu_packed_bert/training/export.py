@@ -68,6 +68,19 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     return _Exported(checkpoint.step, weights.note)
 
 
+# Settings of a build that a run begins if its data set is missing. A data set that was there may have been built with
+# others, so that they would be false in a model card.
+_BUILD_OPTIONS = (
+    "corpus",
+    "json_field",
+    "vocabulary",
+    "vocabulary_size",
+    "duplication_factor",
+    "whole_word_masking",
+    "held_out",
+)
+
+
 def _model_card(run: Path, name: str, checkpoint: Checkpoint) -> str:
     """Return a README.md for a model hub, with facts that the run has recorded."""
     config = config_from_tree(parse_yaml(checkpoint.config, run), str(run))
@@ -85,6 +98,9 @@ def _model_card(run: Path, name: str, checkpoint: Checkpoint) -> str:
     facts += _summary_facts(run / SUMMARY, step)
     table = "\n".join(f"| {name} | {value} |" for name, value in facts)
     packed = _PACKED if step and data.packer != "none" else ""
+    settings = config.as_dict()
+    for name in _BUILD_OPTIONS:
+        settings["data"].pop(name, None)
     return f"""---
 {yaml.safe_dump(metadata, sort_keys=False)}---
 
@@ -99,7 +115,7 @@ A BERT of {model.num_layers} layers and {model.hidden_size} hidden units.{packed
 ## Configuration
 
 ```yaml
-{yaml.safe_dump(config.as_dict(), sort_keys=False)}```
+{yaml.safe_dump(settings, sort_keys=False)}```
 """
 
 

@@ -272,6 +272,8 @@ def test_the_card_states_what_the_run_has_recorded_and_nothing_else(tmp_path):
     assert "license" not in front and "language" not in front
     assert facts == {"row": "32 slots, packed by `nnlshp`", "updates": "7"}
     assert config_from_tree(settings, "card").model.hidden_size == MODEL.hidden_size
+    # The data set may have been built by another command, from another corpus.
+    assert "max_sequence_length" in settings["data"] and not {"corpus", "held_out"} & set(settings["data"])
 
     (run / "summary.json").write_text(json.dumps(RECORDED))
     (run / "environment.json").write_text(json.dumps({"data": {"sequences": 5207, "packs": 2946}}))
