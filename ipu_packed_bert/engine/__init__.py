@@ -29,24 +29,30 @@ class EngineChoice(NamedTuple):
         return self.kind == "ipu"
 
 
-def _ipu_modules():
+_TO_HOST = ", or use --engine host"  # way out of errors, for commands that have this option
+
+
+def _ipu_modules(way_out: str = _TO_HOST):
     """Import and return `engine.ipu.devices` and `engine.ipu.engine`; raise ValueError if the SDK does not load."""
     try:
         from ipu_packed_bert.engine.ipu import devices, engine
     except ImportError as error:
         raise ValueError(
             f"engine.kind ipu: the Poplar SDK is missing ({error}); enable SDK 3.4 and install its wheels into a"
-            " Python 3.8 environment, or use --engine host"
+            f" Python 3.8 environment{way_out}"
         ) from error
     return devices, engine
 
 
-def choose_engine(config: Config, *, simulated: bool = True) -> EngineChoice:
+def choose_engine(
+    config: Config, *, simulated: bool = True, way_out: str = _TO_HOST
+) -> EngineChoice:
     """Choose IPU hardware, else the Poplar IPU Model, else CUDA, else the CPU, as `engine.kind` permits.
 
     Args:
         config: settings of any task.
         simulated: whether `auto` may choose the IPU Model.
+        way_out: end of the errors about a missing SDK or IPU.
 
     Returns:
         The kind of the engine, and the reason for the choice.
@@ -58,7 +64,7 @@ def choose_engine(config: Config, *, simulated: bool = True) -> EngineChoice:
     if config.engine.kind == "host":
         return _host(config, "as configured")
     try:
-        devices, _ = _ipu_modules()
+        devices, _ = _ipu_modules(way_out)
     except ValueError as error:
         if config.engine.kind == "ipu":
             raise
@@ -73,7 +79,7 @@ def choose_engine(config: Config, *, simulated: bool = True) -> EngineChoice:
     if config.engine.kind == "ipu":
         raise ValueError(
             "engine.kind ipu: no IPU is attached; attach the partition (see gc-info -l), set POPTORCH_IPU_MODEL=1"
-            " (or POPTORCH_SMALL_IPU_MODEL=1 for 4 tiles) to simulate one, or use --engine host"
+            f" (or POPTORCH_SMALL_IPU_MODEL=1 for 4 tiles) to simulate one{way_out}"
         )
     return _host(config, "the Poplar SDK is installed but no IPU is attached")
 

@@ -104,8 +104,8 @@ def corpus_files(source: Corpus, split: str = "") -> CorpusFiles:
             files.read.append(path)
             files.names.append(path.name)
     if not files.read:
-        remarks = list(files.remarks()) or ["pass texts, JSONL, Parquet, or a directory of them"]
-        raise ValueError(f"{source}: holds no text file; {remarks[0]}")
+        remark = next(files.remarks(), "pass texts, JSONL, Parquet, or a directory of them")
+        raise ValueError(f"{source}: holds no text file; {remark}")
     return files
 
 
