@@ -1,4 +1,4 @@
-"""What the pages on causal models take as given, for their hidden blocks: `exec(open("docs/prepare.py").read())`."""
+"""Prepare the model and the examples of the pages on causal models: `exec(open("docs/prepare.py").read())`."""
 
 import sys
 

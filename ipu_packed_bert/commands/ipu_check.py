@@ -38,7 +38,9 @@ def check(args: argparse.Namespace) -> int:
 
     engine = replace(config.engine, kind="ipu", offline_export=None)
     config = replace(config, engine=engine, without_ipus=()).with_micro_batch(1.0)
-    choice = choose_engine(config, way_out="")  # reports a missing SDK or IPU before anything is written
+    choice = choose_engine(
+        config, way_out=""
+    )  # reports a missing SDK or IPU before anything is written
     if not choice.hardware:
         raise ValueError(
             f"{config.path}: {choice.reason}; the check needs IPUs, `make test-ipu` tests the IPU Model"

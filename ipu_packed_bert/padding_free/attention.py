@@ -334,7 +334,7 @@ def _by_kernel(
     if queries_per_key > 1:
         if _kernel_accepts("enable_gqa"):
             options["enable_gqa"] = True
-        else:  # torch 2.11
+        else:  # such as that of torch 2.11
             padded[1:] = [_repeated(heads, queries_per_key) for heads in padded[1:]]
     context: torch.Tensor = kernel(
         *padded,

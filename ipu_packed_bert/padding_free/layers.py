@@ -1,4 +1,4 @@
-"""The cost of judging a large model: one layer of each kind in place of all, and rows of a usual length."""
+"""Limits on the cost of judging a large model: one layer of each kind in place of all, and shorter examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from ipu_packed_bert.padding_free.models import (
 )
 
 _LEAST_PARAMETERS = 2**26  # smaller models are judged with all layers and at all lengths
-_USUAL_LONGEST = 2048  # tokens of an example of a larger model
+_USUAL_LONGEST = (
+    2048  # tokens of the longest example of a larger model, unless the caller names another
+)
 # Attributes of a module that are not its settings: its contents, and its number in the model.
 _OTHERS = ("_parameters", "_buffers", "_modules", "layer_idx", "layer_id", "layer_number")
 
@@ -26,9 +28,9 @@ def _is_large(model: Any) -> bool:
 
 
 def usual_longest(model: Any, row: Optional[int]) -> Optional[int]:
-    """Return the tokens of the longest example of a large model if its user names none; None: all that it supports.
+    """Return the default length of the longest example for a large model, or None for the limit of the model itself.
 
-    It is long enough for twice the largest window, for windows are what makes lengths differ.
+    It covers twice the largest window, since a window is what makes long examples differ from short ones.
     """
     config = text_config(model)
     most = most_positions(config)

@@ -89,7 +89,7 @@ class OutputLayer(NamedTuple):
 
     @contextlib.contextmanager
     def _of_few_words(self, most: int) -> Iterator[None]:
-        """Let the layer compute the logits of at most `most` evenly spread words in the block; they train no weight."""
+        """Compute the logits of at most `most` evenly spread words in the block, without gradients of the weight."""
         step = -(-self.layer.out_features // most)
 
         def forward(hidden: torch.Tensor) -> torch.Tensor:

@@ -57,8 +57,8 @@ _AUXILIARY_LIMIT = 1e-4  # relative error of an auxiliary loss; the counts in it
 _CERTAIN_LOSS = 0.01  # relative error of a loss, which rounding does not reach
 _GRADIENT_FACTOR = 5.0  # limit of gradients over the limit of logits
 
-# Logits of a row, 16 MiB in float32.  A larger vocabulary is represented by evenly spread words: the output layer works
-# on each token by itself, so that a leak is in its inputs.
+# Most logits of a row: 16 MiB in float32.  A larger vocabulary is represented by evenly spread words.  The output layer
+# works on each token by itself, so a leak is in its inputs.
 _MOST_LOGITS = 2**22
 
 Collator = Callable[[Sequence[Example]], Inputs]
@@ -423,14 +423,14 @@ class RowProbe:
     def _faults_of(self, step: LayerStep) -> List[Fault]:
         """Return the faults of one step, each with the step that repeats it."""
         examples = step.examples or self.examples_of(step)
-        # A loss of the caller's needs the logits of all words.
+        # The caller's loss needs the logits of all words.
         words = contextlib.nullcontext() if step.method == "_loss" else self.few_words()
         with words:
             faults: List[Fault] = getattr(self, step.method)(examples)
         return [fault._replace(step=step) for fault in faults]
 
     def few_words(self) -> ContextManager:
-        """Let the model return the logits of few words in the block, if those of all words are too many."""
+        """Let the model return the logits of only a few words in the block, if those of all words are too many."""
         if self.output is None:
             return contextlib.nullcontext()
         return self.output._of_few_words(max(2, _MOST_LOGITS // self.row))
@@ -560,7 +560,7 @@ class RowProbe:
     def _summed_loss(self, logits: torch.Tensor, examples: Sequence[Example]) -> torch.Tensor:
         """Sum the cross-entropies of examples; logits: [tokens of all examples, words]."""
         targets = torch.cat([_targets(example) for example in examples]).to(logits.device)
-        # If the words are few, one of them stands for several labels.
+        # With only a few words, each stands for several labels.
         targets = torch.where(targets == IGNORED, targets, targets % logits.shape[-1])
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 

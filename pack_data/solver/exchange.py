@@ -47,7 +47,7 @@ def exchange(counts: np.ndarray, depth: int, packs: int) -> Packs:
     if rows.shape[1] > _MOST_SEATS:
         return []
     room = S - rows.sum(axis=1)
-    # (slots left, below 0; index of the pack), the fullest first
+    # A heap, because it is sorted: (slots left, below 0; index of the pack), the fullest first
     too_full = sorted((int(room[row]), row) for row in np.flatnonzero(room < 0).tolist())
     partial_left = _MIN_PARTIAL + _MOST_PARTIAL * packs
     while too_full:

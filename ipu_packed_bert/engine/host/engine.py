@@ -70,9 +70,9 @@ def _shares_graphs() -> bool:
 
 
 def _compile_parts(network: Any) -> None:
-    """Compile the parts of a network in place: its layers share one graph, so that their number does not matter.
+    """Compile the parts of a network in place: all layers share one graph, so more layers take no more time.
 
-    On an H100 the first batch of BERT-large then takes 14 seconds; compiled as a whole, more than 85.
+    On an H100 the first batch of BERT-large takes 14 seconds; compiling the network as a whole takes more than 85.
     """
     parts = [network.bert.embeddings, *network.bert.encoder.layer]
     if isinstance(network, PackedBertForPreTraining):
