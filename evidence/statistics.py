@@ -60,7 +60,9 @@ def students(values: Sequence[float]) -> Interval:
 
 
 def _p_above(values: np.ndarray, bound: float) -> float:
-    """Return the P value of a one-sided t test of a mean above the bound."""
+    """Return the P value of a one-sided t test of a mean above the bound; values that are not numbers show nothing."""
+    if np.isnan(values).any():
+        return 1.0
     error = float(stats.sem(values))
     distance = float(values.mean()) - bound
     if not error:

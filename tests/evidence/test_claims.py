@@ -50,6 +50,7 @@ def test_a_p_value_below_5_percent_is_an_interval_within_the_margin(margin):
         both.add(inside)
     assert both == {True, False}
     assert equivalence([0.1, 0.1], 0.2) == 0.0 and equivalence([0.3, 0.3], 0.2) == 1.0
+    assert equivalence([0.1, float("nan")], 0.2) == 1.0  # of a run that diverged
 
 
 @pytest.mark.parametrize("deviation, margin, seeds", [slow((0.03, 0.05, 8)), slow((0.01, 0.012, 6)), (0.01, 0.025, 3)])
