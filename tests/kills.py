@@ -27,6 +27,7 @@ import time
 import traceback
 from pathlib import Path
 from typing import Any, Callable, Counter, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from unittest.mock import patch
 
 from pack_data.building.convert import main as convert_main
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
@@ -190,8 +191,9 @@ def _corpus(folder: Path) -> None:
 def _build(folder: Path) -> Optional[int]:
     from pack_data.building import inputs, stages
 
-    inputs.PART_CHARACTERS, stages.SLOTS_PER_SHARD = 4000, 64 * 40  # several parts and shards of a small corpus
-    build_small(folder / "corpus", folder / "data", held_out=0.2, overwrite=True).close()
+    # Several parts and shards of a small corpus.
+    with patch.multiple(inputs, PART_CHARACTERS=4000), patch.multiple(stages, SLOTS_PER_SHARD=64 * 40):
+        build_small(folder / "corpus", folder / "data", held_out=0.2, overwrite=True).close()
     return 0
 
 
@@ -212,10 +214,11 @@ def _stages(folder: Path) -> Optional[int]:
     from pack_data.building.shares import STAGES, run_task
     from tests.pack_data.building.test_shares import options_of
 
-    inputs.GROUP_BYTES, inputs.SOURCE_PART, stages.SLOTS_PER_SHARD = 3000, 20, 32 * 40
-    for stage, tasks in zip(STAGES, (2, 1, 3)):
-        for task in range(tasks):
-            run_task(options_of(folder), stage, task, tasks)
+    small = patch.multiple(inputs, GROUP_BYTES=3000, SOURCE_PART=20)
+    with small, patch.multiple(stages, SLOTS_PER_SHARD=32 * 40):
+        for stage, tasks in zip(STAGES, (2, 1, 3)):
+            for task in range(tasks):
+                run_task(options_of(folder), stage, task, tasks)
     return 0
 
 

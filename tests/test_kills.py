@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pack_data.building import inputs, stages
 from tests.kills import DRIVES, Drive, drive
 
 # In children of a process with threads of torch, an update may wait without end: training is killed by
@@ -18,6 +19,15 @@ def test_killed_work_ends_with_the_bytes_of_undisturbed_work(tmp_path, name):
         pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
     outcome = drive(DRIVES[name], tmp_path, kills=4, seed=0)
     assert outcome.kills >= 4 and outcome.wrong == []
+
+
+@pytest.mark.parametrize("name", ["build", "stages"])
+def test_work_in_this_process_leaves_the_sizes_of_builds(tmp_path, name):
+    """Tests of crashes and of failing calls run it here; later tests of the same process had its small shards."""
+    before = vars(inputs).copy(), vars(stages).copy()
+    DRIVES[name].prepare(tmp_path)
+    assert DRIVES[name].work(tmp_path) == 0
+    assert (vars(inputs), vars(stages)) == before
 
 
 def _count(folder: Path, step: int) -> None:
