@@ -89,16 +89,19 @@ def main_of_rows(argv: Sequence[str]) -> int:
 
     lengths = lengths_in(args.source)
     longest = int(lengths.max(initial=1))
-    packed = pack(
-        lengths,
-        max_sequence_length=args.max_sequence_length
-        or -(-longest // args.multiple_of) * args.multiple_of,
-        max_sequences_per_pack=args.max_sequences_per_pack,
-        seed=args.seed,
-        longer=args.longer,
-        multiple_of=args.multiple_of,
-        progress=True,
-    )
+    try:
+        packed = pack(
+            lengths,
+            max_sequence_length=args.max_sequence_length
+            or -(-longest // args.multiple_of) * args.multiple_of,
+            max_sequences_per_pack=args.max_sequences_per_pack,
+            seed=args.seed,
+            longer=args.longer,
+            multiple_of=args.multiple_of,
+            progress=True,
+        )
+    except ValueError as error:
+        raise ValueError(f"{', '.join(args.source)}: {error}") from None
     packed.save_rows(args.rows)
     print(packed.packing.table())
     if packed.fitted.longer.longer:

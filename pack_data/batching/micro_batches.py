@@ -21,6 +21,7 @@ import numpy as np
 
 from pack_data.cli.command import counted
 from pack_data.lengths.overlong import fit
+from pack_data.packing.histogram import unfit
 from pack_data.packing.packing import Packing
 from pack_data.reading import hugging_face
 from pack_data.reading.fields import whole_number
@@ -39,8 +40,6 @@ _MOST_CHOICES = 128
 _PARTNERS = 16
 # Exchanges at most, for each side.
 _ROUNDS_PER_SIDE = 64
-# Lengths that an error lists.
-_SHOWN = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,14 +153,9 @@ def checked_lengths(lengths: Any, max_tokens: int) -> np.ndarray:
         lengths = hugging_face.lengths_of(lengths)
     array = one_each("lengths", lengths)
     if array.size and array.dtype.kind in "iu":
-        longer = np.flatnonzero(array > max_tokens)
-        if len(longer):
-            words = [f"sequence {number} has {array[number]}" for number in longer[:_SHOWN]]
-            shown = ", ".join(words)
-            raise ValueError(
-                f"lengths: {len(longer):,} of {len(array):,} are above max_tokens = {max_tokens} "
-                f"({shown}); cut or drop them, or raise max_tokens"
-            )
+        problem = unfit(array, max_tokens, "max_tokens")
+        if problem:
+            raise ValueError(f"{problem}; cut or drop them, or raise max_tokens")
     return fit(array, max_tokens).lengths.astype(np.int64)
 
 

@@ -22,7 +22,7 @@ from pack_data.cli.bad_records import MOST_RECORD_BYTES
 from pack_data.cli.command import counted, progress_bar, starting_workers
 from pack_data.display.picture import Axis, Bars, Series
 from pack_data.display.table import Table, account, facts_table
-from pack_data.packing.histogram import PUBLISHED, LengthHistogram, is_heading, whole_of
+from pack_data.packing.histogram import PUBLISHED, LengthHistogram, is_heading, unfit, whole_of
 from pack_data.reading.encodings import HEAD_BYTES, check_encoding
 from pack_data.reading.files import COMPRESSED, open_unpacked, short_lines
 from pack_data.reading.npy import map_array
@@ -268,14 +268,9 @@ def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> 
             raise ValueError(
                 f"{path}: lengths must be whole numbers of tokens, not {lengths.dtype}"
             )
-        wrong = np.flatnonzero((lengths < 1) | (lengths > limit))
-        if len(wrong):
-            number = int(wrong[0])
-            most = f"max_sequence_length = {limit}" if S else limit
-            raise ValueError(
-                f"{path}: sequence {first + number} has length {lengths[number]}; drop or cut it first, lengths go "
-                f"from 1 to {most}"
-            )
+        problem = unfit(lengths, limit, "" if S else "the longest length", before=first)
+        if problem:
+            raise ValueError(f"{path}: {problem}; drop or cut them first")
         # NumPy before 2 refuses to count uint64.
         block = np.bincount(lengths.astype(np.int64, copy=False))
         if len(block) > len(counts):

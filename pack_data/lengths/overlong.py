@@ -19,10 +19,11 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from pack_data.packing.histogram import whole_slots
+from pack_data.packing.histogram import unfit, whole_slots
 from pack_data.reading.fields import shown
 
 RULES = ("raise", "truncate", "split", "drop")
+_WAYS_OUT = "truncate, split or drop"
 
 
 class _Span(NamedTuple):
@@ -68,9 +69,7 @@ class Longer:
         if length < 1:
             raise ValueError(f"{limits}: leave it out")
         if length > row and self.rule == "raise":
-            raise ValueError(
-                f"{limits}: drop or cut it first, or choose longer = truncate, split or drop"
-            )
+            raise ValueError(f"{limits}: drop or cut it first, or pass longer: {_WAYS_OUT}")
         self.examples += 1
         self.tokens += length
         if length <= row:
@@ -166,7 +165,7 @@ def fit(lengths: Any, max_sequence_length: int, longer: str = "raise") -> Fitted
         longer: the rule for examples that are longer.
 
     Raises:
-        ValueError: a length is below 1, or above max_sequence_length under the rule "raise"; it names the sequence.
+        ValueError: a length is below 1, or above max_sequence_length under the rule "raise"; it names three sequences.
     """
     counts = Longer(longer, max_sequence_length)
     lengths = np.asarray(lengths)
@@ -176,6 +175,9 @@ def fit(lengths: Any, max_sequence_length: int, longer: str = "raise") -> Fitted
         raise ValueError(
             f"lengths must be whole numbers of tokens, one for each sequence; got {lengths.dtype}"
         )
+    problem = unfit(lengths, counts.max_sequence_length) if longer == "raise" else ""
+    if problem:
+        raise ValueError(f"{problem}; drop or cut them first, or pass longer: {_WAYS_OUT}")
     unusual = np.flatnonzero((lengths < 1) | (lengths > counts.max_sequence_length)).tolist()
     spans = {number: counts.spans(int(lengths[number]), f"sequence {number}") for number in unusual}
     counts.examples = len(lengths)

@@ -24,6 +24,7 @@ PUBLISHED = ("wikipedia_512", "squad_1_1_384")
 
 _DIRECTORY = Path(__file__).parents[1] / "published"
 _COLUMNS = ["count", "length"]  # of a table, sorted
+_SHOWN = 3  # lengths that a message names
 _ZERO_FRACTION = re.compile(r"(?<=\d)\.0*\s*$")  # spreadsheets and pandas write 11 as 11.0
 _SHOWN_LETTERS = 60  # of a wrong line, so that the message stays one line
 _MOST_SLOTS = 1 << 62  # of all sequences, each padded to S; they are counted in int64
@@ -90,13 +91,9 @@ class LengthHistogram:
             return cls(np.zeros(max_sequence_length + 1, np.int64), name)
         if not np.issubdtype(lengths.dtype, np.integer):
             raise _error(name, f"lengths must be whole numbers of tokens, not {lengths.dtype}")
-        wrong = np.flatnonzero((lengths < 1) | (lengths > max_sequence_length))
-        if len(wrong):
-            raise _error(
-                name,
-                f"sequence {wrong[0]} has length {lengths[wrong[0]]}; drop or cut it first, lengths go from 1 to "
-                f"max_sequence_length = {max_sequence_length}",
-            )
+        problem = unfit(lengths, max_sequence_length)
+        if problem:
+            raise _error(name, f"{problem}; drop or cut them first")
         # NumPy before 2 refuses to count uint64.
         return cls(
             np.bincount(lengths.astype(np.int64, copy=False), minlength=max_sequence_length + 1),
@@ -326,6 +323,32 @@ class LengthHistogram:
 def whole_slots(max_sequence_length: Any) -> int:
     """Return the argument `max_sequence_length`, the slots of a pack, as an int; ValueError if it is out of range."""
     return whole_number("max_sequence_length", max_sequence_length, least=1, most=LONGEST)
+
+
+def unfit(lengths: np.ndarray, most: int, limit: str = "", before: Optional[int] = None) -> str:
+    """Describe the lengths that are not from 1 to `most`: how many they are, and the first of them.
+
+    Args:
+        lengths: integers [n].
+        most: the longest length that is allowed.
+        limit: what sets it, for the sentence; empty for max_sequence_length.
+        before: number of sequences before these, if they are a part of those of a file.
+
+    Returns:
+        Words without an advice; empty if there are no such lengths.
+    """
+    wrong = np.flatnonzero((lengths < 1) | (lengths > most))
+    if not len(wrong):
+        return ""
+    first = before or 0
+    examples = ", ".join(f"sequence {first + at} has {lengths[at]}" for at in wrong[:_SHOWN])
+    total = f"{first + len(lengths):,}"
+    everything = total if before is None else f"the first {total}"
+    verb = "is" if len(wrong) == 1 else "are"
+    return (
+        f"{len(wrong):,} of {everything} lengths {verb} not from 1 to "
+        f"{limit or 'max_sequence_length'} = {most} (counted from 0, {examples})"
+    )
 
 
 def _error(name: str, problem: str) -> ValueError:
