@@ -10,6 +10,7 @@ import yaml
 
 from ipu_packed_bert.data.constant_baseline import BESIDE
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, SUMMARY
+from ipu_packed_bert.settings.config import BLOCK
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.settings.yaml_files import parse_yaml
 from pack_data.cli.command import counted
@@ -26,6 +27,8 @@ _PACKED = """ It was trained with packed sequences: several
 sequences share a row and do not attend to each other ([Efficient Sequence
 Packing](https://arxiv.org/abs/2107.02027))."""
 _Facts = List[Tuple[str, str]]
+# Of an imported model, as in configs/packed_host.yml.
+_BATCH_WITHOUT_IPUS = {"micro_batch": "auto", "gradient_accumulation": 16}
 _WAY_OUT = "the file was changed after the run; remove it to leave its facts out of the model card"
 
 
@@ -191,10 +194,12 @@ def import_folder(folder: Path, run: Path) -> Loaded:
         raise ValueError(f"{run}: exists and is not an empty directory; choose another one")
     pretrained = read_folder(folder)
     vocabulary = pretrained.vocabulary
-    # Only settings that the weights determine; the data set and the defaults decide the others.
+    # Only settings that the weights determine; the data set and the defaults decide the others. The default batch is
+    # that of IPUs, an hour's work for one update of a CPU.
     tree = {
         "data": {"vocabulary": str(run / vocabulary.file)},
         "model": dataclasses.asdict(pretrained.model),
+        BLOCK: {"batch": _BATCH_WITHOUT_IPUS},
     }
     config = config_from_tree(tree, str(folder))
     with torch.random.fork_rng(devices=[]):

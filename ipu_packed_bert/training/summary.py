@@ -69,7 +69,7 @@ class _RunSummary:
             rows.append(("padding", f"{self.padding_avoided:.2%} avoided: {factor}"))
 
         if self.held_out is not None:
-            rows += _labelled("held out", _held_out(self.held_out))
+            rows += _labelled("held out", _held_out(self.held_out, self.steps))
             verdict = verdict_of(self.held_out) or _beside_unigram(self.held_out)
             if verdict:
                 rows.append(("verdict", verdict))
@@ -232,14 +232,19 @@ def _loss_text(loss: Optional[float]) -> str:
     return "none" if loss is None else f"{loss:.3f}"
 
 
-def _held_out(evaluation: Mapping[str, Any]) -> List[str]:
-    """Return lines with the metrics of the last evaluation and, if it has them, of constant predictions."""
+def _held_out(evaluation: Mapping[str, Any], steps: int) -> List[str]:
+    """Return lines with the metrics of the last evaluation and, if it has them, of constant predictions.
+
+    A run that was stopped after `steps` updates may have been evaluated earlier; then the lines state the update.
+    """
+    step = evaluation.get("step")
+    when = "" if step in (None, steps) else f"after update {step:,}"
     if evaluation.get("unigram_loss") is None:
         metrics = dict(evaluation)
         metrics.pop("step", None)
         metrics.pop("sequences", None)
-        return [metrics_text(metrics)]
-    cells = [("", "this model", "baseline", "")]
+        return [f"{when}: {metrics_text(metrics)}" if when else metrics_text(metrics)]
+    cells = [(when, "this model", "baseline", "")]
     for label, name, constant_name, constant_label in BESIDE:
         if name not in evaluation:
             continue

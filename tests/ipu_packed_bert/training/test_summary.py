@@ -85,6 +85,15 @@ def test_the_baseline_stands_beside_the_model_and_null_where_a_figure_is_none(tm
     assert ["masked", "tokens,", "loss", "5.500", "6.000"] in [line[:5] for line in lines]
 
 
+@pytest.mark.parametrize(
+    "baseline, line", [(None, "held out  after update 2: loss 6.500"), (BASELINE, "held out  after update 2 ")]
+)
+def test_the_update_is_stated_if_a_run_was_stopped_after_its_last_evaluation(tmp_path, baseline, line):
+    logged(tmp_path, {"step": 2, "loss": 6.5, "sequences": 40})
+    lines = summary_of(tmp_path, baseline=baseline).lines(precision="float32")
+    assert any(each.startswith(line) for each in lines), lines
+
+
 @pytest.mark.parametrize("loss, verdict", [(5.9, "better"), (6.0, "no better"), (None, None)])
 def test_a_sentence_compares_the_loss_with_the_unigram_baseline(tmp_path, loss, verdict):
     """A run without next sentences has no row of them."""
