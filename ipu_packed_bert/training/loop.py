@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
@@ -26,6 +27,9 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from pack_data.cli.command import NotFinite
 
+_STDERR = 2  # file descriptor
+_STOPPING = b"\nstopping after the current batch, and saving a checkpoint"
+_AT_ONCE = b"; Ctrl-C again stops at once, without it"
 _LOWER_RATE = "--set optimizer.learning_rate=R --allow-change optimizer.learning_rate"
 
 
@@ -329,4 +333,7 @@ class _Interruption:
         processes = self._processes
         if processes.received is not None and number == signal.SIGINT and processes.size == 1:
             raise KeyboardInterrupt
+        if processes.received is None and processes.rank == 0:
+            # Not by print: the signal may come while Python writes to the same file.
+            os.write(_STDERR, _STOPPING + (_AT_ONCE if processes.size == 1 else b"") + b"\n")
         processes.received = number

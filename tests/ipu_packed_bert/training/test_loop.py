@@ -146,11 +146,12 @@ def test_a_signal_in_the_last_update_is_a_run_that_ended(store, tmp_path):
     assert outcome == (12, None)
 
 
-def test_a_second_ctrl_c_stops_at_once():
+def test_a_second_ctrl_c_stops_at_once_as_the_first_says(capfd):
     processes = Processes()
     with _Interruption(processes):
         os.kill(os.getpid(), signal.SIGINT)
         assert processes.stop == signal.SIGINT
+        assert "Ctrl-C again" in capfd.readouterr().err
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(10)
