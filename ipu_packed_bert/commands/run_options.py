@@ -121,13 +121,15 @@ def _train_with(args: argparse.Namespace, processes: Processes) -> int:
     config = processes.of_first(_load, args) if args.resume else _load(args)
     pretrains = args.command == "pretrain"
     if args.show_config or args.plan:
-        from ipu_packed_bert.data.data_sets import described
+        from ipu_packed_bert.data.data_sets import described, refuse_missing
 
         completed, manifest = described(config) if pretrains else (config, None)
     if args.show_config:
         print(completed.annotated(), end="")
         return 0
     if args.plan:
+        if pretrains and args.packing_factor is None:
+            processes.of_first(refuse_missing, config)
         from ipu_packed_bert.planning.plan import plan
         from ipu_packed_bert.planning.printing import print_plan
 

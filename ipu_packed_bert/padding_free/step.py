@@ -98,8 +98,8 @@ def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
     if is_random:
         return "not judged, because it is random"
     text = (
-        f"loss {actual.loss:.6g} on a row, {expected.loss:.6g} on its examples in a padded batch, relative difference "
-        f"with gradients {error:.1e}"
+        f"loss {actual.loss:.6g} on a row, {expected.loss:.6g} on its examples in a padded batch; relative difference, "
+        f"gradients included, {error:.1e} (rounding: up to {limit:.0e})"
     )
     if error > limit:
         raise Leak(

@@ -40,11 +40,11 @@ def split(documents: Iterable[Document], held_out: float) -> Iterator[Tuple[Docu
     is_held_out = False
     for document in documents:
         if held_out and not document.continues:
-            is_held_out = _position(document.lines) < held_out
+            is_held_out = position(document.lines) < held_out
         yield document, is_held_out
 
 
-def _position(lines: Iterable[str]) -> float:
+def position(lines: Iterable[str]) -> float:
     """Return the hash of a text as a fraction from 0 to 1; line breaks and repeated blanks do not change it."""
     words = " ".join(word for line in lines for word in line.split())
     sha256 = hashlib.sha256(words.encode("utf-8", "surrogatepass")).digest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
+import math
 import random
 from array import array
 from dataclasses import replace
@@ -29,7 +30,7 @@ from typing import (
 
 import numpy as np
 
-from pack_data.building.held_out import split
+from pack_data.building.held_out import HELD_OUT, position, split
 from pack_data.building.options import BuildOptions
 from pack_data.building.tasks import (
     ExamplesTask,
@@ -390,7 +391,9 @@ class _TextInput(_BuildInput):
                 "separate its chapters or paragraphs by blank lines, or pass several files"
             )
         if any(counts) and not all(counts):
-            raise one_sided(options, self.sides[counts.index(0)], sum(counts))
+            texts = [text for text in self._documents(bad) if not text.continues]
+            positions = [position(text.lines) for text in texts]
+            raise one_sided(options, self.sides[counts.index(0)], sum(counts), positions)
         written = writer.complete()
         note = {
             "parts": list(map(len, paths)),
@@ -642,12 +645,26 @@ class _SyntheticInput(_BuildInput):
             )
 
 
-def one_sided(options: BuildOptions, side: BuildSide, count: int) -> ValueError:
-    """Return the error for a side that would have no documents."""
+def one_sided(
+    options: BuildOptions, side: BuildSide, count: int, positions: Sequence[float] = ()
+) -> ValueError:
+    """Return the error for a side that would have no documents.
+
+    Args:
+        options: of the build.
+        side: the side without documents.
+        count: documents with text.
+        positions: of the documents; the error names the share that is next to the one that was passed.
+    """
+    way_out = "choose another number"
+    if positions and side.name == HELD_OUT:
+        way_out = f"pass at least {math.floor(1000 * min(positions) + 1) / 1000}"
+    elif positions:
+        way_out = f"pass at most {math.floor(1000 * max(positions)) / 1000}"
     return ValueError(
         f"{options.corpus}: --held-out {options.held_out:g} puts none of its "
         f"{counted(count, 'document')} with text on the {side.name} side (a document is held out if the hash of its "
-        "text, as a fraction, is below that number); choose another number, or add documents"
+        f"text, as a fraction, is below that number); {way_out}, or add documents"
     )
 
 

@@ -120,6 +120,8 @@ def test_one_option_trains_on_a_data_set_of_ones_own(tmp_path, capsys):
     arguments = ["--config", str(CONFIGS / "packed_host.yml"), "--data", str(tiny_data(tmp_path / "mine"))]
     assert run_main(pretrain.main, [*arguments, "--plan"]) == 0
     assert "64 slots, up to 3 sequences each" in capsys.readouterr().out
+    assert run_main(pretrain.main, [*arguments[:-1], "mistyped", "--plan"]) == 2
+    assert "mistyped: no data set there" in capsys.readouterr().err
     assert run_main(pretrain.main, [*arguments, *sizes, "--out", str(tmp_path / "run")]) == 0
     stated = yaml.safe_load((tmp_path / "run" / "config.yml").read_text())
     assert stated["data"]["max_sequence_length"] == SLOTS and stated["model"]["vocabulary_size"] == VOCABULARY

@@ -1,5 +1,6 @@
 """Documents held out: whole ones, with their copies, never in the training data; both data sets appear together."""
 
+import re
 import shutil
 
 import numpy as np
@@ -11,9 +12,9 @@ from pack_data.building.held_out import (
     HELD_OUT,
     TRAINING,
     TRAINING_DIGEST,
-    _position,
     held_out_folder,
     overlap,
+    position,
     split,
     split_overfull,
 )
@@ -130,8 +131,8 @@ def test_a_document_that_was_cut_stays_together(monkeypatch, tmp_path):
 
 
 def test_held_out_packs_are_no_deeper_than_those_of_training_and_proven_so(tmp_path):
-    long = [text for text in (f"{n} " + "word " * 300 + "." for n in range(40)) if _position([text]) >= SHARE][:5]
-    short = [text for text in (f"{n} words." for n in range(99)) if _position([text]) < SHARE][:15]
+    long = [text for text in (f"{n} " + "word " * 300 + "." for n in range(40)) if position([text]) >= SHARE][:5]
+    short = [text for text in (f"{n} words." for n in range(99)) if position([text]) < SHARE][:15]
     texts, out = tmp_path / "texts", tmp_path / "out"
     texts.mkdir()
     for number, text in enumerate(long + short):
@@ -208,3 +209,15 @@ def test_a_pack_with_too_many_masked_tokens_is_split_and_nothing_is_lost():
     for most, packs in ((5, {(9, 4): 10, (2,): 10}), (3, {(9,): 10, (4, 2): 10})):
         parts = split_overfull(packing, masked, most)
         assert dict(zip(parts.strategies, parts.repeats)) == packs
+
+
+@pytest.mark.parametrize("share, side", [(0.001, HELD_OUT), (0.999, TRAINING)])
+def test_a_share_that_leaves_a_side_empty_is_refused_with_the_nearest_that_works(few, tmp_path, share, side):
+    with refused("--held-out", side) as refusal:
+        build_small(few, tmp_path / "data", **{**QUICK, "held_out": share})
+    advised = float(re.search(r"pass at (?:least|most) ([0-9.]+)", str(refusal.value)).group(1))
+    build_small(few, tmp_path / "data", **{**QUICK, "held_out": advised}).close()
+    beyond = advised - 0.002 if side == HELD_OUT else advised + 0.002
+    positions = [position(document.lines) for document in documents(few)]
+    kept = [at < beyond for at in positions]
+    assert not any(kept) if side == HELD_OUT else all(kept)

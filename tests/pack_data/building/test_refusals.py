@@ -16,7 +16,7 @@ import pytest
 
 from pack_data.building import convert, runner
 from pack_data.building.command import BuildOptions, build
-from pack_data.building.held_out import _position
+from pack_data.building.held_out import position
 from pack_data.building.verify import verify
 from pack_data.store.data_set import StoreWriter
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn
@@ -213,8 +213,8 @@ def test_every_file_of_a_stopped_build_may_be_damaged(held_out, tmp_path, step, 
 def test_a_side_without_a_token_is_refused(tmp_path):
     """Control characters are text, but no tokens."""
     texts = ["\x07" * count for count in range(1, 200)]
-    silent = next(text for text in texts if _position([text]) < 0.3)
-    spoken = next(text for text in map("The words of {}.".format, range(200)) if _position([text]) >= 0.3)
+    silent = next(text for text in texts if position([text]) < 0.3)
+    spoken = next(text for text in map("The words of {}.".format, range(200)) if position([text]) >= 0.3)
     (tmp_path / "corpus").mkdir()
     for name, text in (("a", silent), ("b", spoken)):
         (tmp_path / "corpus" / f"{name}.txt").write_text(text)
