@@ -28,7 +28,7 @@ BESIDE = (
         "next sentence, right",
         "nsp_accuracy",
         "most_frequent_next_sentence_accuracy",
-        "always the more frequent",
+        "always the more frequent in training",
     ),
 )
 

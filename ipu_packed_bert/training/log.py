@@ -227,10 +227,12 @@ class RunLog(Log):
         self._evaluations.close()
 
     def say(self, text: str) -> None:
+        # tqdm's own `write` does not clear the bar, which is drawn on the bare stream of stderr.
         if self._bar is not None:
-            self._bar.write(text, file=self._stream)
-        else:
-            print(text, file=self._stream, flush=True)
+            self._bar.clear()
+        print(text, file=self._stream, flush=True)
+        if self._bar is not None:
+            self._bar.refresh()
 
 
 def _tag(name: str) -> str:

@@ -205,5 +205,6 @@ if __name__ == "__main__":
         ValueError,
     ) as error:
         sys.exit(
-            f"wrong: not a recipe, or not a histogram: {type(error).__name__}: {ascii(str(error))[:200]}"
+            f"wrong: {' '.join(sys.argv[1:])}: not a recipe in JSON, or not a table with the columns length and count: "
+            f"{type(error).__name__}: {ascii(str(error))[:200]}"
         )

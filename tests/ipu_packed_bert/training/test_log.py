@@ -28,6 +28,7 @@ from ipu_packed_bert.training.run_folder import (
     refuse_a_run_in,
     resumes,
 )
+from pack_data.cli.command import _without_controls
 from pack_data.store.data_set import read_manifest
 from tests.refusals import refused
 from tests.tiny_runs import tiny_data
@@ -95,6 +96,18 @@ def test_a_live_line_on_a_terminal(tmp_path, capsys, monkeypatch):
     shown = capsys.readouterr()
     assert "2/2" in shown.err and "loss 8.000" in shown.err and "padding avoided 93.75%" in shown.err
     assert [line.split(":")[0] for line in shown.out.splitlines()[1:]] == ["padding avoided", "held out after step 2"]
+
+
+def test_a_printed_line_clears_the_live_line_first(tmp_path, monkeypatch):
+    """In a command, stderr removes control characters, and the live line goes to the stream behind it."""
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", _without_controls(screen))
+    log = RunLog(tmp_path, steps=300, max_sequence_length=100, stream=screen)
+    log.say("printed")
+    log.close()
+    before = screen.getvalue().partition("printed")[0]
+    assert "0/300" in before and before.endswith(" \r")
 
 
 def test_resumed_it_forgets_the_steps_after_the_checkpoint(tmp_path):
