@@ -144,6 +144,10 @@ def parse_yaml(text: Union[str, bytes], source: Union[str, Path]) -> Any:
         return yaml.load(text, _YamlLoader)
     except RecursionError:
         problem = "it is nested too deeply"
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem = place + one_line(error.problem or error)
     # The errors of PyYAML, and those of its constructors for values that its patterns accept: 2001-13-45, !!int ''.
     except (
         yaml.YAMLError,

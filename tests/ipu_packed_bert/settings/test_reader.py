@@ -192,11 +192,11 @@ def test_what_is_written_is_read_back(stated):
     [
         (b"tree: {height: 1}\nowner: {}\ntree: {}\n", "tree is there twice"),
         (b"tree:\n  height: 1\n  height: 2\n", "height is there twice"),
-        (b"tree: [", "not valid YAML"),
+        (b"tree: {height: 3\ncolour: [\n", "not valid YAML: line 2, column 7: expected ',' or '}', but got ':'"),
         (b"\xff\xfe", "not valid YAML"),
         (b"? {a: b}\n: c\n", "not valid YAML"),
-        (b"tree: &x {height: *x}\n", "not valid YAML: found unconstructable recursive node"),
-        (b"tree: &x [1, [*x]]\n", "not valid YAML: found unconstructable recursive node"),
+        (b"tree: &x {height: *x}\n", "not valid YAML: line 1, column 7: found unconstructable recursive node"),
+        (b"tree: &x [1, [*x]]\n", "not valid YAML: line 1, column 7: found unconstructable recursive node"),
         (None, "no such file"),
     ],
 )
