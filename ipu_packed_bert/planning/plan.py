@@ -228,7 +228,7 @@ def _words_of_packs(
         epochs = f", {updates:,} an epoch: {config.run.steps / updates:,.1f} epochs"
     return _Words(
         row="pack",
-        data=f"{data.named}: {state}, {data.max_sequence_length} slots, {sequences} each",
+        data=f"{data.named}: {state}, {data.max_sequence_length:,} slots, {sequences} each",
         apart=f"up to {depth} sequences" if depth_known else "the data set's sequences",
         run=f"{counted(config.run.steps, 'update')}{epochs}",
         unknown=f"unknown: no data set yet and no published packing factor for {data.max_sequence_length} slots; "
@@ -282,7 +282,7 @@ def _of_examples(
     depth = config.data.max_sequences_per_pack or _GUESSED_DEPTH
     numbers = 4 * slots + 4 * depth + 1  # of a row
     packs = None
-    data = f"{config.task.name}, rows of {slots} slots; "
+    data = f"{config.task.name}, rows of {slots:,} slots; "
     if task is None:
         data += f"{missing} is missing"
     else:

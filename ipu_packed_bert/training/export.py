@@ -95,7 +95,7 @@ def _model_card(run: Path, name: str, checkpoint: Checkpoint) -> str:
         "pipeline_tag": "fill-mask",
         "tags": ["bert", "fill-mask", "sequence-packing", "ipu_packed_bert"],
     }
-    row = f"{data.max_sequence_length} slots, packed by `{data.packer}`"
+    row = f"{data.max_sequence_length:,} slots, packed by `{data.packer}`"
     facts = [("row", row), ("updates", f"{step:,}")]
     facts += _data_facts(run / ENVIRONMENT)
     facts += _summary_facts(run / SUMMARY, step)

@@ -151,7 +151,7 @@ def _printed(histogram: LengthHistogram, rows: Sequence[Row]) -> str:
     """Return the table with memory and, if the paper has this histogram, the paper's Table 1."""
     table = packers_table(
         f"{histogram.name}  {histogram.sequences:,} sequences, {histogram.tokens:,} tokens, packs of "
-        f"{histogram.max_sequence_length} slots; speed-up at most {histogram.theoretical_speedup:.3f}",
+        f"{histogram.max_sequence_length:,} slots; speed-up at most {histogram.theoretical_speedup:.3f}",
         rows,
     )
     columns = table.columns + (_MEMORY,)

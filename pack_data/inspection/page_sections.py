@@ -412,7 +412,7 @@ def headline(packing: Packing) -> str:
     unpacked_padding = 1 - 1 / packing.theoretical_speedup
     return (
         f"{counted(packing.sequences, 'sequence')} fit into {counted(packing.packs, 'pack')} of "
-        f"{packing.max_sequence_length} slots ({packer}): {1 - packing.efficiency:.1%} of the slots are padding "
+        f"{packing.max_sequence_length:,} slots ({packer}): {1 - packing.efficiency:.1%} of the slots are padding "
         f"instead of {unpacked_padding:.1%}. The packing factor is {packing.packing_factor:.3f} "
         f"{of_at_most(packing.theoretical_speedup)}."
     )

@@ -286,7 +286,7 @@ def lengths_table(histogram: LengthHistogram) -> Table:
     """Return the statistics of the paper's Figure 1."""
     S = histogram.max_sequence_length
     full = int(histogram.counts[S])
-    reach = f"{full / histogram.sequences:.1%} fill all {S} slots" if full else f"of {S} slots"
+    reach = f"{full / histogram.sequences:.1%} fill all {S:,} slots" if full else f"of {S:,} slots"
     rows = [
         ("sequences", "sequences", ",", ""),
         ("tokens", "tokens", ",", ""),
@@ -304,7 +304,7 @@ def lengths_table(histogram: LengthHistogram) -> Table:
 
 def summary(histogram: LengthHistogram) -> str:
     """Return the statistics as text, with a small picture."""
-    title = f"{histogram.name or 'histogram'}  sequences of at most {histogram.max_sequence_length} tokens"
+    title = f"{histogram.name or 'histogram'}  sequences of at most {histogram.max_sequence_length:,} tokens"
     rows = []
     for row in lengths_table(histogram).rows:
         if row["what"].value != "max_sequence_length":

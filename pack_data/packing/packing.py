@@ -268,7 +268,7 @@ class Packing:
             depth = "any number of sequences"
         elif D == 1:
             depth = "one sequence"
-        title = f"{self.algorithm.upper()}  {depth} in a pack of {self.max_sequence_length} slots"
+        title = f"{self.algorithm.upper()}  {depth} in a pack of {self.max_sequence_length:,} slots"
         if name:
             title += f"  ({name})"
 

@@ -595,7 +595,7 @@ class PackStore:
         lines = (
             f"{self.folder}: {manifest.sequences:,} sequences in {manifest.packs:,} packs",
             f"{manifest.packing_factor:.3f} sequences per pack, {manifest.efficiency:.1%} of the slots are tokens",
-            f"{schema.max_sequence_length} slots, at most {schema.max_sequences_per_pack} sequences in a pack",
+            f"{schema.max_sequence_length:,} slots, at most {schema.max_sequences_per_pack} sequences in a pack",
         )
         text = "\n".join(lines)
         return f"<pre>{html.escape(text)}</pre>"
