@@ -54,7 +54,7 @@ def best_prices(
     depth_is_scarcer = histogram.tokens * depth < histogram.sequences * S
     if depth_is_scarcer:
         plain = FunctionPrices(np.ones_like(lengths), depth)
-    candidates = [plain, _long_are_whole(histogram)]
+    candidates = [plain, _long_are_whole(histogram, depth)]
     if max_sequences_per_pack is not None and S * depth**2 <= _MOST_STEPS:
         candidates.append(_many_beside_long(lengths, S, depth))
         candidates.append(_counted_up_to(histogram, depth))
@@ -74,16 +74,22 @@ def _bound(prices: FunctionPrices, counts: np.ndarray) -> int:
     return -(-worth // prices.unit)
 
 
-def _long_are_whole(histogram: LengthHistogram) -> FunctionPrices:
+def _long_are_whole(histogram: LengthHistogram, depth: int) -> FunctionPrices:
     """Compute L2: a sequence is worth 1 above S - k tokens, tokens / S from k tokens on, 0 below, for the best k.
 
-    A sequence that fits beside one of worth 1 is worth nothing.
+    A sequence that fits beside one of worth 1 is worth nothing. At depth 2, sequences of k to S - k tokens are worth
+    1 / 2 each, which proves that decreasing fit is optimal: by the formula of Tutte and Berge for the largest matching.
     """
     S = histogram.max_sequence_length
     lengths = histogram.lengths
     counts = histogram.counts[lengths]
+    unit = S
+    prices = lengths.copy()
+    if depth == 2:
+        unit = 2
+        prices[:] = 1
     sequences_below = np.append(0, np.cumsum(counts))
-    tokens_below = np.append(0, np.cumsum(counts * lengths))
+    worth_below = np.append(0, np.cumsum(counts * prices))
 
     # Of all k between two lengths, the longer length is best.
     half = (S + 1) // 2
@@ -93,15 +99,11 @@ def _long_are_whole(histogram: LengthHistogram) -> FunctionPrices:
     first = np.searchsorted(lengths, candidates)
     first_long = np.searchsorted(lengths, S - candidates, side="right")
     long_sequences = sequences_below[-1] - sequences_below[first_long]
-    tokens = tokens_below[first_long] - tokens_below[first]
-    worth = S * long_sequences + tokens
-    best = worth.argmax()
-    k = candidates[best]
-
-    prices = lengths.copy()
+    worth = unit * long_sequences + worth_below[first_long] - worth_below[first]
+    k = candidates[worth.argmax()]
     prices[lengths < k] = 0
-    prices[lengths > S - k] = S
-    return FunctionPrices(prices, S)
+    prices[lengths > S - k] = unit
+    return FunctionPrices(prices, unit)
 
 
 def _many_beside_long(lengths: np.ndarray, S: int, depth: int) -> FunctionPrices:

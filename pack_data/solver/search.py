@@ -308,8 +308,7 @@ def pack_quickly(histogram: LengthHistogram, limits: Limits) -> ProvedPacks:
     worth = certificate.worth(histogram.counts)
     packs = longest_first(histogram, limits.depth)
     best = ProvedPacks(histogram, limits, packs, certificate, worth)
-    # In pairs, the longest sequence with the longest that fits is optimal, even if the plain bounds do not prove it.
-    if best.gap <= 0 or limits.depth <= 2:
+    if best.gap <= 0:
         return best
 
     bound = best.lower_bound

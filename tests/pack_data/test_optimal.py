@@ -49,6 +49,14 @@ def test_packs_stay_within_two_of_the_bound(histogram, depth):
     assert packing.lp_bound <= packing.lower_bound + 1e-6 < packing.lp_bound + 1.001
 
 
+@given(histograms())
+def test_pairs_are_packed_at_a_bound_that_needs_no_programme(histogram):
+    packing = optimal.pack(histogram, max_sequences_per_pack=2)
+    assert prove(packing).lower_bound == packing.packs
+    fitted = longest_first(histogram, 2)
+    assert packing.packs == sum(count for _, count in fitted)
+
+
 @given(histograms(max_count=40))
 def test_a_larger_limit_never_gives_more_packs(histogram):
     packs = [optimal.pack(histogram, max_sequences_per_pack=depth).packs for depth in (2, 3, 4, 6, 8, 16, None)]
