@@ -98,6 +98,15 @@ def test_loops_over_workers_go_on_behind_what_was_delivered(check, in_advance):
     check(lambda batches: in_processes(batches, *in_advance), [3, 6, 1])
 
 
+def test_an_epoch_of_which_nothing_is_left_ends_when_it_is_read():
+    fresh, left = sampler(), sampler()
+    first, second = list(fresh), list(fresh)
+    assert list(islice(iter(left), len(left))) == first
+    again = sampler()
+    again.load_state_dict(left.state_dict())
+    assert list(again) == [] and list(again) == second
+
+
 def test_lengths_of_loaders_are_those_of_an_epoch():
     mixed = mixture()
     assert len(torch_data.DataLoader(mixed, batch_sampler=mixed.batches(4))) == -(-len(mixed) // 4)
