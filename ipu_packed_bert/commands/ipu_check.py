@@ -25,6 +25,7 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import config_file
 from pack_data.packing.histogram import LengthHistogram
+from pack_data.reading.durable import check_new_folder
 from pack_data.spfhp import pack
 
 _UPDATES = 10  # the first one is left out of the cycles
@@ -38,17 +39,15 @@ def check(args: argparse.Namespace) -> int:
 
     engine = replace(config.engine, kind="ipu", offline_export=None)
     config = replace(config, engine=engine, without_ipus=()).with_micro_batch(1.0)
-    choice = choose_engine(
-        config, way_out=""
-    )  # reports a missing SDK or IPU before anything is written
+    # Reports a missing SDK or IPU before anything is written.
+    choice = choose_engine(config, way_out="")
     if not choice.hardware:
         raise ValueError(
             f"{config.path}: {choice.reason}; the check needs IPUs, `make test-ipu` tests the IPU Model"
         )
     # The profile of an earlier check could be mistaken for that of this one.
-    out = args.out
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"--out {out}: exists and is not an empty directory; choose another one")
+    if args.out is not None:
+        check_new_folder(args.out, f"--out {args.out}")
     stages = _Check(config, args)
     try:
         stages.run()

@@ -18,7 +18,7 @@ import torch
 from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.run_files.safetensors_files import read_tensors
 from ipu_packed_bert.settings.schema import ModelConfig
-from pack_data.reading.durable import write_atomically
+from pack_data.reading.durable import check_new_folder, write_atomically
 from pack_data.reading.fields import Fields, read_object, shown
 from pack_data.reading.packages import load_package
 from pack_data.text.vocabulary import (
@@ -161,8 +161,7 @@ def write_folder(
     """
     save = load_package("safetensors.torch", "writing a Hugging Face folder").save
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder}: exists and is not an empty directory; name another one")
+    check_new_folder(folder)
     _check_encoder(weights, model, f"{folder}: not written")
     folder.mkdir(parents=True, exist_ok=True)
     config = {

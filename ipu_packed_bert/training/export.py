@@ -14,7 +14,7 @@ from ipu_packed_bert.settings.config import BLOCK
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.settings.yaml_files import parse_yaml
 from pack_data.cli.command import counted
-from pack_data.reading.durable import write_atomically
+from pack_data.reading.durable import check_new_folder, write_atomically
 from pack_data.reading.fields import Fields, read_object, said_of
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     from ipu_packed_bert.model.hugging_face import write_folder
     from ipu_packed_bert.tasks.starting_weights import learnt
 
+    check_new_folder(folder)
     weights = learnt(run, vocabulary=vocabulary)
     checkpoint = weights.checkpoint
     card = _model_card(run, folder.resolve().name, checkpoint)
@@ -190,8 +191,7 @@ def import_folder(folder: Path, run: Path) -> Loaded:
     from ipu_packed_bert.run_files.checkpoints import Checkpoint, save_checkpoint
     from ipu_packed_bert.run_files.vocabulary_identity import Identity
 
-    if run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise ValueError(f"{run}: exists and is not an empty directory; choose another one")
+    check_new_folder(run)
     pretrained = read_folder(folder)
     vocabulary = pretrained.vocabulary
     # Only settings that the weights determine; the data set and the defaults decide the others. The default batch is

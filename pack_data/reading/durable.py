@@ -38,6 +38,14 @@ def write_atomically(path: Path, data: Union[bytes, memoryview]) -> None:
         temporary.write_bytes(data)
 
 
+def check_new_folder(folder: Path, name: str = "") -> None:
+    """Raise ValueError unless the directory is missing or empty; `name` is that of the option or of the directory."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            f"{name or folder}: exists and is not an empty directory; choose another one"
+        )
+
+
 def write_array(path: Path, values: np.ndarray) -> None:
     """Write the whole .npy file or none.
 

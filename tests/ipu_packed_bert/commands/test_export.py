@@ -371,7 +371,7 @@ def test_a_run_on_a_tokenizer_file_is_fine_tuned_and_predicts(tmp_path, roberta_
     "arguments, says",
     [
         (["missing", "out"], "missing: no such directory; pass the directory of a run"),
-        (["run", "full"], "is not an empty directory"),
+        (["run", "full"], "error: full: exists and is not an empty directory"),
         (["run", "out", "--vocabulary", "nowhere.txt"], "--vocabulary FILE"),
         (["--import", "full", "out"], "config.json: no such file"),
     ],
