@@ -107,6 +107,22 @@ def test_an_epoch_of_which_nothing_is_left_ends_when_it_is_read():
     assert list(again) == [] and list(again) == second
 
 
+@pytest.mark.parametrize("missing, goes_on", [(0, True), (1, False)])
+def test_after_a_state_the_next_epoch_begins_only_if_nothing_was_left(missing, goes_on):
+    """A caller that counts epochs calls set_epoch(epoch + 1) after the last batch; `missing` batches were not taken."""
+    fresh, left = sampler(), sampler()
+    batches, following = list(fresh), list(fresh)
+    list(islice(iter(left), len(batches) - missing))
+    again = sampler()
+    again.load_state_dict(left.state_dict())
+    if goes_on:
+        again.set_epoch(1)
+        assert list(again) == following
+    else:
+        with refused("set_epoch(1)", "epoch 0"):
+            again.set_epoch(1)
+
+
 def test_lengths_of_loaders_are_those_of_an_epoch():
     mixed = mixture()
     assert len(torch_data.DataLoader(mixed, batch_sampler=mixed.batches(4))) == -(-len(mixed) // 4)
