@@ -53,9 +53,9 @@ class Source:
     kind: str
     files: List[str]
     # Of the reader: chosen columns, or which TFRecord.
-    options: Mapping[str, Any] = field(default_factory=dict)
-    skip_bad: int = 0
-    max_record_bytes: int = MOST_RECORD_BYTES
+    options: Mapping[str, Any]
+    skip_bad: int
+    max_record_bytes: int
     bad: BadRecords = field(default_factory=BadRecords)
     # Foreign columns that examples() cannot assign to one sequence, or that blocks() cannot hold.
     foreign_lost: Tuple[str, ...] = ()

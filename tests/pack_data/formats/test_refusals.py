@@ -10,7 +10,7 @@ pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc
 from pack_data.building import convert
 from pack_data.cli.bad_records import Origin
 from pack_data.formats import sequence_output
-from pack_data.formats.records import Record, RowWidths, integers
+from pack_data.formats.records import Record, RowWidths, fits, integers
 from pack_data.formats.source import open_source
 from pack_data.store.data_set import read_manifest
 from tests.format_samples import CLS_LAST, example, frame, pack_from_examples, records, tf_example, write_packed
@@ -40,6 +40,29 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
         writer.write_table(table)
     with refused("a.arrow", "same name"):
         open_source(tmp_path / "a.arrow")
+
+
+@pytest.mark.parametrize(
+    "name, values, is_column",
+    [
+        ("input_ids", [0, 2**31 - 1], True),
+        ("input_ids", [-1], False),
+        ("input_ids", [2**31], False),
+        ("labels", [-(2**31), 2**31 - 1], True),
+        ("labels", [-(2**31) - 1], False),
+        ("labels", [0.5], False),
+    ],
+)
+def test_a_column_has_whole_numbers_of_32_bits_and_ids_are_not_negative(name, values, is_column):
+    assert fits(name, np.array(values)) is is_column
+
+
+def test_a_directory_of_two_formats_names_both(tmp_path):
+    for name in ("a.idx", "a.bin"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "b.jsonl").write_text("")
+    with refused(tmp_path, "files of idx and jsonl"):
+        open_source(tmp_path)
 
 
 def test_more_places_than_slots_are_a_bad_pack(tmp_path):
