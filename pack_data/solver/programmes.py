@@ -14,7 +14,7 @@ from pack_data.solver.column_generation import relax, with_dearest_long
 from pack_data.solver.free_slots import count_packs
 from pack_data.solver.grid_programme import grid_prices
 from pack_data.solver.rounding import whole_packs
-from pack_data.solver.search import LONG_ROWS, ProvedPacks
+from pack_data.solver.search import LONG_ROWS, Limits, ProvedPacks
 
 # Number of different lengths up to which the full programme is solved for any gap that the coarse one leaves. With more
 # a gap of this many packs is not worth it, because it may take a minute.
@@ -50,7 +50,7 @@ def _by_programme(best: ProvedPacks) -> ProvedPacks:
     lengths = histogram.lengths
     depth = best.deepest
     small_gap = _SMALL_FULL_GAP if len(lengths) > _FEW_LENGTHS else 0
-    with _Progress(histogram.sequences, best.limits.until) as bar, contextlib.suppress(_TimeIsUp):
+    with _Progress(histogram.sequences, best.limits) as bar, contextlib.suppress(_TimeIsUp):
         for exact in (False, True):
             relaxation = relax(
                 lengths,
@@ -99,9 +99,10 @@ class _TimeIsUp(Exception):
 class _Progress:
     """A progress bar of sequences packed and of the programme's bound, which raises _TimeIsUp after the budget."""
 
-    def __init__(self, sequences: int, until: float) -> None:
+    def __init__(self, sequences: int, limits: Limits) -> None:
         self._sequences = sequences
-        self._until = until
+        self._until = limits.until
+        self._programmes_left = limits.programmes
         self.prices: Optional[np.ndarray] = None  # of the highest bound so far
         self._bound = -math.inf
         self._bar = progress_bar(sequences, "packing", unit=" sequences")
@@ -131,5 +132,6 @@ class _Progress:
         self._check()
 
     def _check(self) -> None:
-        if time.perf_counter() > self._until:
+        self._programmes_left -= 1
+        if self._programmes_left < 0 or time.perf_counter() > self._until:
             raise _TimeIsUp

@@ -99,6 +99,7 @@ class Limits(NamedTuple):
     depth: int  # sequences that fit into one pack
     max_sequences_per_pack: Optional[int]  # None = unlimited
     until: float  # time of `time.perf_counter` after which no step is begun; inf without a budget
+    programmes: float = math.inf  # linear programmes of a search, at most
 
     @classmethod
     def of(

@@ -71,7 +71,14 @@ class Rows:
     """
 
     def __init__(
-        self, buffer: Buffer, S: int, depth: int, most: int, spare: int, by_age: bool
+        self,
+        buffer: Buffer,
+        S: int,
+        depth: int,
+        most: int,
+        worth: List[float],
+        enough: float,
+        by_age: bool,
     ) -> None:
         """Begin with the oldest `most` sequences that wait.
 
@@ -81,7 +88,9 @@ class Rows:
         self._numbers = buffer.numbers
         self._S = S
         self._depth = depth
-        self._spare = spare
+        self._worth = worth
+        self._enough = enough
+        self._spare = int((1.0 - enough) * S)
         self._by_age = by_age
         self.left = {length: len(numbers) for length, numbers in buffer.numbers.items()}
         if most < len(buffer):
@@ -101,16 +110,18 @@ class Rows:
         """Take a row that begins with this length and gets `wanted` sequences, if they fit."""
         row: List[int] = []
         room = self._S
+        lacks = self._enough
         chosen: Tuple[int, ...] = (first,)
         while chosen:
             for length in chosen:
                 row.append(length)
                 room -= length
+                lacks -= self._worth[length]
                 self._take(length)
             seats = self._depth - len(row)
             chosen = ()
             if room and seats:
-                chosen = self._next(room, seats, min(wanted - len(row), seats))
+                chosen = self._next(room, seats, min(wanted - len(row), seats), lacks)
         return row
 
     def _take(self, length: int) -> None:
@@ -120,7 +131,7 @@ class Rows:
             self._bits ^= 1 << length
             self._reversed_bits ^= 1 << (self._S - length)
 
-    def _next(self, room: int, seats: int, wanted: int) -> Tuple[int, ...]:
+    def _next(self, room: int, seats: int, wanted: int, lacks: float) -> Tuple[int, ...]:
         """Return the next one or two lengths of a row for this room, () if none fits."""
         longest = self.longest(room)
         if longest <= 0:
@@ -131,15 +142,16 @@ class Rows:
                 return (self.longest(room // fitting),)
             wanted = 2
 
-        if seats == 1 or (wanted < 2 and room - longest <= self._spare):
+        nearly_fills = room - longest <= self._spare and self._worth[longest] >= lacks
+        if seats == 1 or (wanted < 2 and nearly_fills):
             return (longest,)
-        shorter = self._pair(room)
+        shorter = self._pair(room, lacks)
         if shorter:
             return room - shorter, shorter
         half = self.longest(room // 2) if wanted == 2 else 0
         return (half if half > 0 else longest,)
 
-    def _pair(self, room: int) -> int:
+    def _pair(self, room: int, lacks: float) -> int:
         """Return the shorter length of a pair that fills the room, 0 if there is none.
 
         By age, three pairs are compared: the most and the least similar, and one between them.
@@ -158,11 +170,13 @@ class Rows:
         between = pairs & ((1 << (most_similar // 2)) - 1)
         if between:
             candidates.append(between.bit_length() - 1)
-        return min(candidates, key=lambda shorter: self._age(shorter) + self._age(room - shorter))
+        return min(candidates, key=lambda shorter: self._rank((shorter, room - shorter), lacks))
 
-    def _age(self, length: int) -> int:
-        """Return the number of the oldest sequence of this length that is left."""
-        return self._numbers[length][-self.left[length]]
+    def _rank(self, pair: Tuple[int, int], lacks: float) -> Tuple[bool, int]:
+        """Return True if a pair is not worth what the row lacks, and the sum of the numbers of its oldest sequences."""
+        value = sum([self._worth[length] for length in pair])
+        numbers = [self._numbers[length][-self.left[length]] for length in pair]
+        return value < lacks, sum(numbers)
 
 
 def _bits_of(present: np.ndarray) -> int:

@@ -35,14 +35,17 @@ _ROUND_OF_SORTED = 64
 _MOST_ALIKE = 1024
 # Value that a row may lack and still count as good.
 _SHORTFALL = 2e-3
+_ROUNDING = 1e-9
 # Prices judge the rows from the start if slots alone would fill a row to this share of the depth. Below it, prices gain
 # nothing. Above it, chance decides if the programme prices seats or slots, and at prices of seats long sequences pile
 # up: chats at 8,192 slots and depth 10 need 25 % more packs with a buffer of 256.
 _NEAR_DEPTH = (0.6, 0.8)
 _WINDOWS = 4  # windows of arrivals in a buffer, and the least sequences of one
 _MIN_WINDOW = 64
-# Most seconds, estimated, of the linear programme for what waits at the end; a search takes up to ten times as long.
-_FINISH_SECONDS = 0.2
+# Most seconds, estimated, of a linear programme for what waits at the end, and of all of them. They are counted, not
+# measured: with 4, lengths near a third of a row reach their bound, 8 of 305 packs less.
+_PROGRAMME_SECONDS = 0.2
+_FINISH_SECONDS = 4.0
 
 _READ_AHEAD = 64  # items that the thread of a source with `flush_after` reads in advance
 
@@ -150,6 +153,8 @@ class PackStream:
 
         self._depth = self.max_sequences_per_pack or S
         self._most_tokens = _MAX_TOKENS if self.buffer_tokens is None else self.buffer_tokens
+        self._by_slots = [length / S for length in range(S + 1)]
+        self._by_seats = [1 / self._depth] * (S + 1)
         self._begin()
         if histogram is not None:
             self._learn_from(histogram)
@@ -264,26 +269,19 @@ class PackStream:
         S = self.max_sequence_length
         buffer = self._buffer
         lengths = self._lengths
-        # True if the depth limits the rows, not their slots.
-        by_seats = len(buffer) * S >= self._depth * buffer.tokens
-        worth = None
-        shortfall = 0.0
-        if lengths.in_random_order and not by_seats:
-            worth = self._prices()
-            shortfall = _SHORTFALL
-
+        worth, shortfall = self._worth()
         alike = lengths.in_random_order and lengths.are_alike
         most = min(len(buffer), _MOST_ALIKE) if alike else len(buffer)
         parts = _ROUND if lengths.in_random_order else _ROUND_OF_SORTED
         wanted = self._sequences_per_row(worth)
         to_close = max(1, int(most / wanted / parts))
 
-        rows = Rows(buffer, S, self._depth, most, int(shortfall * S), by_age=not alike)
+        rows = Rows(buffer, S, self._depth, most, worth, 1.0 - shortfall, by_age=not alike)
         oldest_first = iter(buffer if alike else ())
         owed = 0.0  # sequences by which the rows fell short of the mean so far, between -1 and 1
         kept: List[Tuple[float, int, int, List[int]]] = []  # waste, empty slots, place, row
         while to_close:
-            due = None if kept else self._due()
+            due = None if kept else self._due(to_close)
             if due is None:
                 first = next((item.length for item in oldest_first if rows.left[item.length]), 0)
                 first = first or rows.longest(S)
@@ -294,7 +292,7 @@ class PackStream:
             row = rows.build(first, max(1, int(wanted + owed)))
             if due is None:
                 owed = min(max(owed + wanted - len(row), -1.0), 1.0)
-            waste = self._waste(row, worth, by_seats)
+            waste = 1.0 - sum([worth[length] for length in row])
             if due is None and waste > shortfall:
                 kept.append((waste, S - sum(row), len(kept), row))
             else:
@@ -305,47 +303,38 @@ class PackStream:
         for _, _, _, row in kept[:to_close]:
             self._hand_over(buffer.remove(row))
 
-    def _waste(self, row: List[int], worth: Optional[List[float]], by_seats: bool) -> float:
-        """Return the value that a row lacks: by prices, by seats, or by slots."""
-        if worth is not None:
-            return 1.0 - sum([worth[length] for length in row])
-        if by_seats:
-            return 1.0 - len(row) / self._depth
-        return 1.0 - sum(row) / self.max_sequence_length
-
-    def _prices(self) -> Optional[List[float]]:
-        """Return the price of each length if rows are judged by prices; compute them when they are needed first."""
+    def _worth(self) -> Tuple[List[float], float]:
+        """Return the worth of each length, as a share of a row, and the worth that a good row may lack."""
+        buffer = self._buffer
         lengths = self._lengths
+        S = self.max_sequence_length
+        by_seats = len(buffer) * S >= self._depth * buffer.tokens
+        scarce = self._by_seats if by_seats else self._by_slots
+        if not lengths.in_random_order:
+            return scarce, _ROUNDING
         if lengths.worth is None and lengths.mean:
-            per_row = self.max_sequence_length / lengths.mean
-            depth = self.max_sequences_per_pack
             low, high = _NEAR_DEPTH
-            near_depth = depth is not None and low <= per_row / depth < high
+            near_depth = low <= S / lengths.mean / self._depth < high
             if lengths.are_alike or near_depth:
                 lengths.solve()
-        return lengths.worth
+        return lengths.worth or scarce, _SHORTFALL
 
-    def _sequences_per_row(self, worth: Optional[List[float]]) -> float:
+    def _sequences_per_row(self, worth: List[float]) -> float:
         """Return how many sequences a row without waste would hold on average, of those that wait."""
         buffer = self._buffer
-        rows = max(buffer.tokens / self.max_sequence_length, len(buffer) / self._depth)
-        if worth is not None:
-            value = sum(
-                [worth[length] * len(numbers) for length, numbers in buffer.numbers.items()]
-            )
-            rows = max(rows, value)
-        return max(len(buffer) / rows, 1.0)
+        value = sum([worth[length] * len(numbers) for length, numbers in buffer.numbers.items()])
+        rows = max(value, buffer.tokens / self.max_sequence_length, len(buffer) / self._depth)
+        return max(round(len(buffer) / rows, 9), 1.0)
 
-    def _due(self) -> Optional[int]:
+    def _due(self, to_close: int) -> Optional[int]:
         """Return the length of the oldest sequence if the next pack has to hold it.
 
-        At most buffer_sequences wait, and the oldest become due one by one. A round asks before it keeps a row, and it
-        closes at most an eighth of buffer_sequences packs. So none waits for more than longest_wait packs.
+        At most buffer_sequences wait, and the oldest become due one by one. A round asks before it keeps a row, and
+        then closes at most `to_close` packs. So none waits for more than longest_wait packs.
         """
         oldest = self._buffer.oldest()
         waited = self._waits.packs - oldest.since
-        packs_of_a_round = self.buffer_sequences // _ROUND + 1
-        if waited < self.longest_wait - self.buffer_sequences - packs_of_a_round:
+        if waited < self.longest_wait - self.buffer_sequences - to_close:
             return None
         return oldest.length
 
@@ -473,10 +462,11 @@ def _few_packs(counts: np.ndarray, max_sequences_per_pack: Optional[int]) -> Pac
     histogram = LengthHistogram(counts)
     best = pack_quickly(histogram, Limits.of(histogram, max_sequences_per_pack, None))
     seconds = best.programme_seconds
-    if seconds <= _FINISH_SECONDS and best.pays(seconds):
+    if seconds <= _PROGRAMME_SECONDS and best.pays(seconds):
         from pack_data.solver.programmes import improved
 
-        best = improved(best)
+        limits = best.limits._replace(programmes=int(_FINISH_SECONDS / seconds))
+        best = improved(best._replace(limits=limits))
     return best.packs
 
 

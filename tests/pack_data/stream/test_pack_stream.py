@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pack_data import LengthHistogram, optimal
-from pack_data.stream import PackStream
+from pack_data.solver import programmes
+from pack_data.solver.free_slots import longest_first
+from pack_data.solver.search import Limits, pack_quickly
+from pack_data.stream import PackStream, pack_stream
 from pack_data.stream.baselines import open_rows, windows
 from pack_data.stream.command import _in_random_order, main
 from pack_data.stream.prices import Lengths, solve
@@ -297,6 +300,25 @@ def test_families_stay_near_their_bound(name):
     check_packs(packs, lengths, S, depth)
     bound = max(sum(lengths) / S, len(lengths) / (depth or S))
     assert 100 * (len(packs) / bound - 1) <= most
+
+
+@pytest.mark.parametrize("name", ["third", "code, 8", "near a half"])
+def test_the_end_of_a_stream_solves_few_programmes_and_is_no_worse_than_decreasing_fit(name, monkeypatch):
+    lengths, S, depth, _ = FAMILIES[name]
+    histogram = LengthHistogram.from_lengths(lengths[:700], S)
+    allowed = pack_stream._FINISH_SECONDS / pack_quickly(histogram, Limits.of(histogram, depth, None)).programme_seconds
+    solved = []
+    real = programmes._Progress._check
+    monkeypatch.setattr(programmes._Progress, "_check", lambda bar: (solved.append(1), real(bar)))
+    packs = []
+    for most in (pack_stream._FINISH_SECONDS, 3 * pack_stream._FINISH_SECONDS / allowed):  # all that are allowed, 3
+        monkeypatch.setattr(pack_stream, "_FINISH_SECONDS", most)
+        stream = PackStream(S, max_sequences_per_pack=depth, buffer_sequences=701)
+        packs.append(list(stream.packs(enumerate(lengths[:700].tolist()))))
+        check_packs(packs[-1], lengths, S, depth, list(range(700)))
+        assert len(packs[-1]) <= sum(count for _, count in longest_first(histogram, depth))
+        assert len(solved) <= (allowed + 1 if len(packs) == 1 else 4)
+        solved.clear()
 
 
 def test_a_known_histogram_is_used_from_the_first_pack_on():
