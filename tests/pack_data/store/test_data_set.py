@@ -152,6 +152,7 @@ CROWDED = dict(histogram={"1": 100}, sequences=100, tokens=100, packing_factor=5
         (dict(lower_bound=21), ["lower_bound", "20 packs"]),
         (dict(shards__1__file="manifest.json"), ["shards", "'manifest.json'"]),
         (dict(files=[dict(file="manifest.json", bytes=1, sha256="0" * 64, packs=0)]), ["files", "'manifest.json'"]),
+        (dict(histogram__1=0), ["histogram.1 is 0", "from 1 to"]),
         (dict(histogram__9=1), ["histogram.9", "1 to 8"]),
         (dict(histogram__02=1), ["histogram.02", "1 to 8"]),
         (dict(made_with__options={"seed": {}}), ["made_with.options.seed", "a list of texts"]),
