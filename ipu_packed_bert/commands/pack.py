@@ -1,6 +1,6 @@
 """Pack a histogram of lengths with one packer, or the sequences of a file into rows of indices.
 
-`--packer NAME`, then the options of that packer; or `SOURCE ... --rows FILE`, then the options of `main_of_rows`.
+`--packer NAME`, then the options of that packer; or `SOURCE ... --rows FILE`, then the options of `_main_of_rows`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _ROWS = "--rows"
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the main function of the packer's module, or `main_of_rows` if --rows is given."""
+    """Run the main function of the packer's module, or `_main_of_rows` if --rows is given."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--packer", default=_DEFAULT)
     args, others = parser.parse_known_args(argv)
     if any(option.split("=")[0] == _ROWS for option in others):
-        return main_of_rows(others)
+        return _main_of_rows(others)
     if args.packer not in PACKERS:
         raise ValueError(
             f"--packer {args.packer}: no such packer; choose one of {', '.join(PACKERS)}"
@@ -40,7 +40,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return importlib.import_module(f"pack_data.{args.packer}").main(others)
 
 
-def main_of_rows(argv: Sequence[str]) -> int:
+def _main_of_rows(argv: Sequence[str]) -> int:
     """Pack the sequences of files and write the rows, for other loaders; return the exit status."""
     from pack_data.lengths.counting import lengths_in
     from pack_data.lengths.overlong import RULES

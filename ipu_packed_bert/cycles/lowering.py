@@ -102,6 +102,20 @@ class Edge(NamedTuple):
     value: int
 
 
+class _Matrix(NamedTuple):
+    """A tensor as a matrix, its block on a tile, and the bytes of an element."""
+
+    rows: int
+    columns: int
+    rows_t: int
+    columns_t: int
+    size: int
+
+    def row_values(self) -> float:
+        """Return the cycles of combining each row of the block with a value of its own."""
+        return vertices.row_values(self.rows_t, self.columns_t, self.size)
+
+
 @dataclass(frozen=True, eq=False)
 class Lowered:
     """Costs of a whole graph under one memory proportion."""
@@ -416,7 +430,7 @@ class Lowering:
         value = self.graph.values[index]
         size = element_bytes(value.dtype)
         layout = self._layout(lead)
-        rows, columns = self._rows(out, lead)[2:]
+        _, _, rows, columns, _ = self._matrix(out, lead)
         elementwise = vertices.binary(self._on_tile(out), work, kind)
 
         form = _broadcast_form(value, out)
@@ -522,23 +536,20 @@ class Lowering:
 
     # Reductions -----------------------------------------------------------------------------------------------------
 
-    def _rows(self, value: Value, index: int) -> Tuple[int, int, int, int]:
-        """View a tensor as a matrix; return its rows and columns, then those of its block on a tile.
-
-        `index` is the value whose layout spreads the tensor over the tiles.
-        """
+    def _matrix(self, value: Value, index: int) -> _Matrix:
+        """View a tensor as a matrix. `index` is the value whose layout spreads it over the tiles."""
         columns = max(1, value.shape[-1]) if value.shape else 1
         rows = max(1, value.elements // columns)
-        return (rows, columns) + block(rows, columns, self._layout(index), self.target)
+        rows_t, columns_t = block(rows, columns, self._layout(index), self.target)
+        return _Matrix(rows, columns, rows_t, columns_t, element_bytes(value.dtype))
 
-    def _row_reduction(
-        self, rows: int, columns: int, rows_t: int, columns_t: int, size: int
-    ) -> Cost:
+    def _row_reduction(self, matrix: _Matrix) -> Cost:
         """Cost the sum or maximum of each row, with the result on each tile of the row."""
-        cost = self._steps(vertices.reduce_rows(rows_t, columns_t, size))
-        parts = ceil(columns / columns_t)
+        rows_t = matrix.rows_t
+        cost = self._steps(vertices.reduce_rows(rows_t, matrix.columns_t, matrix.size))
+        parts = ceil(matrix.columns / matrix.columns_t)
         if parts > 1:
-            outputs = self.target.per_tile(rows)
+            outputs = self.target.per_tile(matrix.rows)
             cost = cost + step(
                 self.target,
                 vertices_cycles=vertices.reduce_rows(outputs, parts, FLOAT),
@@ -548,12 +559,12 @@ class Lowering:
             cost = cost + Cost(exchange=result_to_tiles, sync=self.target.sync_cycles)
         return cost
 
-    def _column_reduction(self, rows: int, columns: int, rows_t: int, columns_t: int) -> Cost:
+    def _column_reduction(self, matrix: _Matrix) -> Cost:
         """Cost the sum of each column, in float if the column spans several tiles."""
-        cost = self._steps(vertices.reduce_columns(columns_t, rows_t))
-        parts = ceil(rows / rows_t)
+        cost = self._steps(vertices.reduce_columns(matrix.columns_t, matrix.rows_t))
+        parts = ceil(matrix.rows / matrix.rows_t)
         if parts > 1:
-            outputs = self.target.per_tile(columns)
+            outputs = self.target.per_tile(matrix.columns)
             cost = cost + step(
                 self.target,
                 vertices_cycles=vertices.reduce_generic(outputs, parts),
@@ -564,30 +575,28 @@ class Lowering:
     def _op_sum(self, operation: Operation) -> Cost:
         index = operation.inputs()[0]
         value, out = self.graph.values[index], self._output(operation)
-        rows, columns, rows_t, columns_t = self._rows(value, index)
-        size = element_bytes(value.dtype)
+        matrix = self._matrix(value, index)
         if out.elements <= 1:
             n = self._on_tile(value)
             used = min(self.target.tiles, value.elements)
-            return step(self.target, vertices_cycles=vertices.reduce_rows(1, n, size)) + step(
+            return self._steps(vertices.reduce_rows(1, n, matrix.size)) + step(
                 self.target,
                 vertices_cycles=vertices.reduce_rows(1, used, FLOAT),
                 exchange_bytes=used * FLOAT,
             )
-        if out.elements == rows or (
+        if out.elements == matrix.rows or (
             value.shape and out.elements * value.shape[-1] == value.elements
         ):
-            return self._row_reduction(rows, columns, rows_t, columns_t, size)
-        return self._column_reduction(rows, columns, rows_t, columns_t)
+            return self._row_reduction(matrix)
+        return self._column_reduction(matrix)
 
     def _op_argmax(self, operation: Operation) -> Cost:
         index = operation.inputs()[0]
-        value = self.graph.values[index]
-        rows, columns, rows_t, columns_t = self._rows(value, index)
-        cost = self._steps(vertices.argmax(rows_t * columns_t))
-        parts = ceil(columns / columns_t)
+        matrix = self._matrix(self.graph.values[index], index)
+        cost = self._steps(vertices.argmax(matrix.rows_t * matrix.columns_t))
+        parts = ceil(matrix.columns / matrix.columns_t)
         if parts > 1:
-            outputs = self.target.per_tile(rows)
+            outputs = self.target.per_tile(matrix.rows)
             cost = cost + step(
                 self.target,
                 vertices_cycles=vertices.argmax(outputs * parts),
@@ -601,23 +610,23 @@ class Lowering:
         """Cost (log-)softmax: maximum, subtraction, exponential, sum, then a reciprocal or a logarithm per row."""
         index = operation.inputs()[0]
         value = self.graph.values[index]
-        shape = self._rows(value, index)
-        rows_t, columns_t = shape[2:]
-        size = element_bytes(value.dtype)
+        matrix = self._matrix(value, index)
+        rows_t = matrix.rows_t
 
-        subtraction = vertices.row_values(rows_t, columns_t, size)
-        exponential = vertices.unary(rows_t * columns_t, "exp", _kind_of(value.dtype))
+        subtraction = matrix.row_values()
+        exponential = vertices.unary(rows_t * matrix.columns_t, "exp", _kind_of(value.dtype))
         if _short_name(operation.operator) == "_log_softmax":
             of_sums = [vertices.unary(rows_t, "log", "float")]
         else:
             of_sums = [
                 vertices.unary(rows_t, "reciprocal", "float"),
-                vertices.cast(rows_t, FLOAT, size),
+                vertices.cast(rows_t, FLOAT, matrix.size),
             ]
+        reduction = self._row_reduction(matrix)
         return (
-            self._row_reduction(*shape, size)
+            reduction
             + self._steps(subtraction, exponential)
-            + self._row_reduction(*shape, size)
+            + reduction
             + self._steps(*of_sums, subtraction)
         )
 
@@ -627,15 +636,13 @@ class Lowering:
         """Cost the gradient of (log-)softmax: a product or an exponential, its row sums, and their subtraction."""
         gradient, result = operation.inputs()[:2]
         value = self.graph.values[gradient]
-        shape = self._rows(value, result)
-        rows_t, columns_t = shape[2:]
-        elements = rows_t * columns_t
-        size = element_bytes(value.dtype)
+        matrix = self._matrix(value, result)
+        elements = matrix.rows_t * matrix.columns_t
         kind = _kind_of(value.dtype)
 
-        subtraction = vertices.row_values(rows_t, columns_t, size)
+        subtraction = matrix.row_values()
         sum_of_both = vertices.binary(elements, "add", kind)
-        row_sums = self._row_reduction(*shape, size)
+        row_sums = self._row_reduction(matrix)
         if _short_name(operation.operator) == "_log_softmax_backward_data":
             exponential = vertices.unary(elements, "exp", kind)
             return self._steps(exponential, subtraction, sum_of_both) + row_sums
@@ -650,54 +657,49 @@ class Lowering:
     def _op_nll_loss_forward(self, operation: Operation) -> Cost:
         index = operation.inputs()[0]
         value = self.graph.values[index]
-        shape = self._rows(value, index)
-        one_hot = vertices.one_hot(self.target.per_tile(shape[0]))
-        product = vertices.binary(shape[2] * shape[3], "mul", _kind_of(value.dtype))
-        row_sums = self._row_reduction(*shape, element_bytes(value.dtype))
-        return self._steps(one_hot, product) + row_sums
+        matrix = self._matrix(value, index)
+        one_hot = vertices.one_hot(self.target.per_tile(matrix.rows))
+        elements = matrix.rows_t * matrix.columns_t
+        product = vertices.binary(elements, "mul", _kind_of(value.dtype))
+        return self._steps(one_hot, product) + self._row_reduction(matrix)
 
     def _op_nll_loss_backward(self, operation: Operation) -> Cost:
         index = operation.inputs()[1]
-        value = self.graph.values[index]
-        shape = self._rows(value, index)
-        one_hot = vertices.one_hot(self.target.per_tile(shape[0]))
-        scaling = vertices.row_values(shape[2], shape[3], element_bytes(value.dtype))
+        matrix = self._matrix(self.graph.values[index], index)
+        one_hot = vertices.one_hot(self.target.per_tile(matrix.rows))
         self._keep_layout(operation, index)
-        return self._steps(one_hot, scaling)
+        return self._steps(one_hot, matrix.row_values())
 
     def _op_native_layer_norm(self, operation: Operation) -> Cost:
         index = operation.inputs()[0]
-        value = self.graph.values[index]
-        shape = self._rows(value, index)
-        rows_t, columns_t = shape[2:]
-        size = element_bytes(value.dtype)
+        matrix = self._matrix(self.graph.values[index], index)
         self._keep_layout(operation, index)
 
-        mean_and_deviation = self._row_reduction(*shape, size) * 2.0
-        row_values = vertices.row_values(rows_t, columns_t, size)
+        mean_and_deviation = self._row_reduction(matrix) * 2.0
+        row_values = matrix.row_values()
         return mean_and_deviation + self._steps(
-            vertices.inverse_deviation(rows_t),
+            vertices.inverse_deviation(matrix.rows_t),
             row_values,  # minus the mean
             row_values,  # over the deviation
-            vertices.multiply_row_vector(columns_t, rows_t, size),
-            vertices.add_row_vector(columns_t, rows_t, size),
+            vertices.multiply_row_vector(matrix.columns_t, matrix.rows_t, matrix.size),
+            vertices.add_row_vector(matrix.columns_t, matrix.rows_t, matrix.size),
         )
 
     def _op_native_layer_norm_backward(self, operation: Operation) -> Cost:
         index = operation.inputs()[1]  # the saved input
         value = self.graph.values[index]
-        shape = self._rows(value, index)
-        rows_t, columns_t = shape[2:]
-        size = element_bytes(value.dtype)
-        row_values = vertices.row_values(rows_t, columns_t, size)
+        matrix = self._matrix(value, index)
+        rows_t = matrix.rows_t
+        columns_t = matrix.columns_t
+        row_values = matrix.row_values()
         elementwise = vertices.binary(rows_t * columns_t, "add", _kind_of(value.dtype))
         self._keep_layout(operation, index)
         return (
             self._gradient_to(operation)
             + self._steps(row_values, row_values)
-            + self._column_reduction(*shape) * 2.0
-            + self._steps(vertices.multiply_row_vector(columns_t, rows_t, size))
-            + self._row_reduction(*shape, size) * 2.0
+            + self._column_reduction(matrix) * 2.0
+            + self._steps(vertices.multiply_row_vector(columns_t, rows_t, matrix.size))
+            + self._row_reduction(matrix) * 2.0
             + self._steps(*[elementwise] * 4)
         )
 
@@ -817,7 +819,7 @@ class Lowering:
         bias, left, right = operation.inputs()[:3]
         cost = self._matrix(operation, left, right)
         out = self._output(operation)
-        rows, columns = self._rows(out, operation.outputs[0])[2:]
+        _, _, rows, columns, _ = self._matrix(out, operation.outputs[0])
         size = element_bytes(out.dtype)
         return cost + step(
             self.target,

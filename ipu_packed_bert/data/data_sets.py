@@ -85,7 +85,7 @@ def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
             keys.append("data.packer")
         free = [key for key in keys if config.origins.get(key) != OVERRIDE]
         followed = replace(config, origins={**config.origins, **dict.fromkeys(free, DEFAULT)})
-    filled = filled_in(followed, facts(config, manifest), f"the data set in {folder}")
+    filled = filled_in(followed, _facts(config, manifest), f"the data set in {folder}")
     _check_data(filled, manifest)
     return filled, manifest
 
@@ -134,7 +134,7 @@ def _mixed(config: Config, manifests: List[Manifest]) -> Manifest:
     )
 
 
-def facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
+def _facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
     """Return the settings that a data set determines, by full name."""
     schema = manifest.schema
     slots = schema.max_sequence_length

@@ -214,7 +214,7 @@ class Layout(NamedTuple):
     micro_batches_per_update: int
     packs_per_update: int
 
-    def shared(self, parts: int) -> Layout:
+    def _shared(self, parts: int) -> Layout:
         """Return the layout of one of several processes, which have equal numbers of micro-batches.
 
         The last micro-batches may be empty.
@@ -244,7 +244,7 @@ class Layout(NamedTuple):
         part, parts = share
         if parts == 1:
             return self.filled(packs.batch(numbers, epoch), like)
-        rows = self.shared(parts).packs_per_update
+        rows = self._shared(parts).packs_per_update
         batch = packs.batch(numbers[part * rows : (part + 1) * rows], epoch)
         counts = packs.count(numbers, epoch, self.scales.values())
         return self.filled(batch, like, counts=counts, rows=rows)
@@ -372,7 +372,7 @@ class GlobalBatches:
         total = self.micro_batches_per_update
         if parts == 1:
             return ""
-        number = self.layout.shared(parts).micro_batches_per_update
+        number = self.layout._shared(parts).micro_batches_per_update
         idle = parts - -(-total // number)
         text = f"{parts} share the {total} micro-batches of an update, {number} each"
         if number * parts > total:

@@ -15,7 +15,7 @@ from ipu_packed_bert.padding_free.collators import Inputs
 MOST_TOKENS = 12  # of two examples that are merged
 
 
-def cuts_of(longest: int) -> Dict[str, List[int]]:
+def _cuts_of(longest: int) -> Dict[str, List[int]]:
     """Return lengths of examples that cut one stream, by the fault that they imitate; the first cut is correct."""
     most = min(MOST_TOKENS, longest)
     short = max(1, most * 2 // 5)
@@ -39,7 +39,7 @@ def collate_cuts(
 ) -> Tuple[Inputs, Dict[str, Inputs]]:
     """Collate one stream with all cuts; return the correct batch and the others with the same tokens."""
     batches = {}
-    for kind, lengths in cuts_of(longest).items():
+    for kind, lengths in _cuts_of(longest).items():
         try:
             batches[kind] = collate(lengths)
         except (IndexError, RuntimeError, TypeError, ValueError):

@@ -125,7 +125,7 @@ def _work(lengths: np.ndarray, hidden_size: int) -> np.ndarray:
     return 12.0 * hidden_size**2 * lengths + 2.0 * hidden_size * lengths**2
 
 
-def un_padding(
+def _un_padding(
     histogram: LengthHistogram,
     hidden_size: int,
     *,
@@ -177,7 +177,7 @@ def figure5(histogram: LengthHistogram, hidden_size: int, packing_factor: float)
         hidden_size: width of the network.
         packing_factor: mean sequences per pack, the speed-up of packing on any number of accelerators.
     """
-    speed_ups = un_padding(histogram, hidden_size)
+    speed_ups = _un_padding(histogram, hidden_size)
     rows = []
     for count in _ACCELERATORS:
         row = {"accelerators": count, "packing": packing_factor}

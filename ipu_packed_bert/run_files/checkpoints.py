@@ -149,7 +149,7 @@ def evict(
 
 
 def _write(path: Path, checkpoint: Checkpoint) -> None:
-    plain, tensors = split(checkpoint.engine)
+    plain, tensors = _split(checkpoint.engine)
     state = _json({**checkpoint._asdict(), "engine": plain})
     needed = len(state) + sum(map(tensor_bytes, tensors.values()))
     free = free_bytes(path.parent)
@@ -333,7 +333,7 @@ def _checked(state: Fields, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -
     if not isinstance(config, str):
         raise state.error("config", "must be a text")
     state.object("engine")
-    engine = Fields(state.source, join(state.any("engine"), tensors), state.way_out, "engine")
+    engine = Fields(state.source, _join(state.any("engine"), tensors), state.way_out, "engine")
     _check_tensors(engine, "model")
     if "optimizer" in engine:
         optimizer = engine.object("optimizer")
@@ -360,7 +360,7 @@ def _check_tensors(state: Fields, name: str) -> None:
 # -- an engine's state, in JSON and tensors ----------------------------------------------------------------------------
 
 
-def split(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Dict[str, torch.Tensor]]]:
+def _split(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Dict[str, torch.Tensor]]]:
     """Split nested dictionaries into plain values and the tensors by file and name; `join` is the inverse.
 
     The first key of a tensor names its file, the other keys, joined by /, the tensor. Tensors at the top level share a
@@ -383,7 +383,7 @@ def split(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Dict[str,
     return plain(state, ()), tensors
 
 
-def join(
+def _join(
     plain: Dict[str, Any], tensors: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> Dict[str, Any]:
     """Insert the tensors into the plain values, as before `split`; raise ValueError if a key is missing or in use."""

@@ -36,7 +36,7 @@ def full_name(name: str) -> str:
     return os.path.abspath(name) if is_own(name) else name
 
 
-def trust(path: Union[str, os.PathLike]) -> None:
+def _trust(path: Union[str, os.PathLike]) -> None:
     """Allow this process and later processes of this user to execute a file with its current content.
 
     Raises:
@@ -61,7 +61,7 @@ def trust_what_was_named(files: Sequence[str], overrides: Sequence[str]) -> None
     name = peek("task.name", None, overrides)
     named_files = [_file_of(name)] if is_own(name) else []
     for path in [*files, *named_files]:
-        trust(path)
+        _trust(path)
 
 
 def _state_folder() -> Path:

@@ -31,7 +31,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalised(text: str) -> str:
+def _normalised(text: str) -> str:
     """Normalise a text for SQuAD's comparison: lower case, no punctuation or articles, single blanks."""
     words = text.lower().translate(_PUNCTUATION)
     words = _ARTICLES.sub(" ", words)
@@ -67,8 +67,8 @@ def score_answer(prediction: str, answers: Sequence[str]) -> _AnswerScore:
 
     Answers without words are ignored; if no others exist, only "" is correct.
     """
-    wanted = [words for words in map(normalised, answers) if words] or [""]
-    predicted = normalised(prediction)
+    wanted = [words for words in map(_normalised, answers) if words] or [""]
+    predicted = _normalised(prediction)
     exact = f1 = 0.0
     for words in wanted:
         score = _score_against(predicted, words)
@@ -184,7 +184,7 @@ def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
 _Span = Tuple[int, int, str]  # first word, one after the last, kind
 
 
-def spans(labels: Sequence[Optional[str]]) -> Set[_Span]:
+def _spans(labels: Sequence[Optional[str]]) -> Set[_Span]:
     """Return the spans that labels such as B-X I-X O mark, by the default rules of seqeval and conlleval.
 
     I- or E- continues the span of a preceding B- or I- of its kind; any other mark begins a span; E- and S- end one. A
@@ -216,8 +216,8 @@ def span_scores(
     """Return precision, recall and F1 of spans over all sentences, in percent; a span counts as a whole."""
     predicted = wanted = common = 0
     for prediction, labelled in zip(predictions, labels):
-        predicted_spans = spans(prediction)
-        wanted_spans = spans(labelled)
+        predicted_spans = _spans(prediction)
+        wanted_spans = _spans(labelled)
         predicted += len(predicted_spans)
         wanted += len(wanted_spans)
         common += len(predicted_spans & wanted_spans)

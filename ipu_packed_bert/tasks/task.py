@@ -87,7 +87,7 @@ class Task(abc.ABC):
             seconds += result.seconds
         if not parts:
             return None
-        counts, metrics = self.merged(parts)
+        counts, metrics = self._merged(parts)
         return Evaluation(counts, metrics, seconds, metrics["loss"])
 
     def export_settings(self) -> Dict[str, Any]:
@@ -139,7 +139,7 @@ class Task(abc.ABC):
             metrics[metric.name] = sums[metric.sum] / divisor if divisor else 0.0
         return self._with_loss(metrics)
 
-    def merged(
+    def _merged(
         self, parts: Iterable[Tuple[Counts, Mapping[str, float]]]
     ) -> Tuple[Counts, _Metrics]:
         """Merge counts and metrics of several batches into those of all together."""

@@ -101,13 +101,13 @@ def side_by_side(
         counts = packed.result.counts or engine.task.count(batch)
         sequences += counts["sequences"]
         packs += counts["packs"]
-        packed_rates.append(counts["sequences"] / seconds_of(packed, batch))
-        unpacked_rates.append(counts["sequences"] / seconds_of(unpacked, unpacked_batch))
+        packed_rates.append(counts["sequences"] / _seconds_of(packed, batch))
+        unpacked_rates.append(counts["sequences"] / _seconds_of(unpacked, unpacked_batch))
 
         loss = unpacked.result.loss
         difference = abs(packed.result.loss - loss) / max(abs(loss), 1e-30)
         loss_difference = max(loss_difference, difference)
-        gradient = max(gradient, gradient_difference(packed, unpacked))
+        gradient = max(gradient, _gradient_difference(packed, unpacked))
     return SideBySide(
         np.array(packed_rates),
         np.array(unpacked_rates),
@@ -117,12 +117,12 @@ def side_by_side(
     )
 
 
-def seconds_of(gradients: Gradients, batch: Batch) -> float:
+def _seconds_of(gradients: Gradients, batch: Batch) -> float:
     """Return the seconds of a batch, scaled to the fraction of rows that are not empty."""
     return gradients.result.seconds * float((batch["input_mask"] > 0).any(axis=1).mean())
 
 
-def gradient_difference(gradients: Gradients, expected: Gradients) -> float:
+def _gradient_difference(gradients: Gradients, expected: Gradients) -> float:
     """Return |gradients - expected| / |expected|, L2 over all parameters that have a gradient."""
     assert gradients.by_name.keys() == expected.by_name.keys()
     difference = size = 0.0

@@ -88,12 +88,12 @@ class RunLog(Log):
         self._began = 0, 0.0  # the first step of this process, and its time
         self._totals = Totals()
         self._bar: Any = None
-        forget_after(self._folder / LOG, first_step, self.say)
-        evaluations = forget_after(self._folder / EVALUATIONS, first_step, self.say)
+        forget_after(self._folder / LOG, first_step, self._say)
+        evaluations = forget_after(self._folder / EVALUATIONS, first_step, self._say)
         self._evaluated_before = {record["step"]: record for record in evaluations}
         self._log = JsonlWriter(self._folder / LOG)
         self._evaluations = JsonlWriter(self._folder / EVALUATIONS)
-        self._events = Events(self._folder, first_step, self.say, tracker)
+        self._events = Events(self._folder, first_step, self._say, tracker)
         if sys.stderr and sys.stderr.isatty():
             from pack_data.cli.bars import DelayedBar
 
@@ -124,8 +124,8 @@ class RunLog(Log):
         if self._first is None:
             measures = [words for name, words in _MEASURES.items() if name in result.metrics]
             if measures:
-                self.say(f"loss in nats and accuracy of {' and '.join(measures)}")
-            self.say(_PADDING_AVOIDED)
+                self._say(f"loss in nats and accuracy of {' and '.join(measures)}")
+            self._say(_PADDING_AVOIDED)
             self._first = (counts, result.seconds)
             self._began = step, time.perf_counter()
         else:
@@ -154,7 +154,7 @@ class RunLog(Log):
             self._bar.update(1)
         elif step == 1 or step == self._steps or step % self._lines_every == 0:
             width = len(str(self._steps))
-            self.say(f"step {step:>{width}}/{self._steps}  {line}{self._left(step)}")
+            self._say(f"step {step:>{width}}/{self._steps}  {line}{self._left(step)}")
 
     def _left(self, step: int) -> str:
         """Return the time left, at the speed of this process including its evaluations and checkpoints."""
@@ -184,7 +184,7 @@ class RunLog(Log):
             try:
                 write_atomically(path, text.encode())
             except OSError as error:
-                self.say(f"note      {path} cannot be written ({error.strerror or error})")
+                self._say(f"note      {path} cannot be written ({error.strerror or error})")
         record = {
             "step": step,
             **metrics,
@@ -197,13 +197,13 @@ class RunLog(Log):
             self._evaluations.append(record)
             values = {f"evaluation/{name}": value for name, value in metrics.items()}
             self._events.add(step, values)
-        self.say(
+        self._say(
             f"held out after step {step}: {metrics_text(metrics)}  ({counts['sequences']:,} sequences)"
         )
 
     def saved(self, step: int, seconds: float) -> None:
         if seconds > _LONG_SAVE:
-            self.say(f"saved     step {step} in {seconds:.1f} s")
+            self._say(f"saved     step {step} in {seconds:.1f} s")
 
     def lacks_evaluation(self, step: int) -> bool:
         return step not in self._evaluated_before
@@ -226,7 +226,7 @@ class RunLog(Log):
         self._log.close()
         self._evaluations.close()
 
-    def say(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         # tqdm's own `write` does not clear the bar, which is drawn on the bare stream of stderr.
         if self._bar is not None:
             self._bar.clear()

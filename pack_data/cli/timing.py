@@ -97,7 +97,7 @@ def seconds_in_turn(
     return {side: np.array(values) for side, values in seconds.items()}
 
 
-def versions(*packages: str) -> Dict[str, Optional[str]]:
+def _versions(*packages: str) -> Dict[str, Optional[str]]:
     """Return the versions of Python and these packages; None for a package that is not installed."""
     result: Dict[str, Optional[str]] = {"python": platform.python_version()}
     for package in packages:

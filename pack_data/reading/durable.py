@@ -161,8 +161,8 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     """
     partial = _hidden(path, "partial")
     replaced = _hidden(path, "replaced")
-    delete(partial)
-    delete(replaced)
+    _delete(partial)
+    _delete(replaced)
     try:
         partial.mkdir(parents=True)
         yield partial
@@ -178,7 +178,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     sync_folder(path.parent)
-    delete(replaced)
+    _delete(replaced)
 
 
 def discard(path: Path) -> None:
@@ -189,7 +189,7 @@ def discard(path: Path) -> None:
         sync_folder(path.parent)
     except OSError:
         return
-    delete(removed)
+    _delete(removed)
 
 
 def remove_unfinished(folder: Path, names: str) -> None:
@@ -199,10 +199,10 @@ def remove_unfinished(folder: Path, names: str) -> None:
     """
     for suffix in ("partial", "replaced", "removed"):
         for path in folder.glob(f".{names}.{suffix}"):
-            delete(path)
+            _delete(path)
 
 
-def delete(path: Path) -> None:
+def _delete(path: Path) -> None:
     """Delete a file or a directory with all that it holds; ignore errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)

@@ -215,7 +215,7 @@ class Manifest:
         data["shards"] = [shard.to_json() for shard in self.shards]
         data["lengths"] = self.lengths.to_json()
         data["files"] = [file.to_json() for file in self.files]
-        data[CHECKSUM] = checksum(data)
+        data[CHECKSUM] = _checksum(data)
         return data
 
     @classmethod
@@ -291,7 +291,7 @@ class Manifest:
                     "files" if self.files else "shards", f"{shown(entry.file)} names two files"
                 )
             names.add(entry.file)
-        if fields.hex_digest(CHECKSUM, 64) != checksum(fields.tree):
+        if fields.hex_digest(CHECKSUM, 64) != _checksum(fields.tree):
             raise fields.error(CHECKSUM, "does not match the other fields: one was changed")
 
 
@@ -330,7 +330,7 @@ def _made_with(fields: Fields) -> Mapping[str, Any]:
     return fields.tree
 
 
-def checksum(data: Mapping[str, Any]) -> str:
+def _checksum(data: Mapping[str, Any]) -> str:
     """Return the sha256 of a manifest without its field CHECKSUM, independent of the order and form of its JSON."""
     others = {name: value for name, value in data.items() if name != CHECKSUM}
     return hashlib.sha256(

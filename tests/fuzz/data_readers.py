@@ -19,7 +19,7 @@ from pack_data.inspection.verify_command import main as verify_main
 from pack_data.lengths.counting import count
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, prove
-from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, checksum, write_shard
+from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, _checksum, write_shard
 from pack_data.store.packs import FIELDS
 from pack_data.text.corpus import documents
 from pack_data.text.vocabulary import load_vocabulary
@@ -96,7 +96,7 @@ def _seal(path: Path) -> None:
                         entry["blocks"] = table.to_json()["blocks"]
                         (path.parent / table.file).unlink()
     if isinstance(tree, dict):
-        manifest.write_text(json.dumps({**tree, CHECKSUM: checksum(tree)}))
+        manifest.write_text(json.dumps({**tree, CHECKSUM: _checksum(tree)}))
 
 
 # What only the manifest says may be another valid value once its own checksum is made again.

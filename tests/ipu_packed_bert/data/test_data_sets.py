@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from ipu_packed_bert.commands import pretrain
-from ipu_packed_bert.data.data_sets import built_otherwise, described, facts, open_evaluation, open_or_build
+from ipu_packed_bert.data.data_sets import _facts, built_otherwise, described, open_evaluation, open_or_build
 from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.loading import config_from_tree, load_config
 from ipu_packed_bert.settings.reader import DEFAULT, OVERRIDE
@@ -70,7 +70,7 @@ def test_the_embedding_table_has_a_row_for_every_slot(tmp_path, overrides, rows)
     found, manifest = described(config)
     assert (found.data.max_sequence_length, found.model.max_position_embeddings) == (SLOTS, rows)
     longer = replace(manifest, schema=replace(manifest.schema, max_sequence_length=1024))
-    assert facts(config, longer)["model.max_position_embeddings"] == 1024
+    assert _facts(config, longer)["model.max_position_embeddings"] == 1024
 
 
 @pytest.mark.parametrize(

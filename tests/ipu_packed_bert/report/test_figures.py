@@ -20,13 +20,13 @@ def test_one_accelerator_saves_what_the_mean_work_says(wikipedia):
     lengths = np.flatnonzero(wikipedia.counts)
     work = 12 * 1024**2 * lengths + 2 * 1024 * lengths**2
     expected = (12 * 1024**2 * 512 + 2 * 1024 * 512**2) / np.average(work, weights=wikipedia.counts[lengths])
-    speed_ups = figures.un_padding(wikipedia, 1024, accelerators=(1,), sequences=(256,), updates=40)
+    speed_ups = figures._un_padding(wikipedia, 1024, accelerators=(1,), sequences=(256,), updates=40)
     assert speed_ups[256, 1] == pytest.approx(expected, rel=0.01) and expected > wikipedia.theoretical_speedup
 
 
 def test_more_accelerators_never_help_and_more_sequences_do(wikipedia):
     numbers = (1, 8, 64, 512)
-    speed_ups = figures.un_padding(wikipedia, 1024, accelerators=numbers, sequences=(1, 16), updates=20)
+    speed_ups = figures._un_padding(wikipedia, 1024, accelerators=numbers, sequences=(1, 16), updates=20)
     for sequences in (1, 16):
         series = [speed_ups[sequences, number] for number in numbers]
         assert series == sorted(series, reverse=True) and series[-1] >= 1.0 - 1e-12
@@ -38,13 +38,13 @@ def test_more_accelerators_never_help_and_more_sequences_do(wikipedia):
 def test_equal_lengths_scale_perfectly_and_a_seed_determines_the_draws(wikipedia):
     counts = np.zeros(65, dtype=np.int64)
     counts[32] = 100
-    equal = figures.un_padding(LengthHistogram(counts, "equal"), 64, accelerators=(1, 256), sequences=(4,), updates=3)
+    equal = figures._un_padding(LengthHistogram(counts, "equal"), 64, accelerators=(1, 256), sequences=(4,), updates=3)
     ratio = (12 * 64**2 * 64 + 2 * 64 * 64**2) / (12 * 64**2 * 32 + 2 * 64 * 32**2)
     assert list(equal.values()) == pytest.approx([ratio, ratio])
     options = dict(accelerators=(1, 16), sequences=(4,), updates=3)
-    drawn = figures.un_padding(wikipedia, 1024, **options)
-    assert drawn == figures.un_padding(wikipedia, 1024, **options)
-    assert drawn != figures.un_padding(wikipedia, 1024, seed=1, **options)
+    drawn = figures._un_padding(wikipedia, 1024, **options)
+    assert drawn == figures._un_padding(wikipedia, 1024, **options)
+    assert drawn != figures._un_padding(wikipedia, 1024, seed=1, **options)
 
 
 def test_figures_print_and_draw(cycle_cache, monkeypatch, capsys, tmp_path):

@@ -17,14 +17,14 @@ from ipu_packed_bert.run_files import checkpoints as module
 from ipu_packed_bert.run_files.checkpoints import (
     Checkpoint,
     Damaged,
+    _join,
+    _split,
     checkpoint_path,
     checkpoints,
-    join,
     load_checkpoint,
     load_newest,
     newest_checkpoint,
     save_checkpoint,
-    split,
 )
 
 
@@ -78,14 +78,14 @@ VALUES = st.recursive(st.one_of(PLAIN, TENSORS), lambda inner: st.dictionaries(K
 @settings(max_examples=100, deadline=None)
 @given(state=st.dictionaries(KEYS, VALUES, max_size=5))
 def test_any_state_is_split_into_json_and_tensors_and_joined_again(state):
-    plain, tensors = split(state)
-    assert same(join(json.loads(json.dumps(plain)), tensors), state)
+    plain, tensors = _split(state)
+    assert same(_join(json.loads(json.dumps(plain)), tensors), state)
 
 
 @pytest.mark.parametrize("name", ["step", "step/deeper", "list/1", "nowhere/a"])
 def test_a_tensor_without_a_place_is_refused(name):
     with pytest.raises(ValueError, match="has no place"):
-        join({"own": {"step": 3, "list": [None, 1]}}, {"own": {name: torch.zeros(1)}})
+        _join({"own": {"step": 3, "list": [None, 1]}}, {"own": {name: torch.zeros(1)}})
 
 
 def test_comes_back_bit_for_bit(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from ipu_packed_bert.data.data_sets import facts, open_or_build
+from ipu_packed_bert.data.data_sets import _facts, open_or_build
 from ipu_packed_bert.data.global_batches import StoredPacks
 from ipu_packed_bert.processes.ranks import Ranks, joined
 from ipu_packed_bert.run_files import checkpoints as saved
@@ -103,7 +103,7 @@ def test_a_packer_of_others_becomes_the_optimal_one(data):
     packers = [("spfhp", DEPTH, "spfhp"), ("theirs", DEPTH, "optimal"), ("nnlshp", 9, "optimal")]
     for algorithm, depth, packer in packers:
         schema = replace(manifest.schema, max_sequences_per_pack=depth)
-        stated = facts(Config(), replace(manifest, algorithm=algorithm, schema=schema))
+        stated = _facts(Config(), replace(manifest, algorithm=algorithm, schema=schema))
         assert (stated["data.packer"], stated["data.max_sequences_per_pack"]) == (packer, depth)
 
 
@@ -160,10 +160,10 @@ class OneOfTwo(Ranks):
         super().__init__(None, 1, 2, 0)
         self.status = status
 
-    def meet(self):
+    def _meet(self):
         pass
 
-    def ended(self, error):
+    def _ended(self, error):
         return self.status
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ipu_packed_bert.settings.loading import config_from_tree, load_config
-from ipu_packed_bert.settings.user_task import trust
+from ipu_packed_bert.settings.user_task import _trust
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.classification import ClassificationTask
 from ipu_packed_bert.training.predictions import find_trained
@@ -38,7 +38,7 @@ class Begun(ExampleTask):
 def own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own_task.py").write_text(OWN)
-    trust("own_task.py")
+    _trust("own_task.py")
     return {"task": {"name": "own_task.py:Own", "words": 5}, "data": {"training": "a.csv"}}
 
 
@@ -75,7 +75,7 @@ def test_mistakes_say_what_is_wrong(own, name, words, says):
 def test_a_run_does_not_load_a_file_beside_itself(own, tmp_path):
     """Runs write full paths: another one may be of a folder that somebody else made."""
     Path("own_task.py").write_text("raise SystemExit('it was run')")
-    trust("own_task.py")
+    _trust("own_task.py")
     with pytest.raises(ValueError, match="full path"):
         config_from_tree(own, "config.yml", stored=True)
     with pytest.raises(SystemExit):

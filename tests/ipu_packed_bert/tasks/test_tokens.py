@@ -7,7 +7,7 @@ import pytest
 
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.tasks.inputs import Tokenizer
-from ipu_packed_bert.tasks.scores import span_scores, spans
+from ipu_packed_bert.tasks.scores import _spans, span_scores
 from ipu_packed_bert.tasks.tokens import TokensTask
 from tests.fine_tuning_files import MODEL, VOCABULARY
 
@@ -82,14 +82,14 @@ def test_an_unknown_label_is_named(tmp_path):
 
 def test_spans_by_hand():
     expected = {(0, 2, "A"), (3, 4, "A"), (4, 5, "A"), (5, 7, "B")}
-    assert spans(["B-A", "I-A", "O", "B-A", "B-A", "I-B", "I-B"]) == expected
-    assert spans(["I-A", "I-A"]) == {(0, 2, "A")} and spans([None, "O"]) == set()
+    assert _spans(["B-A", "I-A", "O", "B-A", "B-A", "I-B", "I-B"]) == expected
+    assert _spans(["I-A", "I-A"]) == {(0, 2, "A")} and _spans([None, "O"]) == set()
     # E- ends a span and S- is one; after them I- begins another; a kind may have a hyphen.
     expected = {(0, 3, "A"), (3, 4, "A"), (4, 5, "A"), (5, 6, "A"), (6, 7, "B")}
-    assert spans(["B-A", "I-A", "E-A", "I-A", "S-A", "I-A", "E-B"]) == expected
-    assert spans(["B-A-B", "I-A-B", "I-A"]) == {(0, 2, "A-B"), (2, 3, "A")}
+    assert _spans(["B-A", "I-A", "E-A", "I-A", "S-A", "I-A", "E-B"]) == expected
+    assert _spans(["B-A-B", "I-A-B", "I-A"]) == {(0, 2, "A-B"), (2, 3, "A")}
     # A missing answer ends a span.
-    assert spans(["B-A", None, "I-A"]) == {(0, 1, "A"), (2, 3, "A")}
+    assert _spans(["B-A", None, "I-A"]) == {(0, 1, "A"), (2, 3, "A")}
 
 
 def test_span_scores_are_seqevals():

@@ -8,7 +8,7 @@ from ipu_packed_bert.data.global_batches import SameSequences
 from ipu_packed_bert.engine.base import Engine, Gradients, StepResult
 from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.settings.loading import config_from_tree
-from ipu_packed_bert.training.compare_unpacked import EXPECTED, compare_unpacked, gradient_difference, side_by_side
+from ipu_packed_bert.training.compare_unpacked import EXPECTED, _gradient_difference, compare_unpacked, side_by_side
 from pack_data.cli.command import progress_bar
 from pack_data.store.data_set import PackStore
 from tests.pretraining import global_batches, host_engine
@@ -123,7 +123,7 @@ def test_a_missing_mask_is_seen(store):
     (pair,) = batches.same_sequences(1)
     unpacked = engine.gradients(pair.unpacked, alone=True)
     engine.model.attention_mask = NoMask()
-    assert gradient_difference(engine.gradients(pair.packed), unpacked) > 10 * EXPECTED["float32"]
+    assert _gradient_difference(engine.gradients(pair.packed), unpacked) > 10 * EXPECTED["float32"]
     batches.close()
 
 

@@ -104,7 +104,7 @@ def test_a_printed_line_clears_the_live_line_first(tmp_path, monkeypatch):
     screen.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", _without_controls(screen))
     log = RunLog(tmp_path, steps=300, max_sequence_length=100, stream=screen)
-    log.say("printed")
+    log._say("printed")
     log.close()
     before = screen.getvalue().partition("printed")[0]
     assert "0/300" in before and before.endswith(" \r")

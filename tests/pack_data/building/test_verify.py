@@ -14,7 +14,7 @@ from pack_data.inspection.verify_command import main
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
-from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, _write_table, checksum, write_shard
+from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, _checksum, _write_table, write_shard
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn, assemble
 from pack_data.store.sequences import Sequences
 from tests.pack_data.text_corpus import build_small, write_corpus
@@ -56,7 +56,7 @@ def test_every_changed_byte_is_found(data, capsys):
 
 def seal(data, manifest):
     """Writes a changed manifest with the checksum that it has now."""
-    (data / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
+    (data / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: _checksum(manifest)}))
 
 
 def forge(data, change):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pack_data.cli.timing import quartiles, rounds_in_turn, seconds_in_turn, timed, versions
+from pack_data.cli.timing import _versions, quartiles, rounds_in_turn, seconds_in_turn, timed
 
 
 class Clock:
@@ -57,5 +57,5 @@ def test_time_and_result_come_together():
 
 
 def test_versions_of_what_is_there_and_of_what_is_not():
-    found = versions("numpy", "no-such-package")
+    found = _versions("numpy", "no-such-package")
     assert found["numpy"] == np.__version__ and found["no-such-package"] is None and "python" in found
