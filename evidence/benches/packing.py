@@ -35,7 +35,7 @@ from pack_data.cli.timing import quartiles, seconds_in_turn
 from pack_data.display.table import account
 from pack_data.packers import PACKERS
 from pack_data.packing.histogram import LengthHistogram
-from pack_data.store.data_set import PackStore, check_blocks, map_table
+from pack_data.store.data_set import CheckedTable, PackStore
 
 HISTOGRAM = "wikipedia_512"
 Row = Tuple[str, str, str]
@@ -54,12 +54,16 @@ def _time_reading(store: PackStore) -> List[Row]:
     ends = list(accumulate(entry.packs for entry in manifest.shards))
     shards = manifest.shards[: int(np.searchsorted(ends, _READ)) + 1]
     packs = sum(entry.packs for entry in shards)
-    maps = [map_table(store.folder, entry, store.schema.record_dtype) for entry in shards]
     order = np.random.default_rng(0).permutation(packs)
     mixture = PackMixture([PackDataset(store), PackDataset(store)])
 
+    def new_tables() -> List[CheckedTable]:
+        dtype = store.schema.record_dtype
+        places = zip(shards, [0, *ends])
+        return [CheckedTable(store.folder, entry, dtype, first) for entry, first in places]
+
     def new_reader() -> PackStore:
-        return PackStore(store.folder, replace(manifest, shards=shards, packs=packs), maps)
+        return PackStore(store.folder, replace(manifest, shards=shards, packs=packs), new_tables())
 
     def read(reader: Callable[[], PackStore]) -> None:
         batch = reader().batch
@@ -67,8 +71,8 @@ def _time_reading(store: PackStore) -> List[Row]:
             batch(order[first : first + 64])
 
     def check() -> None:
-        for entry, records in zip(shards, maps):
-            check_blocks(store.folder, entry, records, 0)
+        for table in new_tables():
+            table.checked()
 
     def mix() -> None:
         for numbers in islice(mixture.batches(64), packs // 64):

@@ -430,7 +430,7 @@ class Lowering:
         value = self.graph.values[index]
         size = element_bytes(value.dtype)
         layout = self._layout(lead)
-        _, _, rows, columns, _ = self._matrix(out, lead)
+        _, _, rows, columns, _ = self._as_matrix(out, lead)
         elementwise = vertices.binary(self._on_tile(out), work, kind)
 
         form = _broadcast_form(value, out)
@@ -536,7 +536,7 @@ class Lowering:
 
     # Reductions -----------------------------------------------------------------------------------------------------
 
-    def _matrix(self, value: Value, index: int) -> _Matrix:
+    def _as_matrix(self, value: Value, index: int) -> _Matrix:
         """View a tensor as a matrix. `index` is the value whose layout spreads it over the tiles."""
         columns = max(1, value.shape[-1]) if value.shape else 1
         rows = max(1, value.elements // columns)
@@ -575,7 +575,7 @@ class Lowering:
     def _op_sum(self, operation: Operation) -> Cost:
         index = operation.inputs()[0]
         value, out = self.graph.values[index], self._output(operation)
-        matrix = self._matrix(value, index)
+        matrix = self._as_matrix(value, index)
         if out.elements <= 1:
             n = self._on_tile(value)
             used = min(self.target.tiles, value.elements)
@@ -592,7 +592,7 @@ class Lowering:
 
     def _op_argmax(self, operation: Operation) -> Cost:
         index = operation.inputs()[0]
-        matrix = self._matrix(self.graph.values[index], index)
+        matrix = self._as_matrix(self.graph.values[index], index)
         cost = self._steps(vertices.argmax(matrix.rows_t * matrix.columns_t))
         parts = ceil(matrix.columns / matrix.columns_t)
         if parts > 1:
@@ -610,7 +610,7 @@ class Lowering:
         """Cost (log-)softmax: maximum, subtraction, exponential, sum, then a reciprocal or a logarithm per row."""
         index = operation.inputs()[0]
         value = self.graph.values[index]
-        matrix = self._matrix(value, index)
+        matrix = self._as_matrix(value, index)
         rows_t = matrix.rows_t
 
         subtraction = matrix.row_values()
@@ -636,7 +636,7 @@ class Lowering:
         """Cost the gradient of (log-)softmax: a product or an exponential, its row sums, and their subtraction."""
         gradient, result = operation.inputs()[:2]
         value = self.graph.values[gradient]
-        matrix = self._matrix(value, result)
+        matrix = self._as_matrix(value, result)
         elements = matrix.rows_t * matrix.columns_t
         kind = _kind_of(value.dtype)
 
@@ -657,7 +657,7 @@ class Lowering:
     def _op_nll_loss_forward(self, operation: Operation) -> Cost:
         index = operation.inputs()[0]
         value = self.graph.values[index]
-        matrix = self._matrix(value, index)
+        matrix = self._as_matrix(value, index)
         one_hot = vertices.one_hot(self.target.per_tile(matrix.rows))
         elements = matrix.rows_t * matrix.columns_t
         product = vertices.binary(elements, "mul", _kind_of(value.dtype))
@@ -665,14 +665,14 @@ class Lowering:
 
     def _op_nll_loss_backward(self, operation: Operation) -> Cost:
         index = operation.inputs()[1]
-        matrix = self._matrix(self.graph.values[index], index)
+        matrix = self._as_matrix(self.graph.values[index], index)
         one_hot = vertices.one_hot(self.target.per_tile(matrix.rows))
         self._keep_layout(operation, index)
         return self._steps(one_hot, matrix.row_values())
 
     def _op_native_layer_norm(self, operation: Operation) -> Cost:
         index = operation.inputs()[0]
-        matrix = self._matrix(self.graph.values[index], index)
+        matrix = self._as_matrix(self.graph.values[index], index)
         self._keep_layout(operation, index)
 
         mean_and_deviation = self._row_reduction(matrix) * 2.0
@@ -688,7 +688,7 @@ class Lowering:
     def _op_native_layer_norm_backward(self, operation: Operation) -> Cost:
         index = operation.inputs()[1]  # the saved input
         value = self.graph.values[index]
-        matrix = self._matrix(value, index)
+        matrix = self._as_matrix(value, index)
         rows_t = matrix.rows_t
         columns_t = matrix.columns_t
         row_values = matrix.row_values()
@@ -819,7 +819,7 @@ class Lowering:
         bias, left, right = operation.inputs()[:3]
         cost = self._matrix(operation, left, right)
         out = self._output(operation)
-        _, _, rows, columns, _ = self._matrix(out, operation.outputs[0])
+        _, _, rows, columns, _ = self._as_matrix(out, operation.outputs[0])
         size = element_bytes(out.dtype)
         return cost + step(
             self.target,

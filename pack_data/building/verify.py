@@ -22,9 +22,9 @@ from pack_data.packing.packing import Packing, prove
 from pack_data.reading.files import file_in, sha256_of
 from pack_data.store.data_set import (
     REBUILD,
+    CheckedTable,
     Manifest,
     StoredFile,
-    check_blocks,
     lengths_of,
     map_table,
     read_manifest,
@@ -142,8 +142,8 @@ def _verify_shard(task: _ShardTask) -> _VerifiedShard:
 
 def _checked_table(folder: Path, entry: StoredFile, dtype: np.dtype, first: int) -> np.ndarray:
     """Map a shard or the table of lengths and check its checksums. first: its first pack."""
-    records = np.asarray(map_table(folder, entry, dtype))
-    check_blocks(folder, entry, records, first)  # before the sha256, because it names the packs
+    # Before the sha256, because it names the packs.
+    records = np.asarray(CheckedTable(folder, entry, dtype, first).checked())
     _check_sha256(folder, entry)
     return records
 

@@ -134,7 +134,7 @@ class Table(NamedTuple):
         tables[-1] = tables[-1]._replace(notes=self.notes)
         return tables
 
-    def _source_marks(self) -> Dict[str, str]:
+    def source_marks(self) -> Dict[str, str]:
         """Return a letter for each source of the columns, empty if all have one source. Labels have no source."""
         sources = dict.fromkeys(
             column.source for column in self.columns if column.source in _SOURCES
@@ -143,10 +143,10 @@ class Table(NamedTuple):
             return dict.fromkeys(sources, "")
         return dict(zip(sources, _LETTERS))
 
-    def _source_note(self) -> Tuple[str, ...]:
+    def source_note(self) -> Tuple[str, ...]:
         """Return the sentence that explains the marks; none without a source."""
         sources = []
-        for source, mark in self._source_marks().items():
+        for source, mark in self.source_marks().items():
             sources.append(f"[{mark}] {_SOURCES[source]}" if mark else _SOURCES[source])
         return (f"Source: {'; '.join(sources)}.",) if sources else ()
 
@@ -189,7 +189,7 @@ class Table(NamedTuple):
                 lines.append(table.title)
             lines += _lines_of(table)
             notes = [note for note in table.notes if note not in said]
-            for note in (*table._source_note(), *notes):
+            for note in (*table.source_note(), *notes):
                 lines += wrapped(note, "  ")
         said.update(self.notes)
         return "\n".join(lines)
@@ -203,7 +203,7 @@ class Table(NamedTuple):
             heading = [column.title or column.key for column in table.columns]
             rows = [[column.shown(row) for column in table.columns] for row in table.rows]
             parts.append(markdown(heading, rows))
-            parts += [f"{note}\n" for note in (*table._source_note(), *table.notes)]
+            parts += [f"{note}\n" for note in (*table.source_note(), *table.notes)]
         return "\n".join(parts)
 
 
@@ -281,7 +281,7 @@ class _TextColumn(NamedTuple):
 
 def _lines_of(table: Table) -> List[str]:
     """Return the rows; columns that do not fit into a line stand below, after the labels again."""
-    marks = table._source_marks()
+    marks = table.source_marks()
     columns = []
     for column in table.columns:
         mark = marks.get(column.source)

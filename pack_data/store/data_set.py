@@ -560,6 +560,49 @@ def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
     return records
 
 
+class CheckedTable:
+    """A shard, or the table of lengths, mapped into memory; each block of packs is checked when it is first read.
+
+    Args:
+        folder: directory of the data set.
+        entry: the file and its checksums.
+        dtype: type of its records.
+        first: number of its first pack.
+
+    Raises:
+        ValueError: the size or the type differs from the entry's.
+    """
+
+    def __init__(self, folder: Path, entry: StoredFile, dtype: np.dtype, first: int = 0) -> None:
+        assert entry.blocks is not None
+        self.records = map_table(folder, entry, dtype)
+        self.first = first
+        self._file = folder / entry.file
+        self._blocks = entry.blocks
+        self._is_checked = np.zeros(entry.blocks.count(entry.packs), dtype=bool)
+
+    def check(self, rows: np.ndarray) -> None:
+        """Check the blocks of these records, int64 [n], that have not been checked. ValueError if one is damaged."""
+        packs = self._blocks.packs
+        blocks = rows // packs
+        unchecked = np.flatnonzero(~self._is_checked[blocks])
+        for block, place in zip(*np.unique(blocks[unchecked], return_index=True)):
+            if self._blocks.is_damaged(self.records, block):
+                row = rows[unchecked[place]]
+                end = min((block + 1) * packs, len(self.records)) - 1
+                raise ValueError(
+                    f"{self._file}: pack {self.first + row}: the checksum of its block {block} (packs "
+                    f"{self.first + block * packs} to {self.first + end}) differs from the manifest; a byte was "
+                    f"changed, {REBUILD}"
+                )
+            self._is_checked[block] = True
+
+    def checked(self) -> np.ndarray:
+        """Return all records after all checks."""
+        self.check(np.arange(0, len(self.records), self._blocks.packs))
+        return self.records
+
+
 class PackStore:
     """A packed data set, open for reading. Its shards stay mapped while a new build replaces it.
 
@@ -568,7 +611,10 @@ class PackStore:
     """
 
     def __init__(
-        self, folder: Path, manifest: Optional[Manifest] = None, shards: Sequence[np.ndarray] = ()
+        self,
+        folder: Path,
+        manifest: Optional[Manifest] = None,
+        shards: Sequence[CheckedTable] = (),
     ) -> None:
         if manifest is None:
             raise TypeError(f"a data set is opened by PackStore.open({str(folder)!r})")
@@ -576,17 +622,8 @@ class PackStore:
         self.manifest = manifest
         self.schema = manifest.schema
         self._shards = list(shards)
-        self._lengths: Optional[np.ndarray] = None
-        sizes = np.array([len(shard) for shard in shards], dtype=np.int64)
-        self._ends = np.cumsum(sizes)
-        # Of each shard, and of the table of lengths after them: first pack, packs per block, number of the first block.
-        self._entries = (*manifest.shards, manifest.lengths)
-        self._starts = np.append(self._ends - sizes, 0)
-        tables = [(entry.packs, entry.blocks) for entry in self._entries if entry.blocks]
-        block_counts = np.array([blocks.count(packs) for packs, blocks in tables], dtype=np.int64)
-        self._packs_per_block = np.array([blocks.packs for _, blocks in tables], dtype=np.int64)
-        self._first_block = np.cumsum(block_counts) - block_counts
-        self._is_checked = np.zeros(block_counts.sum(), dtype=bool)
+        self._ends = np.array([shard.first + len(shard.records) for shard in shards], np.int64)
+        self._lengths: Optional[CheckedTable] = None
 
     def _repr_html_(self) -> str:
         """Return name, size and shape of the data set for a notebook."""
@@ -618,9 +655,11 @@ class PackStore:
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
-        shards = [
-            map_table(folder, entry, manifest.schema.record_dtype) for entry in manifest.shards
-        ]
+        shards: List[CheckedTable] = []
+        first = 0
+        for entry in manifest.shards:
+            shards.append(CheckedTable(folder, entry, manifest.schema.record_dtype, first))
+            first += entry.packs
         return cls(folder, manifest, shards)
 
     def __len__(self) -> int:
@@ -650,42 +689,14 @@ class PackStore:
                     f"pack numbers {lowest} to {highest}: the data set has packs 0 to {len(self) - 1}"
                 )
         shard_of = np.searchsorted(self._ends, indices, side="right")
-        rows = indices - self._starts[shard_of]
-        self._check(shard_of, rows)
         records = np.empty(len(indices), dtype=self.schema.record_dtype)
         for number in np.unique(shard_of):
+            shard = self._shards[number]
             is_here = shard_of == number
-            records[is_here] = self._shards[number][rows[is_here]]
+            rows = indices[is_here] - shard.first
+            shard.check(rows)
+            records[is_here] = shard.records[rows]
         return records
-
-    def _check(self, table_of: np.ndarray, rows: np.ndarray) -> None:
-        """Check the blocks of these records that have not been checked before.
-
-        rows: int64 [n], of shards `table_of` int64 [n]; the table of lengths has the number after the last shard's.
-        """
-        blocks = rows // self._packs_per_block[table_of] + self._first_block[table_of]
-        unchecked = np.flatnonzero(~self._is_checked[blocks])
-        if not len(unchecked):
-            return
-        for block, place in zip(*np.unique(blocks[unchecked], return_index=True)):
-            table = int(table_of[unchecked[place]])
-            row = int(rows[unchecked[place]])
-            records = self._shards[table] if table < len(self._shards) else self._table_of_lengths()
-            block_of_table = int(block - self._first_block[table])
-            _check_block(
-                self.folder,
-                self._entries[table],
-                records,
-                block_of_table,
-                row,
-                int(self._starts[table]),
-            )
-            self._is_checked[block] = True
-
-    def _check_whole(self, table: int, records: np.ndarray) -> None:
-        """Check every block of a shard, or of the table of lengths, that has not been checked before."""
-        rows = np.arange(0, len(records), self._packs_per_block[table])
-        self._check(np.full(len(rows), table), rows)
 
     def batch(self, indices: np.ndarray) -> Dict[str, np.ndarray]:
         """Return the fields of packs: name -> int32 [n, S], [n, P] or [n, D] (`PackSchema.fields`).
@@ -710,48 +721,23 @@ class PackStore:
         Raises:
             ValueError: If the table of lengths is damaged.
         """
-        table = self._table_of_lengths()
-        number = len(self._shards)
-        if indices is None:
-            self._check_whole(number, table)
-            return table
-        rows = _pack_numbers(indices)
-        self._check(np.full(len(rows), number), rows)
-        return table[rows]
-
-    def _table_of_lengths(self) -> np.ndarray:
         if self._lengths is None:
-            self._lengths = map_table(self.folder, self.manifest.lengths, self.schema.lengths_dtype)
-        return self._lengths
+            self._lengths = CheckedTable(
+                self.folder, self.manifest.lengths, self.schema.lengths_dtype
+            )
+        table = self._lengths
+        if indices is None:
+            return table.checked()
+        rows = _pack_numbers(indices)
+        table.check(rows)
+        return table.records[rows]
 
     def shards(self) -> Iterator[np.ndarray]:
         """Yield the shards in order, memory-mapped, each checked as a whole."""
-        for number, shard in enumerate(self._shards):
-            self._check_whole(number, shard)
-            yield shard
+        for shard in self._shards:
+            yield shard.checked()
 
     def close(self) -> None:
         """Close the memory maps; the store cannot be read afterwards."""
         self._shards = []
         self._lengths = None
-
-
-def check_blocks(folder: Path, entry: StoredFile, records: np.ndarray, first: int) -> None:
-    """Raise ValueError for the first damaged block of a shard; first: the number of the shard's first pack."""
-    if entry.blocks is not None:
-        for block in range(entry.blocks.count(len(records))):
-            _check_block(folder, entry, records, block, block * entry.blocks.packs, first)
-
-
-def _check_block(
-    folder: Path, entry: StoredFile, records: np.ndarray, block: int, row: int, first: int
-) -> None:
-    """Raise ValueError if a block of a shard is damaged. row: the wanted pack in the shard."""
-    assert entry.blocks is not None
-    if entry.blocks.is_damaged(records, block):
-        start = first + block * entry.blocks.packs
-        end = min(start + entry.blocks.packs, first + len(records)) - 1
-        raise ValueError(
-            f"{folder / entry.file}: pack {first + row}: the checksum of its block {block} (packs {start} to {end}) "
-            f"differs from the manifest; a byte was changed, {REBUILD}"
-        )

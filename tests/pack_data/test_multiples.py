@@ -15,7 +15,7 @@ from pack_data.building.command import main as build_main
 from pack_data.building.verify import verify
 from pack_data.cli.command import run_main
 from pack_data.packing.packing import Packing, prove
-from pack_data.store.data_set import CHECKSUM, StoreWriter, checksum, read_manifest
+from pack_data.store.data_set import CHECKSUM, StoreWriter, _checksum, read_manifest
 from pack_data.store.packs import PackSchema, assemble, decode, disassemble
 from pack_data.store.sequences import Sequences, rounded_up
 from pack_data.stream.rows import PackRows, packed_rows
@@ -129,7 +129,7 @@ def test_a_build_rounds_up_and_accounts_for_it(tmp_path, monkeypatch, on_disk):
     told = json.loads(path.read_text())
     assert told["rounding"] == manifest.rounding and told["made_with"]["options"]["multiple_of"] == 8
     told["rounding"] += 1
-    path.write_text(json.dumps({**told, CHECKSUM: checksum(told)}))
+    path.write_text(json.dumps({**told, CHECKSUM: _checksum(told)}))
     with pytest.raises(ValueError, match="rounding"):
         read_manifest(tmp_path / "data")
 

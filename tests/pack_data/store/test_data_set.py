@@ -8,7 +8,7 @@ import pytest
 
 from pack_data.building.verify import verify
 from pack_data.reading.durable import temporary_name
-from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, checksum, remove_leftovers
+from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, _checksum, remove_leftovers
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn, assemble
 from pack_data.store.sequences import Example, Sequences
 from tests.refusals import refused
@@ -134,7 +134,7 @@ def edited(manifest, **values):
 
 def write_manifest(folder, manifest):
     """Write the manifest with the checksum that it has now."""
-    (folder / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
+    (folder / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: _checksum(manifest)}))
 
 
 CROWDED = dict(histogram={"1": 100}, sequences=100, tokens=100, packing_factor=5.0, efficiency=100 / 160)
@@ -245,7 +245,7 @@ def test_every_changed_field_of_a_manifest_is_refused(folder):
             if json.dumps(now) == json.dumps(manifest):
                 continue
             for sealed in (True, False) if value is ... else (True,):
-                text = {**now, CHECKSUM: checksum(now if sealed else manifest)}
+                text = {**now, CHECKSUM: _checksum(now if sealed else manifest)}
                 (folder / MANIFEST).write_text(json.dumps(text))
                 try:
                     PackStore.open(folder).close()
