@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.host.devices import autocast, numerics_of
 from ipu_packed_bert.model.hugging_face import bert_settings
+from ipu_packed_bert.model.loss import at_least_float32
 from ipu_packed_bert.settings.config import Config
 
 
@@ -80,17 +81,13 @@ class HuggingFaceSide:
         """Compute the sums of both losses."""
         model = self._model
         hidden_TH = model.bert(**inputs)[0].flatten(0, 1)
-        mlm = _at_least_float32(model.cls.predictions(hidden_TH[masked]))
+        mlm = at_least_float32(model.cls.predictions(hidden_TH[masked]))
         # The pooler takes the first slot of each row.
         pooled = model.bert.pooler(hidden_TH[first].unsqueeze(1))
-        nsp = _at_least_float32(model.cls.seq_relationship(pooled))
+        nsp = at_least_float32(model.cls.seq_relationship(pooled))
         mlm_sum = F.cross_entropy(mlm, ids, reduction="sum")
         nsp_sum = F.cross_entropy(nsp, labels, reduction="sum")
         return mlm_sum, nsp_sum
-
-
-def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _sorted_by_budget(unpacked: Batch, slots: int) -> List[_Forward]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -34,7 +33,7 @@ def host_engine(
 ) -> HostEngine:
     """Build an engine; ``attention`` replaces `engine.attention` of the configuration."""
     if attention is not None:
-        config = replace(config, engine=replace(config.engine, attention=attention))
+        config = config.changed("engine", attention=attention)
     task = Pretraining(config)
     return HostEngine(config, task, packing_factor=work.packing_factor, processes=processes)
 

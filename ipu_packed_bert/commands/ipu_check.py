@@ -37,8 +37,8 @@ def check(args: argparse.Namespace) -> int:
     config, _ = described(load_config(config_file(args.config), args.overrides, command="pretrain"))
     from ipu_packed_bert.engine import choose_engine
 
-    engine = replace(config.engine, kind="ipu", offline_export=None)
-    config = replace(config, engine=engine, without_ipus=()).with_micro_batch(1.0)
+    config = replace(config, without_ipus=()).changed("engine", kind="ipu", offline_export=None)
+    config = config.with_micro_batch(1.0)
     # Reports a missing SDK or IPU before anything is written.
     choice = choose_engine(config, way_out="")
     if not choice.hardware:
@@ -103,20 +103,16 @@ class _Check:
         self.folder: Path = args.out or Path("runs", name)
         self.file = self.folder / "bundle.json"
         self.engine: Any = None
-        engine = replace(
-            config.engine,
+        # The fewest micro-batches that fill the pipeline.
+        checked = config.changed("batch", gradient_accumulation=config.pipeline_stages)
+        checked = checked.changed("optimizer", packing_adjustment="none").with_schedule()
+        self.config = checked.changed(
+            "engine",
             log_cycles=not args.profile,
             profile_directory=str(self.folder / "profile") if args.profile else None,
             executable_cache=None,
             executable=None,
         )
-        # The fewest micro-batches that fill the pipeline.
-        self.config = replace(
-            config,
-            batch=replace(config.batch, gradient_accumulation=config.pipeline_stages),
-            optimizer=replace(config.optimizer, packing_adjustment="none"),
-            engine=engine,
-        ).with_schedule()
         self.bundle = ipu_bundle.Bundle(
             stages=[],
             configuration=ipu_bundle.Checked(
@@ -135,8 +131,7 @@ class _Check:
             verdict=ipu_bundle.Verdict(1, [], []),
         )
         depth = config.data.max_sequences_per_pack or _DEFAULT_DEPTH
-        data = replace(config.data, max_sequences_per_pack=depth)
-        self.config = replace(self.config, data=data)
+        self.config = self.config.changed("data", max_sequences_per_pack=depth)
         self.batch = _random_batch(self.config)
 
     def run(self) -> None:
@@ -347,8 +342,7 @@ def _host_loss(config: Config, batch: Any) -> float:
     from ipu_packed_bert.engine.host import HostEngine
     from ipu_packed_bert.tasks.pretraining import Pretraining
 
-    engine = replace(config.engine, kind="host", device="cpu", precision="float32")
-    config = replace(config, engine=engine)
+    config = config.changed("engine", kind="host", device="cpu", precision="float32")
     return HostEngine(config, Pretraining(config), packing_factor=1.0).evaluate(batch).loss
 
 

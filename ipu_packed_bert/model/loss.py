@@ -50,6 +50,11 @@ def cross_entropy(logits_BKC, labels_BK, *, widen: bool = True) -> torch.Tensor:
     return losses.to(wide).view(labels_BK.shape)
 
 
+def at_least_float32(values: torch.Tensor) -> torch.Tensor:
+    """Convert half-precision values to float32."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
 def correct(logits_BKC, labels_BK, *, in_blocks: bool = False) -> torch.Tensor:
     """Mark the slots in which the largest logit, or the first of equal ones, is that of the label, bool [B, K].
 

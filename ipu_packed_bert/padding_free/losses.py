@@ -84,7 +84,7 @@ class OutputLayer(NamedTuple):
             calls.append((hidden, logit.dtype))
             return hidden.new_empty(*hidden.shape[:-1], 0)
 
-        with _forward_of(self.layer, forward):
+        with _replaced(self.layer, "forward", forward):
             yield calls
 
     @contextlib.contextmanager
@@ -99,7 +99,7 @@ class OutputLayer(NamedTuple):
             )
             return F.linear(hidden, weight, bias)
 
-        with _forward_of(self.layer, forward):
+        with _replaced(self.layer, "forward", forward):
             yield
 
     @contextlib.contextmanager
@@ -121,7 +121,7 @@ class OutputLayer(NamedTuple):
                     num_items_in_batch = (shift_labels != IGNORED).sum()
                 return self._loss_sum(*calls.pop(), shift_labels) / num_items_in_batch
 
-            with _loss_function_of(base_of(model), loss_function):
+            with _replaced(base_of(model), "_loss_function", loss_function):
                 yield
 
 
@@ -131,24 +131,16 @@ def _next_labels(labels: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _forward_of(layer: Any, forward: Any) -> Iterator[None]:
-    layer.forward = forward
+def _replaced(module: Any, name: str, function: Any) -> Iterator[None]:
+    """Replace a method of a module in the block."""
+    before = dict(vars(module))
+    setattr(module, name, function)
     try:
         yield
     finally:
-        del layer.forward
-
-
-@contextlib.contextmanager
-def _loss_function_of(base: Any, function: Any) -> Iterator[None]:
-    before = dict(vars(base))
-    base._loss_function = function
-    try:
-        yield
-    finally:
-        del base._loss_function
-        if "_loss_function" in before:
-            base._loss_function = before["_loss_function"]
+        delattr(module, name)
+        if name in before:
+            setattr(module, name, before[name])
 
 
 class _LinearCrossEntropySum(torch.autograd.Function):
@@ -369,7 +361,9 @@ def _tried(base: Any, layer: torch.nn.Linear) -> Optional[OutputLayer]:
     ids = torch.zeros(1, 3, dtype=torch.int64, device=device)
     base.eval()
     try:
-        with torch.no_grad(), _forward_of(layer, forward), _loss_function_of(base, loss_function):
+        with torch.no_grad(), _replaced(layer, "forward", forward), _replaced(
+            base, "_loss_function", loss_function
+        ):
             plain = base(input_ids=ids, use_cache=False).logits
             if is_usual:
                 base(input_ids=ids, labels=ids, use_cache=False)

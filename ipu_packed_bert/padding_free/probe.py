@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 import torch
 
+from ipu_packed_bert.model.loss import at_least_float32
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.collators import Inputs, first_position, inputs_for
 from ipu_packed_bert.padding_free.layers import one_of_each_kind, usual_longest
@@ -53,7 +54,6 @@ from ipu_packed_bert.padding_free.rows import (
     Probed,
     RowProbe,
     TrainingCalls,
-    accurate,
     row_lengths,
     scale_of,
     token_errors,
@@ -490,7 +490,7 @@ class _Probe:
             logits = logits_in(self.model(torch.stack(examples).to(self.device)))
             if logits is None:
                 raise ValueError("it returns no logits [examples, tokens, vocabulary]")
-            return accurate(logits)
+            return at_least_float32(logits)
 
         return self._try(call, "model(input_ids) fails even for one example")
 

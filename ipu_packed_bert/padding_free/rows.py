@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from ipu_packed_bert.model.loss import at_least_float32
 from ipu_packed_bert.padding_free.collators import Inputs, attends_both_ways, inputs_for
 from ipu_packed_bert.padding_free.losses import (
     IGNORED,
@@ -245,11 +246,6 @@ def _targets(example: Example) -> torch.Tensor:
 # ---- differences
 
 
-def accurate(values: torch.Tensor) -> torch.Tensor:
-    """Convert values to float32, unless they are float64."""
-    return values if values.dtype == torch.float64 else values.float()
-
-
 def _largest(values: torch.Tensor) -> float:
     if not values.numel():
         return 0.0
@@ -272,7 +268,7 @@ def token_errors(
     most_tokens = max(1, _MOST_LOGITS // max(1, actual.shape[-1]))
     flat = [values.flatten(0, -2).split(most_tokens) for values in (actual, expected)]
     for actual_block, expected_block in zip(*flat):
-        difference = (accurate(actual_block) - accurate(expected_block)).abs_()
+        difference = (at_least_float32(actual_block) - at_least_float32(expected_block)).abs_()
         errors.append(difference.amax(-1).double())
     relative = torch.cat(errors).view(actual.shape[:-1]) / scale
     return relative.nan_to_num(nan=math.inf).cpu()
@@ -839,4 +835,4 @@ def _of_examples(values: torch.Tensor, places: List[torch.Tensor]) -> torch.Tens
     of_examples = torch.cat(places)
     if not torch.equal(of_examples, torch.arange(len(flat))):
         flat = flat[of_examples.to(flat.device)]
-    return accurate(flat)
+    return at_least_float32(flat)

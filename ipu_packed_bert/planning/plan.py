@@ -127,13 +127,12 @@ class RunPlan:
 
     def micro_batch_that_fits(self) -> Optional[int]:
         """Return the largest micro-batch below the configured one that counts no more than `FULLEST_THAT_RAN`."""
-        batch = self.config.batch
         # Memory grows with the micro-batch, so bisection finds the largest.
         low = 0
-        high = batch.micro_batch
+        high = self.config.batch.micro_batch
         while high - low > 1:
             middle = (low + high) // 2
-            config = replace(self.config, batch=replace(batch, micro_batch=middle))
+            config = self.config.changed("batch", micro_batch=middle)
             if replace(self, config=config).fits:
                 low = middle
             else:
@@ -276,7 +275,7 @@ def _of_examples(
         update = _update(config, factor)
     else:
         rows = config.rows_at_once(config.batch.sequences_per_update)
-        config = replace(config, batch=replace(config.batch, micro_batch=rows))
+        config = config.changed("batch", micro_batch=rows)
 
     slots = config.data.max_sequence_length
     depth = config.data.max_sequences_per_pack or _GUESSED_DEPTH

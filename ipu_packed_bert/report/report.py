@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, List, Optional, Sequence, Set
@@ -168,9 +167,9 @@ class Report:
 
     def _too_large(self) -> Optional[str]:
         """Return a line if the configuration's counted memory exceeds an IPU's, else None."""
-        data = replace(self.config.data, max_sequences_per_pack=self._depth)
+        config = self.config.changed("data", max_sequences_per_pack=self._depth)
         # No memory depends on the packing factor.
-        counted = plan(replace(self.config, data=data), packing_factor=1.0)
+        counted = plan(config, packing_factor=1.0)
         if counted.fits is not False:
             return None
         words = "; ".join(memory_words(counted, counted.micro_batch_that_fits()))

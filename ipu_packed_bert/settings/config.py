@@ -185,13 +185,19 @@ class Config:
         for key, value in values.items():
             setting = self.settings[key]
             changed.setdefault(setting.attribute, {})[setting.name] = value
-        parts = {}
+        config = self
         for attribute, part in changed.items():
-            parts[attribute] = dataclasses.replace(getattr(self, attribute), **part)
+            config = config.changed(attribute, **part)
         origins = self.origins
         if origins:
             origins = {**origins, **dict.fromkeys(values, origin)}
-        return dataclasses.replace(self, origins=origins, **parts)
+        return dataclasses.replace(config, origins=origins)
+
+    def changed(self, part: str, **values: Any) -> Config:
+        """Return an unchecked copy with other settings in one part, such as ``batch``."""
+        return dataclasses.replace(
+            self, **{part: dataclasses.replace(getattr(self, part), **values)}
+        )
 
     def applied_without_ipus(self) -> Tuple[Config, Tuple[Change, ...]]:
         """Return the configuration for a machine without IPUs, and its changes."""
@@ -329,14 +335,12 @@ class Config:
     def on_engine(self, kind: str) -> Config:
         """Return a copy for an engine (host, ipu, ipu_model), which a resumed run keeps."""
         settings_kind = "host" if kind == "host" else "ipu"
-        engine = dataclasses.replace(self.engine, kind=settings_kind, ipu_model=kind == "ipu_model")
-        return dataclasses.replace(self, engine=engine)
+        return self.changed("engine", kind=settings_kind, ipu_model=kind == "ipu_model")
 
     def with_schedule(self, steps: Optional[int] = None) -> Config:
         """Return a copy that states the length of the schedule, so that a run resumed with other steps keeps it."""
         steps = self.schedule_steps if steps is None else steps
-        optimizer = dataclasses.replace(self.optimizer, schedule_steps=steps)
-        return dataclasses.replace(self, optimizer=optimizer)
+        return self.changed("optimizer", schedule_steps=steps)
 
     def with_micro_batch(self, packing_factor: float, *, ranks: int = 1) -> Config:
         """Return a copy whose micro-batch is a number that divides an update evenly.
@@ -359,8 +363,7 @@ class Config:
         micro_batch = self.rows_at_once(rows, ranks=ranks)
         micro_batch = math.ceil(rows / math.ceil(rows / micro_batch))
         micro_batch = max(1, min(micro_batch, rows // self.pipeline_stages))
-        batch = dataclasses.replace(self.batch, micro_batch=micro_batch)
-        config = dataclasses.replace(self, batch=batch)
+        config = self.changed("batch", micro_batch=micro_batch)
         if self.command == PRETRAIN:
             config = config._with_accumulation(math.ceil(rows / micro_batch), packing_factor)
         return config
@@ -389,8 +392,7 @@ class Config:
             # Rounding: 154 / (847 / 297) is a little more than 54.
             if math.ceil(unpacked / packing_factor) > micro_batches:
                 unpacked -= 1
-        batch = dataclasses.replace(self.batch, gradient_accumulation=unpacked)
-        return dataclasses.replace(self, batch=batch)
+        return self.changed("batch", gradient_accumulation=unpacked)
 
     def for_model(self, model: ModelConfig, *, ipus: bool) -> Config:
         """Return a copy for a network of the sizes of a checkpoint; a single IPU gets all its layers.
@@ -402,24 +404,21 @@ class Config:
         Raises:
             ConfigError: the placement is for another number of layers.
         """
-        placement = self.placement
-        if placement.ipus_per_replica == 1:
-            placement = dataclasses.replace(placement, layers_per_ipu=(model.num_layers,))
-        layers = sum(placement.layers_per_ipu)
+        config = self
+        if self.placement.ipus_per_replica == 1:
+            config = self.changed("placement", layers_per_ipu=(model.num_layers,))
+        layers = sum(config.placement.layers_per_ipu)
         if ipus and layers != model.num_layers:
             raise ConfigError(
                 f"{self.path}: placement.layers_per_ipu places {layers} layers, the network has {model.num_layers}; "
                 "change placement.layers_per_ipu"
             )
-        return dataclasses.replace(self, placement=placement)
+        return config
 
     def for_simulation(self, packing_factor: float) -> Config:
         """Return a copy for a simulated device: one replica, and the fewest micro-batches that fill its pipeline."""
-        placement = dataclasses.replace(
-            self.placement, replicas=1, replicated_tensor_sharding=False
-        )
         config = self._with_accumulation(self.pipeline_stages, packing_factor)
-        return dataclasses.replace(config, placement=placement)
+        return config.changed("placement", replicas=1, replicated_tensor_sharding=False)
 
 
 def _yaml(tree: Any) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ipu_packed_bert.model.bert import initialise
-from ipu_packed_bert.model.loss import correct, cross_entropy
+from ipu_packed_bert.model.loss import at_least_float32, correct, cross_entropy
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.finetuning import (
@@ -81,7 +81,7 @@ class _PackedBertForSequenceClassification(PackedBert):
         hidden_BSH = self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         pooled_BDH = self.bert.pooler(self.first_slots(hidden_BSH, cls_positions_BD))
         logits_BDC = self.classifier(self.dropout(pooled_BDH))
-        return logits_BDC if logits_BDC.dtype == torch.float64 else logits_BDC.float()
+        return at_least_float32(logits_BDC)
 
     def forward(
         self,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
 import io
 import itertools
 import sys
@@ -173,7 +172,7 @@ def located(config: Config, data_dir: Optional[Path]) -> Config:
         value = getattr(config.data, name)
         if value is not None:
             paths[name] = str(_locate(value, data_dir).resolve())
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, **paths))
+    return config.changed("data", **paths)
 
 
 def _locate(name: str, data_dir: Optional[Path]) -> Path:

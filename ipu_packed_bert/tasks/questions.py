@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ipu_packed_bert.model.bert import initialise
-from ipu_packed_bert.model.loss import correct
+from ipu_packed_bert.model.loss import at_least_float32, correct
 from ipu_packed_bert.model.packed import PackedBert, hidden_score
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.finetuning import SquadConfig
@@ -69,7 +69,7 @@ class _PackedBertForQuestionAnswering(PackedBert):
         logits_BS2 = self.qa_outputs(
             self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         )
-        return logits_BS2 if logits_BS2.dtype == torch.float64 else logits_BS2.float()
+        return at_least_float32(logits_BS2)
 
     def forward(
         self,

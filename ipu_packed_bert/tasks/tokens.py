@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ipu_packed_bert.model.bert import initialise
-from ipu_packed_bert.model.loss import correct, cross_entropy
+from ipu_packed_bert.model.loss import at_least_float32, correct, cross_entropy
 from ipu_packed_bert.model.packed import PackedBert
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.finetuning import TokensConfig
@@ -56,7 +56,7 @@ class _PackedBertForTokenClassification(PackedBert):
         """Compute class logits [B, S, C], at least float32."""
         hidden_BSH = self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         logits_BSC = self.classifier(self.dropout(hidden_BSH))
-        return logits_BSC if logits_BSC.dtype == torch.float64 else logits_BSC.float()
+        return at_least_float32(logits_BSC)
 
     def forward(
         self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, labels_BS, scale_B

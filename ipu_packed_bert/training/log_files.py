@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import threading
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from ipu_packed_bert.run_files.folder import read_log
 from ipu_packed_bert.training.trackers import Tracker
+from pack_data.display.table import plain
 from pack_data.reading.durable import sync_file, sync_folder, write_atomically
 from pack_data.reading.fields import one_line
 
@@ -40,11 +40,7 @@ class JsonlWriter:
 
         Raise OSError if it does not fit on the disk.
         """
-        finite = dict(record)
-        for name, value in record.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                finite[name] = None
-        line = (json.dumps(finite) + "\n").encode()
+        line = (json.dumps(plain(record)) + "\n").encode()
         with self._naming_file():
             written = self._file.write(line)
             if written != len(line):  # reading the log drops the incomplete line

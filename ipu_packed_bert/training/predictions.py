@@ -8,7 +8,6 @@ answers = predict(prepared).answers
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -240,20 +239,15 @@ def prepare(
 def _in_calls(config: Config, rows: int, *, ipus: bool) -> Config:
     """Set the batch of one call: a micro-batch on the host; on IPUs enough of them to fill the pipeline."""
     size = min(config.rows_at_once(rows), rows)
-    replicas = config.placement.replicas
-    placement = config.placement
     number = 1
     if ipus:
-        rows_of_replicas = size * replicas
+        rows_of_replicas = size * config.placement.replicas
         number = min(_IPU_MICRO_BATCHES, math.ceil(rows / rows_of_replicas))
         number = max(config.pipeline_stages, number)
     else:
-        replicas = 1
-        placement = dataclasses.replace(placement, replicas=1)
-    batch = dataclasses.replace(
-        config.batch, micro_batch=size, sequences_per_update=number * replicas * size
-    )
-    return dataclasses.replace(config, placement=placement, batch=batch)
+        config = config.changed("placement", replicas=1)
+    sequences = number * config.placement.replicas * size
+    return config.changed("batch", micro_batch=size, sequences_per_update=sequences)
 
 
 def compile_program(prepared: _Prepared) -> None:

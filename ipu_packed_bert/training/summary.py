@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import shlex
 import signal
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from ipu_packed_bert.training.loop import Outcome
 from ipu_packed_bert.training.picture import draw_curves, padding_avoided
 from ipu_packed_bert.training.prepared import Prepared, resume_command
 from pack_data.cli.command import NotFinite, counted, runnable
-from pack_data.display.table import text_table
+from pack_data.display.table import plain, text_table
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import one_line
 
@@ -178,7 +177,7 @@ def _summarise(
 
 
 def _write(summary: _RunSummary, folder: Path) -> None:
-    text = json.dumps(_finite(asdict(summary)), indent=1, allow_nan=False)
+    text = json.dumps(plain(asdict(summary)), indent=1, allow_nan=False)
     write_atomically(folder / SUMMARY, (text + "\n").encode())
 
 
@@ -303,14 +302,3 @@ def _compared(comparison: Mapping[str, Any], precision: str) -> List[str]:
 def _time(seconds: float) -> str:
     minutes, rest = divmod(int(round(seconds)), 60)
     return f"{minutes:,} min {rest} s" if minutes else f"{seconds:.1f} s"
-
-
-def _finite(value: Any) -> Any:
-    """Replace infinite values and NaN by None, because JSON cannot represent them."""
-    if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
