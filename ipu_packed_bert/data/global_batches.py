@@ -223,7 +223,7 @@ class Layout(NamedTuple):
         number = -(-self.micro_batches_per_update // parts)
         return self._replace(micro_batches_per_update=number, packs_per_update=number * rows)
 
-    def read(
+    def _read(
         self,
         packs: Packs,
         numbers: np.ndarray,
@@ -293,10 +293,10 @@ def _with_zeros(values: np.ndarray, rows: int, widths: Tuple[int, ...]) -> np.nd
 def in_order(
     packs: Packs, layout: Layout, like: Optional[Batch] = None, share: Tuple[int, int] = (0, 1)
 ) -> Iterator[Batch]:
-    """Yield all packs in their stored order; ``like`` and ``share`` are those of :meth:`Layout.read`."""
+    """Yield all packs in their stored order; ``like`` and ``share`` are those of :meth:`Layout._read`."""
     for first in range(0, len(packs), layout.packs_per_update):
         numbers = np.arange(first, min(first + layout.packs_per_update, len(packs)))
-        yield layout.read(packs, numbers, 0, share=share, like=like)
+        yield layout._read(packs, numbers, 0, share=share, like=like)
 
 
 class SameSequences(NamedTuple):
@@ -488,4 +488,4 @@ class GlobalBatches:
         return numbers, Position(epoch, used)
 
     def _load(self, packs: Packs, numbers: np.ndarray, epoch: int) -> Batch:
-        return self.layout.read(packs, numbers, epoch, share=self.share)
+        return self.layout._read(packs, numbers, epoch, share=self.share)

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from datetime import timedelta
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, TypeVar
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, TypeVar
 
 from ipu_packed_bert.processes.beats import Beats, first_error, leave_error
 from pack_data.cli.command import NotFinite
@@ -444,14 +444,3 @@ def _of_torchrun(environment: Mapping[str, str]) -> Optional[Ranks]:
         return dist.PrefixStore(f"attempt {attempt}", store)
 
     return Ranks(connect(), rank, size, int(environment["LOCAL_RANK"]), connect=connect)
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Dict[str, Any]:
-    """Return nested settings by full name, such as "run.seed"."""
-    settings: Dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            settings.update(flat(value, f"{prefix}{name}."))
-        else:
-            settings[prefix + name] = value
-    return settings

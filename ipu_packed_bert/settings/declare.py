@@ -200,6 +200,17 @@ def nested(values: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
     return sections
 
 
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Dict[str, Any]:
+    """Return nested settings by full name, such as "run.seed"."""
+    settings: Dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            settings.update(flat(value, f"{prefix}{name}."))
+        else:
+            settings[prefix + name] = value
+    return settings
+
+
 def shown(value: Any) -> str:
     """Return the value of a setting for a message, in the spelling of YAML."""
     if value is None:

@@ -14,10 +14,11 @@ from ipu_packed_bert.run_files.folder import (
     SUMMARY,
     read_log,
 )
+from ipu_packed_bert.settings.declare import flat
 from ipu_packed_bert.settings.yaml_files import load_yaml
 from pack_data.cli.command import counted
 from pack_data.display.page import Figure, Page, Section
-from pack_data.display.picture import Axis, Bars, Line, Lines, Series, padding_bars, write
+from pack_data.display.picture import Axis, Bars, Line, Lines, Series, packing_bars, write
 from pack_data.display.table import Column, Table
 from pack_data.reading.fields import Fields, read_json
 
@@ -107,11 +108,13 @@ def _total(records: _Records, name: str) -> Any:
 
 
 def _slots_picture(records: _Records, max_sequence_length: int) -> Bars:
-    tokens = _total(records, "tokens")
-    rows = [_total(records, "sequences"), _total(records, "packs")]
-    paddings = [count * max_sequence_length - tokens for count in rows]
-    names = ("one sequence a row", "in packs")
-    return padding_bars("Slots of the rows that these sequences need", names, tokens, paddings)
+    return packing_bars(
+        "Slots of the rows that these sequences need",
+        _total(records, "tokens"),
+        _total(records, "sequences"),
+        _total(records, "packs"),
+        max_sequence_length,
+    )
 
 
 def draw_curves(
@@ -302,19 +305,8 @@ def _evaluations_table(evaluations: _Records) -> Table:
 
 
 def _values_table(name: str, title: str, tree: Mapping[str, Any]) -> Table:
-    rows = [{"what": key, "value": value} for key, value in _flat(tree)]
+    rows = [{"what": key, "value": value} for key, value in flat(tree).items()]
     return Table(name, title, (Column("what", "what"), Column("value", "value")), rows)
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> List[Tuple[str, Any]]:
-    """Return the leaves of nested objects, with the keys on the way joined by dots."""
-    leaves: List[Tuple[str, Any]] = []
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            leaves += _flat(value, f"{prefix}{key}.")
-        else:
-            leaves.append((f"{prefix}{key}", value))
-    return leaves
 
 
 def _object(path: Path) -> Dict[str, Any]:

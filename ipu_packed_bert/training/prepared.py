@@ -19,10 +19,11 @@ import torch
 from ipu_packed_bert.data.global_batches import GlobalBatches, Packs
 from ipu_packed_bert.engine import EngineChoice, build_engine
 from ipu_packed_bert.engine.base import Engine, saved_by
-from ipu_packed_bert.processes.ranks import Processes, flat
+from ipu_packed_bert.processes.ranks import Processes
 from ipu_packed_bert.run_files.checkpoints import Checkpoint
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.declare import flat
 from ipu_packed_bert.tasks.task import Task
 from pack_data.cli.command import runnable
 from pack_data.reading.fields import said_of

@@ -20,6 +20,7 @@ from pack_data.batching.delivered import DeliveredBatches
 from pack_data.batching.identity import digest_of_values
 from pack_data.batching.pack_dataset import PackDataset
 from pack_data.reading.fields import named, whole_number
+from pack_data.store.sequences import mix_bits
 
 _ROUNDS = 6  # of the Feistel network that shuffles the rows of a data set
 
@@ -288,13 +289,7 @@ def _columns_of(data_set: PackDataset) -> Dict[str, Any]:
 def _mixed(values: np.ndarray) -> np.ndarray:
     """Return other 64 bits for each value, one to one (splitmix64: Steele, Lea and Flood, 2014)."""
     with np.errstate(over="ignore"):
-        mixed = values + np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(30)
-        mixed *= np.uint64(0xBF58476D1CE4E5B9)
-        mixed ^= mixed >> np.uint64(27)
-        mixed *= np.uint64(0x94D049BB133111EB)
-        mixed ^= mixed >> np.uint64(31)
-    return mixed
+        return mix_bits(values + np.uint64(0x9E3779B97F4A7C15))
 
 
 def _shuffled(places: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:

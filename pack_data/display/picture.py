@@ -228,14 +228,21 @@ def padding_bars(
     )
 
 
+def packing_bars(
+    title: str, tokens: int, sequences: int, packs: int, max_sequence_length: int
+) -> Bars:
+    """Draw tokens and padding with one sequence per row and in packs."""
+    rows = {"one sequence a row": sequences, "in packs": packs}
+    paddings = [count * max_sequence_length - tokens for count in rows.values()]
+    return padding_bars(title, list(rows), tokens, paddings)
+
+
 def plot_padding(
     path: Union[str, Path], tokens: int, sequences: int, packs: int, max_sequence_length: int
 ) -> None:
-    """Draw tokens and padding with one sequence per row and in packs into a .png, .pdf or .svg file."""
-    rows = {"one sequence a row": sequences, "in packs": packs}
-    paddings = [count * max_sequence_length - tokens for count in rows.values()]
+    """Draw `packing_bars` into a .png, .pdf or .svg file."""
     title = f"{sequences:,} sequences in rows of {max_sequence_length:,} slots"
-    write([padding_bars(title, list(rows), tokens, paddings)], path)
+    write([packing_bars(title, tokens, sequences, packs, max_sequence_length)], path)
 
 
 # ---- files and drawings ----------------------------------------------------------------------------------------------

@@ -250,7 +250,7 @@ class Sequences:
         )
 
 
-def _mixed(values: np.ndarray) -> np.ndarray:
+def mix_bits(values: np.ndarray) -> np.ndarray:
     """Mix all bits in place, uint64, by the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
@@ -270,7 +270,7 @@ def _weights_of(count: int, stream: int) -> np.ndarray:
     numbers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
         stream << 32
     )
-    return _mixed(numbers) | np.uint64(1)
+    return mix_bits(numbers) | np.uint64(1)
 
 
 @lru_cache(maxsize=64)
@@ -289,7 +289,7 @@ def digest(sequences: Sequences) -> int:
     """
     lengths = sequences.lengths.astype(np.int64)
     counts = sequences.prediction_counts.astype(np.int64)
-    total = _mixed(lengths.astype(np.uint64) + np.uint64(1))
+    total = mix_bits(lengths.astype(np.uint64) + np.uint64(1))
     stream = 0
     for columns, sizes in ((sequences.tokens, lengths), (sequences.predictions, counts)):
         starts = starts_of(sizes)
@@ -305,9 +305,9 @@ def digest(sequences: Sequences) -> int:
                     _windows(values, length)[starts[rows]].view(values.dtype).reshape(-1, length)
                 )
                 total[rows] += table.astype(np.uint64) @ weights[:length]
-            _mixed(total)
+            mix_bits(total)
     for name in sorted(sequences.scalars):
         stream += 1
         total += (sequences.scalars[name].astype(np.uint64) + np.uint64(1)) * _weights(1, stream)[0]
-        _mixed(total)
+        mix_bits(total)
     return int(np.add.reduce(total))

@@ -17,7 +17,7 @@ from pack_data.store.packs import (
     predictions_per_pack,
     smallest_type,
 )
-from pack_data.store.sequences import Example, Sequences, _mixed, digest
+from pack_data.store.sequences import Example, Sequences, digest, mix_bits
 from tests.refusals import refused
 
 VOCABULARY = 300
@@ -217,7 +217,7 @@ def test_the_mixing_of_the_digest_is_splitmix64():
     2014)."""
     golden = 0x9E3779B97F4A7C15
     states = np.array([(number * golden) % 2**64 for number in (1, 2, 3)], np.uint64)
-    assert [f"{value:016x}" for value in _mixed(states).tolist()] == [
+    assert [f"{value:016x}" for value in mix_bits(states).tolist()] == [
         "e220a8397b1dcdaf",
         "6e789e6aa1b965f4",
         "06c45d188009454f",
