@@ -218,7 +218,8 @@ def train_vocabulary(
     known = [
         (-count, character) for character, count in characters.items() if not character.isspace()
     ]
-    alphabet = sorted(character for _, character in sorted(known)[:_LARGEST_ALPHABET])
+    frequent = {character for _, character in sorted(known)[:_LARGEST_ALPHABET]}
+    alphabet = sorted(frequent)
     if not alphabet:
         raise ValueError("no text to train a vocabulary on; pass a corpus with text in it")
     fixed = [*SPECIAL_TOKENS, *alphabet, *("##" + character for character in alphabet)]
@@ -227,11 +228,7 @@ def train_vocabulary(
             f"a vocabulary of {size} tokens has no room for the {len(alphabet)} characters of this corpus; "
             f"take at least {len(fixed)}"
         )
-    rare = {
-        ord(character): " "
-        for character in characters
-        if character not in set(alphabet) and not character.isspace()
-    }
+    rare = {ord(character): " " for _, character in known if character not in frequent}
     trainer = trainers.WordPieceTrainer(
         vocab_size=size, min_frequency=2, special_tokens=fixed, show_progress=False
     )

@@ -11,6 +11,7 @@ import pytest
 
 from pack_data.building.command import BuildOptions, build
 from pack_data.building.verify import verify
+from pack_data.text import vocabulary as vocabulary_module
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, make_examples, tokenise
 from pack_data.text.vocabulary import (
@@ -375,6 +376,14 @@ def test_a_trained_vocabulary_knows_its_text_and_keeps_its_size():
     ids, lengths = vocabulary.encode([line for document in DOCUMENTS for line in document.lines])
     assert vocabulary.ids["[UNK]"] not in ids and lengths.sum() == len(ids)
     assert "pack" in vocabulary.tokens or "packs" in vocabulary.tokens
+
+
+def test_characters_beyond_the_largest_alphabet_become_blanks(monkeypatch):
+    monkeypatch.setattr(vocabulary_module, "_LARGEST_ALPHABET", 3)
+    vocabulary = train_vocabulary([Document("", ["aaa bbb\tabc aab " * 9 + "cba zab azb"])], 200)
+    letters = set("".join(vocabulary.tokens[len(SPECIAL_TOKENS) :])) - {"#"}
+    assert letters == set("abc")
+    assert any(len(token.replace("##", "")) > 1 for token in vocabulary.tokens[len(SPECIAL_TOKENS) :])
 
 
 def test_words_come_back():
