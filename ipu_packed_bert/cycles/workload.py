@@ -106,18 +106,12 @@ class Traces:
 
     def __init__(self, folder: Optional[Path] = None):
         self.folder = folder
-        self.traced = 0  # graphs that were not in the cache
         self._graphs: Dict[Tuple, Graph] = {}
 
     def _get(self, key: Tuple, trace: Callable[[], Graph]) -> Graph:
         """Return the graph of a key, which is traced unless this object or the cache has it."""
         if key not in self._graphs:
-
-            def counted() -> Graph:
-                self.traced += 1
-                return trace()
-
-            self._graphs[key] = cached(f"{sources_digest()} {key}", self.folder, counted)
+            self._graphs[key] = cached(f"{sources_digest()} {key}", self.folder, trace)
         return self._graphs[key]
 
     def training(self, config: Config, shape: MicroBatchShape, arrangement: str) -> Graph:
