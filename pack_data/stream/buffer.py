@@ -65,9 +65,9 @@ class Buffer:
 class Rows:
     """Builds rows of S slots and at most `depth` sequences from a buffer, which must not get sequences meanwhile.
 
-    Of the pairs that fill the room, the pair that has waited longest is taken if rows begin with the longest sequence,
-    so that no length piles up. If they begin with the oldest, this is certain already, and the most similar pair spares
-    long and short sequences.
+    A row of value `enough` is good; `worth` is the value of each length. Of the pairs that fill the room, the pair that
+    has waited longest is taken if rows begin with the longest sequence, so that no length piles up. If they begin with
+    the oldest, this is certain already, and the most similar pair spares long and short sequences.
     """
 
     def __init__(
@@ -80,11 +80,7 @@ class Rows:
         enough: float,
         by_age: bool,
     ) -> None:
-        """Begin with the oldest `most` sequences that wait.
-
-        spare: slots that a row of two may leave empty. by_age: take the pair that has waited longest,
-        of all that wait.
-        """
+        """Begin with the oldest `most` sequences that wait; by_age: take the pair that has waited longest."""
         self._numbers = buffer.numbers
         self._S = S
         self._depth = depth
@@ -154,7 +150,8 @@ class Rows:
     def _pair(self, room: int, lacks: float) -> int:
         """Return the shorter length of a pair that fills the room, 0 if there is none.
 
-        By age, three pairs are compared: the most and the least similar, and one between them.
+        By age, three pairs are compared: the most and the least similar, and one between them. A pair of the value that
+        the row lacks goes first, then the pair that has waited longest.
         """
         half = room // 2
         pairs = self._bits & (self._reversed_bits >> (self._S - room)) & ((2 << half) - 1)
@@ -167,16 +164,18 @@ class Rows:
             return most_similar
         least_similar = (pairs & -pairs).bit_length() - 1
         candidates = [most_similar, least_similar]
+        worth, left, numbers = self._worth, self.left, self._numbers
         between = pairs & ((1 << (most_similar // 2)) - 1)
         if between:
             candidates.append(between.bit_length() - 1)
-        return min(candidates, key=lambda shorter: self._rank((shorter, room - shorter), lacks))
 
-    def _rank(self, pair: Tuple[int, int], lacks: float) -> Tuple[bool, int]:
-        """Return True if a pair is not worth what the row lacks, and the sum of the numbers of its oldest sequences."""
-        value = sum([self._worth[length] for length in pair])
-        numbers = [self._numbers[length][-self.left[length]] for length in pair]
-        return value < lacks, sum(numbers)
+        def rank(shorter: int) -> Tuple[bool, int]:
+            longer = room - shorter
+            value = worth[shorter] + worth[longer]
+            age = numbers[shorter][-left[shorter]] + numbers[longer][-left[longer]]
+            return value < lacks, age
+
+        return min(candidates, key=rank)
 
 
 def _bits_of(present: np.ndarray) -> int:

@@ -43,10 +43,7 @@ class _Case(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """Results of one way to pack a stream at one depth.
-
-    A displacement is the place in the packs minus the place in the stream, in sequences.
-    """
+    """Results of one way to pack a stream at one depth."""
 
     stream: str
     depth: Optional[int]
@@ -58,8 +55,6 @@ class _Measured(NamedTuple):
     longest_wait: Optional[int] = None  # packs
     mean_wait: Optional[float] = None
     forced: Optional[int] = None
-    short_displacement: Optional[float] = None  # mean, of the shortest quarter
-    long_displacement: Optional[float] = None  # mean, of the longest quarter
 
     def as_json(self, sequences: int) -> Dict[str, Any]:
         """Return the values for one line of JSON."""
@@ -114,14 +109,7 @@ def _measure(
         buffer_sequences=buffer,
         longest_wait=longest_wait,
     )
-    seconds, order = timed(
-        lambda: [example for pack in stream.packs(enumerate(lengths)) for example in pack.examples],
-        time.process_time,
-    )
-    displacement = np.empty(len(order), np.int64)
-    displacement[order] = np.arange(len(order))
-    displacement -= np.arange(len(order))
-    short, long = np.quantile(case.lengths, [0.25, 0.75])
+    seconds, _ = timed(lambda: list(stream.packs(enumerate(lengths))), time.process_time)
     waits = stream.waits
     return _Measured(
         case.name,
@@ -134,8 +122,6 @@ def _measure(
         waits.longest,
         waits.mean,
         waits.forced,
-        float(displacement[case.lengths <= short].mean()),
-        float(displacement[case.lengths >= long].mean()),
     )
 
 
@@ -162,8 +148,6 @@ _COLUMNS = (
     (Column("longest_wait", "longest wait", form=",.0f"), 12),
     (Column("mean_wait", "mean wait", form=",.0f"), 9),
     (Column("forced", "forced", form=",.0f"), 6),
-    (Column("short_displacement", "short moved", form=",.0f"), 11),
-    (Column("long_displacement", "long moved", form=",.0f"), 10),
 )
 
 
@@ -186,8 +170,7 @@ def _print_cells(cells: List[str]) -> None:
 _LEGEND = """
 gap: packs above the proven bound for all lengths at once, the packs at the end of the stream counted. sequences/s: of
 processor time, of one core. longest wait, mean wait: packs that were closed while a sequence waited. forced: packs
-begun with the oldest sequence because it had waited so long. short moved, long moved: mean place in the packs minus
-place in the stream, in sequences, of the shortest and of the longest quarter."""
+begun with the oldest sequence because it had waited so long."""
 
 
 def _pictures(measured: Sequence[_Measured]) -> List[Lines]:

@@ -22,7 +22,6 @@ _T = TypeVar("_T")
 
 _FORMAT = "pack_data stream 4"  # of a state
 _OLD_FORMATS = ("pack_data stream 1", "pack_data stream 2", "pack_data stream 3")
-_SHARE = "sequences"  # how ranks share a stream
 _MAX_TOKENS = 2**62  # stands for a buffer without a limit on tokens
 
 # A round closes this fraction of the rows that the buffer fills. In an order that is not random most rows have waste:
@@ -100,7 +99,6 @@ class PackStream:
         histogram: lengths known in advance, with which those that come are compared.
         rank: number of this process, from 0.
         ranks: processes that read the same stream; rank r packs the sequences r, r + ranks, r + 2 * ranks, ...
-        share: "sequences", the only way in which ranks share a stream.
         flush_after: seconds without a new sequence after which `packs` packs everything that waits. A thread then reads
             the source, up to 64 sequences ahead.
         multiple_of: each sequence takes a multiple of this many slots; `rounding` counts the slots that this adds.
@@ -121,7 +119,6 @@ class PackStream:
         histogram: Optional[LengthHistogram] = None,
         rank: int = 0,
         ranks: int = 1,
-        share: str = _SHARE,
         flush_after: Optional[float] = None,
         multiple_of: int = 1,
         source: Optional[str] = None,
@@ -142,10 +139,6 @@ class PackStream:
             )
         self.ranks = whole_number("ranks", ranks, least=1)
         self.rank = whole_number("rank", rank, least=0, most=self.ranks - 1)
-        if share != _SHARE:
-            raise ValueError(
-                f"share is {shown(share)}; pass share={_SHARE!r}: each rank packs its share of them"
-            )
         seconds = Fields.of({"flush_after": flush_after}, "PackStream", "pass seconds or None")
         self.flush_after = seconds.optional("flush_after", Fields.number, least=1e-3, most=1e6)
 
@@ -273,7 +266,9 @@ class PackStream:
         alike = lengths.in_random_order and lengths.are_alike
         most = min(len(buffer), _MOST_ALIKE) if alike else len(buffer)
         parts = _ROUND if lengths.in_random_order else _ROUND_OF_SORTED
-        wanted = self._sequences_per_row(worth)
+        value = sum([worth[length] * len(numbers) for length, numbers in buffer.numbers.items()])
+        fewest = max(value, buffer.tokens / S, len(buffer) / self._depth)  # rows for all that wait
+        wanted = max(round(len(buffer) / fewest, 9), 1.0)  # sequences of a row, on average
         to_close = max(1, int(most / wanted / parts))
 
         rows = Rows(buffer, S, self._depth, most, worth, 1.0 - shortfall, by_age=not alike)
@@ -318,13 +313,6 @@ class PackStream:
             if lengths.are_alike or near_depth:
                 lengths.solve()
         return lengths.worth or scarce, _SHORTFALL
-
-    def _sequences_per_row(self, worth: List[float]) -> float:
-        """Return how many sequences a row without waste would hold on average, of those that wait."""
-        buffer = self._buffer
-        value = sum([worth[length] * len(numbers) for length, numbers in buffer.numbers.items()])
-        rows = max(value, buffer.tokens / self.max_sequence_length, len(buffer) / self._depth)
-        return max(round(len(buffer) / rows, 9), 1.0)
 
     def _due(self, to_close: int) -> Optional[int]:
         """Return the length of the oldest sequence if the next pack has to hold it.
@@ -378,7 +366,6 @@ class PackStream:
             "longest_wait": self.longest_wait,
             "rank": self.rank,
             "ranks": self.ranks,
-            "share": _SHARE,
             "multiple_of": self.multiple_of,
             "source": self.source,
         }

@@ -411,7 +411,6 @@ def test_an_abandoned_stream_stops_its_thread():
         ({"buffer_sequences": 8, "longest_wait": 7}, "longest_wait"),
         ({"buffer_tokens": 9}, "buffer_tokens"),
         ({"rank": 1}, "rank"),
-        ({"share": "packs", "ranks": 2}, ("share", "'packs'", "share='sequences'")),
         ({"max_sequences_per_pack": 0}, "max_sequences_per_pack"),
         ({"histogram": LengthHistogram(np.zeros(11, np.int64))}, "histogram"),
     ],
