@@ -20,9 +20,9 @@ from pack_data.solver.search import LONG_ROWS, Limits, ProvedPacks
 # a gap of this many packs is not worth it, because it may take a minute.
 _FEW_LENGTHS = 256
 _SMALL_FULL_GAP = 2
-# Estimated seconds of a programme over all lengths of long rows above which a grid of lengths is used. At 2 s, 20,000
-# preference pairs at 4,096 slots and 20,000 lengths near a third of 32,768 needed as many packs.
-_MAX_SECONDS = 1.0
+# Estimated seconds of a programme over all lengths of long rows above which a grid of lengths is used. At 2 s, 3,000
+# chats at 32,768 slots took 106 s in place of 6 s, with as many packs.
+_MAX_SECONDS = 0.75
 # Slots x depth up to which tables over all slots prove the prices of the grid.
 _MAX_TABLE = 1 << 20
 # Additions that proving the prices of the grid may take: some seconds.

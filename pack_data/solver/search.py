@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from fractions import Fraction
-from typing import NamedTuple, Optional
+from typing import List, NamedTuple, Optional
 
 import numpy as np
 
@@ -70,7 +70,7 @@ _SMALL_GAP_SHARE = 1e-4
 
 # Measured seconds of a programme per length that occurs, in short rows.
 _PROGRAMME_SECONDS_PER_LENGTH = 2e-4
-# Slots at which a programme takes 1.4 times as long as in short rows.
+# Slots at which a programme takes twice as long as in short rows.
 _PROGRAMME_SLOTS = 8192
 # Depth above which the tables of the programme are computed as products, of S^2 additions each.
 MAX_SINGLE_DEPTH = 64
@@ -80,6 +80,12 @@ _PRODUCT_SLOTS = 1024
 # number, and this multiple of the mean.
 _MIN_PROGRAMME_DEPTH = 16
 _PROGRAMME_DEPTH_IN_MEAN_PACKS = 4
+
+# ---- smaller limits on sequences per pack ----------------------------------------------------------------------------
+
+# Estimated seconds of a core for quick searches at those that are no powers of two. Without this limit, 100,000
+# windows of DNA at 131,072 slots took some 80 s in place of 7 s, with as many packs.
+_SECONDS_OF_SMALLER_DEPTHS = 0.5
 
 # ---- a depth that is chosen for the user -----------------------------------------------------------------------------
 
@@ -216,26 +222,28 @@ class ProvedPacks(NamedTuple):
         """Estimated seconds of a linear programme."""
         S = self.histogram.max_sequence_length
         seconds = (
-            _PROGRAMME_SECONDS_PER_LENGTH
-            * len(self.histogram.lengths)
-            * math.sqrt(1 + S / _PROGRAMME_SLOTS)
+            _PROGRAMME_SECONDS_PER_LENGTH * len(self.histogram.lengths) * (1 + S / _PROGRAMME_SLOTS)
         )
         if self.deepest > MAX_SINGLE_DEPTH:
             seconds *= math.hypot(1, S / _PRODUCT_SLOTS)
         return seconds
 
-    def smaller_depths(self) -> range:
+    def smaller_depths(self) -> List[int]:
         """Return the smaller limits that may lead to fewer packs, in descending order.
 
         Above twice the mean number of sequences per pack the limit hardly matters, so those limits are not tried. Below
-        the mean of these packs no packing has as few.
+        the mean of these packs no packing has as few. If a search takes long, the powers of two are tried alone, which
+        users choose most.
         """
         if self.gap <= 0:
-            return range(0)
+            return []
         sequences = self.histogram.sequences
         most = min(self.limits.depth - 1, 2 * math.ceil(sequences / self.lower_bound))
         fewest = math.ceil(sequences / (count_packs(self.packs) - 1))
-        return range(most, fewest - 1, -1)
+        seconds = 2 * len(self.packs) * SECONDS_PER_STRATEGY + self.lower_bound * SECONDS_PER_PACK
+        all_above = most - _SECONDS_OF_SMALLER_DEPTHS / seconds
+        depths = range(most, fewest - 1, -1)
+        return [depth for depth in depths if depth > all_above or depth & (depth - 1) == 0]
 
     def with_fewer(self, packs: Packs) -> ProvedPacks:
         """Return the same proof with these packs, if any, if they are fewer."""
@@ -313,7 +321,7 @@ def pack_quickly(histogram: LengthHistogram, limits: Limits) -> ProvedPacks:
         return best
 
     bound = best.lower_bound
-    if limits._binding:
+    if best._seats_are_scarce:
         packs = fill_seats(histogram.counts, limits.depth, bound, count_packs(best.packs))
         best = best.with_fewer(packs)
     # In short rows the programme leads further than all other steps: if it pays, they take no longer than it would.

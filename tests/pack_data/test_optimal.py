@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pack_data import optimal
@@ -61,6 +61,26 @@ def test_pairs_are_packed_at_a_bound_that_needs_no_programme(histogram):
 def test_a_larger_limit_never_gives_more_packs(histogram):
     packs = [optimal.pack(histogram, max_sequences_per_pack=depth).packs for depth in (2, 3, 4, 6, 8, 16, None)]
     assert packs == sorted(packs, reverse=True)
+
+
+@given(st.integers(0, 10_000), st.integers(60, 600), st.sampled_from([64, 1024, 8192]))
+@settings(max_examples=8)
+def test_a_larger_limit_never_gives_more_packs_of_sequences_like_proteins(seed, number, slots):
+    lengths = np.random.default_rng(seed).lognormal(np.log(0.28 * slots), 0.72, number)
+    histogram = LengthHistogram.from_lengths(np.clip(np.rint(lengths), 1, slots).astype(int), slots)
+    packs = [optimal.pack(histogram, max_sequences_per_pack=depth).packs for depth in (2, 3, 4, 5, 8, 16, None)]
+    assert packs == sorted(packs, reverse=True)
+
+
+def test_only_powers_of_two_are_tried_as_smaller_limits_where_a_search_takes_long():
+    for number in (50, 50_000):
+        lengths = np.arange(1, number + 1)
+        histogram = LengthHistogram.from_lengths(lengths, 5 * number)
+        alone = [((length,), 1) for length in lengths.tolist()]
+        found = pack_quickly(histogram, Limits.of(histogram, 26, None))._replace(packs=alone)
+        depths = found.smaller_depths()
+        assert {2, 4, 8, 16} <= set(depths)
+        assert (9 in depths) == (depths == list(range(18, 1, -1))) == (number == 50)
 
 
 def test_packs_of_a_smaller_limit_count_at_a_larger_one():
