@@ -189,14 +189,13 @@ def _choice_for(model: Any) -> Choice:
     return Choice(attention_of(model), "cu_seq_lens")
 
 
-def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Probed:
+def audit_batch(model: Any, inputs: Inputs) -> Probed:
     """Check that the examples of one batch get the same logits and gradients as alone.
 
     Args:
         model: As for `check_no_leak`.  A sharded model is not audited, because its ranks have different numbers of
             examples and would wait for one another.
         inputs: One row with labels and with position_ids that restart in each example.
-        forward: As for `check_no_leak`.
 
     Returns:
         The row, the dtype and the time of the audit.
@@ -213,7 +212,7 @@ def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Pr
     model_inputs = {name: value for name, value in inputs.items() if name != "num_items_in_batch"}
     examples = _split_row(model_inputs)
     with undisturbed(model), contextlib.ExitStack() as stack:
-        probe = _Probe(model, None, TrainingCalls(lambda _: model_inputs, forward))
+        probe = _Probe(model, None, TrainingCalls(lambda _: model_inputs, logits_of))
         if probe.dtype in _HALF_TYPES:
             stack.enter_context(in_dtype(model, torch.float32))
             probe = probe.for_current_dtype()

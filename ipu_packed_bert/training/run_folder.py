@@ -29,7 +29,6 @@ from ipu_packed_bert.run_files.folder import (
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.training.trackers import RUN_OF_MLFLOW
-from pack_data.cli.command import check_folder
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.files import locked
 from pack_data.store.data_set import MANIFEST, Manifest
@@ -39,7 +38,11 @@ def refuse_a_run_in(folder: Optional[str]) -> None:
     """Raise ValueError if a new run would overwrite another, or cannot be written to the directory."""
     if folder is None:
         return
-    check_folder("--out", folder, "a run")
+    for place in (Path(folder), *Path(folder).parents):
+        if place.exists() and not place.is_dir():
+            raise ValueError(
+                f"--out {folder}: {place} is a file, but a run is a directory; choose another name"
+            )
     if Path(folder, MANIFEST).exists():
         raise ValueError(f"--out {folder}: has a data set; choose another directory for the run")
     if Path(folder, LOG).exists():

@@ -74,12 +74,10 @@ class BadRecords:
         """Return the reason for a record of more than `longest` bytes."""
         return f"it is longer than {self.longest:,} bytes; raise --max-record-bytes if the memory suffices"
 
-    def short_lines(
-        self, file: Any, path: str, more: str = "", first: int = 1
-    ) -> Iterator[Tuple[Origin, Any]]:
+    def short_lines(self, file: Any, path: str, first: int = 1) -> Iterator[Tuple[Origin, Any]]:
         """Yield the lines of a text or binary file that are not blank; a line above `longest` bytes is a bad record.
 
-        `more` is added to the reason of that record.  `first` is the number of the first line.
+        `first` is the number of the first line.
         """
         for number in count(first):
             line = file.readline(self.longest + 1)
@@ -89,7 +87,7 @@ class BadRecords:
             if len(line) > self.longest and not _ends(line):
                 while line and not _ends(line):
                     line = file.readline(_CHUNK)
-                self.add(origin, self.too_long() + more)
+                self.add(origin, self.too_long())
             elif line.strip():
                 yield origin, line
 

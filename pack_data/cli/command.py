@@ -503,15 +503,6 @@ def check_page(
     require(option, "matplotlib", "jinja2")
 
 
-def check_folder(option: str, folder: Union[str, Path], what: str) -> None:
-    """Raise ValueError if a file is in the way of a directory; `what` needs the directory ("a run", for example)."""
-    for place in (Path(folder), *Path(folder).parents):
-        if place.exists() and not place.is_dir():
-            raise ValueError(
-                f"{option} {folder}: {place} is a file, but {what} is a directory; choose another name"
-            )
-
-
 # True inside commands and calls with progress=True; other library calls print nothing.
 _shows_progress = False
 

@@ -278,10 +278,8 @@ class Fields:
             return list(value)
         return self.list_of(key, Fields.integer, length=length, least=least, most=most)
 
-    def texts(
-        self, key: _Key, length: Optional[int] = None, *, printable: bool = False
-    ) -> List[str]:
-        return self.list_of(key, Fields.text, length=length, most=1 << 30, printable=printable)
+    def texts(self, key: _Key, length: Optional[int] = None) -> List[str]:
+        return self.list_of(key, Fields.text, length=length, most=1 << 30, printable=False)
 
     def values_of(
         self, key: _Key, take: Callable[..., _T], *inner: Any, **rule: Any
@@ -354,20 +352,15 @@ def packing_depth(value: Any) -> Optional[int]:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def read_object(
-    path: Union[str, os.PathLike], *, way_out: str, most_bytes: int = _MOST_JSON_BYTES
-) -> Fields:
+def read_object(path: Union[str, os.PathLike], *, way_out: str) -> Fields:
     """Read the fields of a JSON file that holds an object; raise ValueError, one line, for everything else."""
-    return Fields.of(read_json(path, way_out=way_out, most_bytes=most_bytes), path, way_out)
+    return Fields.of(read_json(path, way_out=way_out), path, way_out)
 
 
-def read_json(
-    path: Union[str, os.PathLike], *, way_out: str, most_bytes: int = _MOST_JSON_BYTES
-) -> Any:
+def read_json(path: Union[str, os.PathLike], *, way_out: str) -> Any:
     """Read a JSON file; raise ValueError, one line, if it cannot be read, is too large, or is not JSON."""
-    return parse_json(
-        read_regular(Path(path), way_out=way_out, most_bytes=most_bytes), path, way_out
-    )
+    data = read_regular(Path(path), way_out=way_out, most_bytes=_MOST_JSON_BYTES)
+    return parse_json(data, path, way_out)
 
 
 def parse_json(text: Union[str, bytes], source: Any, way_out: str) -> Any:

@@ -19,6 +19,7 @@ from pack_data.reading.fields import (
     shown,
     whole_number,
 )
+from pack_data.reading.files import read_regular
 from tests.refusals import refused
 
 WAY_OUT = "write it again"
@@ -168,7 +169,7 @@ def test_what_is_no_ordinary_file_is_refused_before_it_is_opened(tmp_path):
             read_json(path, way_out=WAY_OUT)
     (tmp_path / "large").write_bytes(b" " * 101)
     with pytest.raises(ValueError, match="more than 100 bytes"):
-        read_json(tmp_path / "large", way_out=WAY_OUT, most_bytes=100)
+        read_regular(tmp_path / "large", way_out=WAY_OUT, most_bytes=100)
 
 
 JSON_VALUES = st.recursive(
