@@ -338,7 +338,7 @@ class PretrainingSetup(BuiltData):
         )
         steps = max(1, round(size.sequences / config.expected_sequences_per_update(factor)))
         every = math.ceil(steps / size.points)
-        return replace(config, run=replace(config.run, steps=steps, evaluate_every=every))
+        return config.changed("run", steps=steps, evaluate_every=every)
 
     def _model(self, vocabulary: int) -> ModelConfig:
         if self.pretrained is not None:
@@ -412,7 +412,7 @@ class PretrainingSetup(BuiltData):
                     load_into(engine.model, weights)
                 engine.compile(change(batches.first()))
                 every = config.run.evaluate_every if folder is not None else 0
-                config = replace(config, run=replace(config.run, checkpoint_every=every))
+                config = config.changed("run", checkpoint_every=every)
                 steps = config.run.steps
                 end = train(config, engine, batches, log, folder, steps=steps, first_step=step)
                 # An interrupted run ends the experiment; its unfinished cell continues from the last checkpoint.

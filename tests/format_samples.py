@@ -8,6 +8,7 @@ import numpy as np
 from pack_data.cli.bad_records import Origin
 from pack_data.formats import bert_tfrecord
 from pack_data.formats.records import EXAMPLE_FIELDS, Record
+from pack_data.formats.source import open_source
 from pack_data.store.packs import FIELDS
 from pack_data.store.sequences import Example
 
@@ -217,3 +218,8 @@ def unframe(data):
         messages.append(data[12 : 12 + size])
         data = data[16 + size :]
     return messages
+
+
+def values(path, **options):
+    """The values that a file or directory is read as."""
+    return [record.value for record in open_source(path, **options).read()]

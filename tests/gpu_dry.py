@@ -165,8 +165,8 @@ def layout_configs() -> Dict[str, Config]:
             engine = {"precision": precision, "attention": attention}
             variants[f"{precision}, attention {attention}"] = change(TINY, engine=engine)
     half = {"precision": "bfloat16"}
-    variants["bfloat16, layers recomputed"] = change(TINY, engine={**half, "recompute_layers": True})
-    variants["bfloat16, deterministic"] = change(TINY, engine={**half, "deterministic": True})
+    variants["bfloat16, layers recomputed"] = TINY.changed("engine", **half, recompute_layers=True)
+    variants["bfloat16, deterministic"] = TINY.changed("engine", **half, deterministic=True)
     variants["bfloat16, attention dropout"] = change(TINY, engine=half, model={"attention_dropout": 0.1})
     variants["bfloat16, mean over sequences"] = change(TINY, engine=half, loss={"normalisation": "sequence"})
     variants["bfloat16, no next sentence"] = change(TINY, engine=half, loss={"next_sentence": False})

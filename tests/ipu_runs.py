@@ -10,6 +10,7 @@ from ipu_packed_bert.settings.schema import BatchConfig, DataConfig, EngineConfi
 from pack_data.store.packs import PackSchema
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
 from tests.tiny_runs import TINY
+from tests.update_batches import change
 
 SLOTS, VOCABULARY = 24, 62
 
@@ -41,12 +42,6 @@ def make_config(*, layers_per_ipu=(2,), replicas=1, accumulation=4, micro_batch=
         ),
     )
     return change(config, **sections)
-
-
-def change(config, **sections):
-    return dataclasses.replace(
-        config, **{name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
-    )
 
 
 def make_batch(config, *, depth=3, seed=0, shortest=3, longest=15):

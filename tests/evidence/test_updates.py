@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -90,10 +89,10 @@ def test_each_held_out_sequence_is_scored_as_an_evaluation_scores_it(setup, tmp_
     rows = run(setup, "packed", tmp_path / "run")
     config = setup.config("packed", seed=1)
     with setup.store("held_out") as store:
-        task = Pretraining(replace(config, data=replace(config.data, max_sequences_per_pack=1)), store.schema)
+        task = Pretraining(config.changed("data", max_sequences_per_pack=1), store.schema)
         engine = HostEngine(config, task, packing_factor=1.0)
         engine.load_state(packed_runs.load_newest(tmp_path / "run").engine)
-        layout = task.layout(replace(config, optimizer=replace(config.optimizer, packing_adjustment="none")), 1.0)
+        layout = task.layout(config.changed("optimizer", packing_adjustment="none"), 1.0)
         found = task.evaluate(engine, in_order(StoredPacks(store), layout))
     for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"):
         assert rows[-1][name] == pytest.approx(found.metrics[name], abs=2e-6)

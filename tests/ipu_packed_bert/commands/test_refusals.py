@@ -16,7 +16,6 @@ from ipu_packed_bert.training.examples import load_weights
 from tests.pretraining import host_engine
 from tests.refusals import refusal_of, refused
 from tests.tiny_runs import TINY
-from tests.update_batches import change
 
 CONFIG = Config(model=TINY)
 
@@ -80,7 +79,7 @@ def test_engines(monkeypatch):
         Engine.predict(engine, {})
     with refused("not of the compiler", kind=RuntimeError), host._naming_compiler():
         raise RuntimeError("not of the compiler")
-    both = change(CONFIG, engine={"compile": True, "recompute_layers": True})
+    both = CONFIG.changed("engine", compile=True, recompute_layers=True)
     monkeypatch.delattr(torch, "compiler", raising=False)
     with refused("engine.recompute_layers", "engine.compile", torch.__version__):
         host_engine(both)

@@ -191,7 +191,7 @@ def test_a_missing_data_set_is_built_with_its_held_out_side(corpus, tmp_path):
     assert evaluation.folder == held_out_folder(store.folder)
     assert not overlap(store.manifest.made_with, evaluation.manifest.made_with)
     assert store.manifest.made_with["documents"] + evaluation.manifest.made_with["documents"] == 20
-    assert open_evaluation(replace(config, run=replace(config.run, evaluate_every=0)), store.manifest) is None
+    assert open_evaluation(config.changed("run", evaluate_every=0), store.manifest) is None
     # The line to type that a refusal prints builds exactly this.
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert run_main(build_main, config.build_line().partition(" build ")[2].split() + ["--workers", "1"]) == 0

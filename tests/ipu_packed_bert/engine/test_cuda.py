@@ -56,7 +56,7 @@ def batch(depth=DEPTH, seed=0, sequences=20, rows=ROWS):
 
 
 def engine(config=CONFIG, device=DEVICE, **settings):
-    return host_engine(change(config, engine={**settings, "device": device}) if settings else config, device=device)
+    return host_engine(config.changed("engine", **settings, device=device) if settings else config, device=device)
 
 
 def gradient(made, update):
@@ -82,7 +82,7 @@ def half_types():
 
 def test_packed_equals_unpacked_in_float32_and_equals_the_cpu():
     loss, packed = gradient(engine(), batch())
-    loss_alone, unpacked = gradient(engine(change(CONFIG, data={"max_sequences_per_pack": 1})), batch(depth=1))
+    loss_alone, unpacked = gradient(engine(CONFIG.changed("data", max_sequences_per_pack=1)), batch(depth=1))
     loss_cpu, cpu = gradient(engine(device="cpu", deterministic=False), batch())
     assert loss == pytest.approx(loss_alone, rel=2e-5) and loss == pytest.approx(loss_cpu, rel=2e-5)
     assert apart(packed, unpacked) < 5e-5 and apart(packed, cpu) < 5e-5
@@ -91,7 +91,7 @@ def test_packed_equals_unpacked_in_float32_and_equals_the_cpu():
 @pytest.mark.parametrize("attention", ["auto", "sdpa", "eager", "varlen"])
 def test_in_bfloat16_packing_adds_no_more_rounding_than_unpacked_rows_have(attention):
     half_types()
-    alone = change(CONFIG, data={"max_sequences_per_pack": 1})
+    alone = CONFIG.changed("data", max_sequences_per_pack=1)
     _, exact = gradient(engine(), batch())
     _, unpacked = gradient(engine(alone, precision="bfloat16", attention="sdpa"), batch(depth=1))
     _, packed = gradient(engine(precision="bfloat16", attention=attention), batch())
@@ -118,7 +118,7 @@ def test_the_variable_length_kernel_is_taken_and_is_the_mask():
 
 def test_attention_dropout_falls_back_and_says_so():
     half_types()
-    made = engine(change(CONFIG, model={"attention_dropout": 0.1}), precision="bfloat16")
+    made = engine(CONFIG.changed("model", attention_dropout=0.1), precision="bfloat16")
     assert "sdpa attention" in made.description and "attention dropout" in made.description
     assert np.isfinite(made.step(batch(), 1e-3).loss)
 
@@ -229,7 +229,7 @@ def test_recomputed_layers_have_the_same_bits_and_take_less_memory():
     config = change(CONFIG, model={"hidden_dropout": 0.1, "num_layers": 12}, batch={"micro_batch": rows})
     update = batch(sequences=60, rows=rows)
     kept, weights = peak(config, update)
-    recomputed, same = peak(change(config, engine={"recompute_layers": True}), update)
+    recomputed, same = peak(config.changed("engine", recompute_layers=True), update)
     assert same_bits(weights, same)
     assert recomputed < 0.6 * kept
 
@@ -246,7 +246,7 @@ def test_tf32_rounds_the_factors_of_products_and_float32_does_not():
 
 @pytest.mark.parametrize("name", ["lamb", "adamw"])
 def test_the_optimiser_s_step_is_the_cpu_s(name):
-    config = change(CONFIG, optimizer={"name": name})
+    config = CONFIG.changed("optimizer", name=name)
     ends = []
     for device in (DEVICE, "cpu"):
         network = initial_network(config)

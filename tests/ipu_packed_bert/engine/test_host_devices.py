@@ -33,7 +33,7 @@ def kernel(monkeypatch):
 
 
 def engine(**settings):
-    return change(Config(model=TINY), engine={"kind": "host", **settings}).engine
+    return Config(model=TINY).changed("engine", kind="host", **settings).engine
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -82,7 +82,7 @@ def test_a_precision_that_the_device_lacks_is_refused(precision, capability, lac
 
 def test_the_engine_refuses_it_before_it_builds_a_network():
     with pytest.raises(ValueError, match="tf32"):
-        host_engine(change(Config(model=TINY), engine={"precision": "tf32"}), device="cpu")
+        host_engine(Config(model=TINY).changed("engine", precision="tf32"), device="cpu")
 
 
 @pytest.mark.parametrize("command", ["pretrain", "finetune"])

@@ -42,7 +42,7 @@ def test_packed_and_unpacked_runs_stay_together(name, normalisation):
     config = change(CONFIG, optimizer={"name": name}, loss={"normalisation": normalisation})
     ends, losses = [], []
     for depth, micro_batch in ((1, 4), (3, 2)):
-        engine = host_engine(change(config, batch={"micro_batch": micro_batch}), packing_factor=1.0, device="cpu")
+        engine = host_engine(config.changed("batch", micro_batch=micro_batch), packing_factor=1.0, device="cpu")
         batches = make_batches(3, depth=depth, micro_batch=micro_batch, normalisation=normalisation)
         # A higher rate amplifies the rounding of gradients that are zero, such as those of key biases.
         results = [engine.step(batch, 5e-3) for batch in batches]
@@ -56,7 +56,7 @@ def test_packed_and_unpacked_runs_stay_together(name, normalisation):
 
 def test_a_step_is_what_it_says():
     batch = make_batches(1, depth=3, micro_batch=2)[0]
-    engine = host_engine(change(CONFIG, engine={"attention": "eager"}), packing_factor=1.0, device="cpu")
+    engine = host_engine(CONFIG.changed("engine", attention="eager"), packing_factor=1.0, device="cpu")
     model = initial_network(CONFIG)
     optimizer = build_optimizer(model, CONFIG.optimizer, betas=(0.9, 0.999), in_pieces=True)
     number = len(batch["input_ids"]) // 2
@@ -89,7 +89,7 @@ def test_the_cut_into_micro_batches_does_not_matter():
         batch = make_batches(1, depth=3, micro_batch=4)[0]
         number = len(batch["input_ids"]) // micro_batch
         batch = with_scales(batch, micro_batches=number, normalisation="token")
-        engine = host_engine(change(CONFIG, batch={"micro_batch": micro_batch}), packing_factor=1.0, device="cpu")
+        engine = host_engine(CONFIG.changed("batch", micro_batch=micro_batch), packing_factor=1.0, device="cpu")
         engine.step(batch, 1e-2)
         ends.append(weights(engine))
     assert_same(found=ends[0], expected=ends[1], dtype=torch.float32)
@@ -97,7 +97,7 @@ def test_the_cut_into_micro_batches_does_not_matter():
 
 
 def test_continuation_is_bit_identical_with_dropout():
-    config = change(CONFIG, model={"hidden_dropout": 0.2, "attention_dropout": 0.1})
+    config = CONFIG.changed("model", hidden_dropout=0.2, attention_dropout=0.1)
     batches = make_batches(4, depth=3, micro_batch=2)
     straight = host_engine(config, packing_factor=1.0, device="cpu")
     results = [straight.step(batch, 1e-2) for batch in batches]
@@ -116,7 +116,7 @@ def test_continuation_is_bit_identical_with_dropout():
     assert same_bits(weights(second), weights(straight))
 
     # Dropout really draws: another seed gives another loss.
-    other = host_engine(change(config, run={"seed": 6}), packing_factor=1.0, device="cpu")
+    other = host_engine(config.changed("run", seed=6), packing_factor=1.0, device="cpu")
     other.load_state(state)
     assert other.step(batches[2], 1e-2).loss != results[2].loss
 
@@ -126,7 +126,7 @@ def test_the_process_random_stream_is_left_alone():
     torch.manual_seed(9)
     expected = torch.rand(3)
     torch.manual_seed(9)
-    engine = host_engine(change(CONFIG, model={"hidden_dropout": 0.2}), packing_factor=1.0, device="cpu")
+    engine = host_engine(CONFIG.changed("model", hidden_dropout=0.2), packing_factor=1.0, device="cpu")
     engine.compile(batch)
     engine.step(batch, 1e-2)
     assert torch.equal(torch.rand(3), expected)
@@ -134,7 +134,7 @@ def test_the_process_random_stream_is_left_alone():
 
 def test_compile_and_evaluate_change_nothing():
     batch = make_batches(1, depth=3, micro_batch=2)[0]
-    config = change(CONFIG, model={"hidden_dropout": 0.2})
+    config = CONFIG.changed("model", hidden_dropout=0.2)
     prepared, fresh = (host_engine(config, packing_factor=1.0, device="cpu") for _ in range(2))
     prepared.compile(batch)
     losses = [prepared.evaluate(batch).loss for _ in range(2)]
@@ -156,8 +156,8 @@ def test_one_program_serves_all_batches():
 def test_compiled_it_is_as_many_graphs_for_each_mode_whatever_its_layers(layers, monkeypatch):
     """Captured without breaks, and not again for other data; by a backend that runs the graph as it is."""
     graphs = count_graphs(monkeypatch)
-    config = change(CONFIG, model={"num_layers": layers})
-    compiled = host_engine(change(config, engine={"compile": True}), packing_factor=1.0, device="cpu")
+    config = CONFIG.changed("model", num_layers=layers)
+    compiled = host_engine(config.changed("engine", compile=True), packing_factor=1.0, device="cpu")
     plain = host_engine(config, packing_factor=1.0, device="cpu")
     batches = make_batches(2, depth=3, micro_batch=2)
     compiled.compile(batches[0])
@@ -169,18 +169,18 @@ def test_compiled_it_is_as_many_graphs_for_each_mode_whatever_its_layers(layers,
     assert set(compiled.state()["model"]) == set(plain.state()["model"])
     count_graphs(monkeypatch, "no_compiler_here")
     with refused("engine.compile is true, but torch cannot compile here .*--set engine.compile=false"):
-        host_engine(change(CONFIG, engine={"compile": True}), packing_factor=1.0, device="cpu").compile(batches[0])
+        host_engine(CONFIG.changed("engine", compile=True), packing_factor=1.0, device="cpu").compile(batches[0])
 
 
 def test_packing_adjusts_the_betas_where_configured():
-    config = change(CONFIG, optimizer={"packing_adjustment": "betas"})
+    config = CONFIG.changed("optimizer", packing_adjustment="betas")
     engine = host_engine(config, packing_factor=2.0, device="cpu")
     assert engine.optimizer.param_groups[0]["betas"] == (0.9**2, 0.999**2)
 
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_gradients_change_nothing_and_have_no_dropout_unless_asked(alone):
-    dropout = change(CONFIG, model={"hidden_dropout": 0.2})
+    dropout = CONFIG.changed("model", hidden_dropout=0.2)
     (batch,) = make_batches(1, depth=1 if alone else 3, micro_batch=2)
     engine, fresh, without = (host_engine(config, device="cpu") for config in (dropout, dropout, CONFIG))
     expected = without.gradients(batch)
@@ -195,7 +195,7 @@ def test_gradients_change_nothing_and_have_no_dropout_unless_asked(alone):
 
 
 def test_gradients_are_accumulated_with_dropout_unless_asked():
-    config = change(CONFIG, model={"hidden_dropout": 0.5})
+    config = CONFIG.changed("model", hidden_dropout=0.5)
     batch = make_batches(1, depth=3, micro_batch=2)[0]
     losses = {}
     for name, options in (("default", {}), ("with", {"dropout": True}), ("without", {"dropout": False})):
@@ -207,7 +207,7 @@ def test_gradients_are_accumulated_with_dropout_unless_asked():
 def test_an_empty_batch_moves_nothing_but_decay():
     batch = lay_out([[], []], [], slots=SLOTS, depth=3, predictions=7)
     batch = with_scales(batch, micro_batches=1, normalisation="sequence")
-    engine = host_engine(change(CONFIG, optimizer={"weight_decay": 0.0}), packing_factor=1.0, device="cpu")
+    engine = host_engine(CONFIG.changed("optimizer", weight_decay=0.0), packing_factor=1.0, device="cpu")
     before = weights(engine)
     result = engine.step(batch, 1e-2)
     assert (result.loss, result.metrics["mlm_accuracy"], result.metrics["nsp_accuracy"]) == (0.0, 0.0, 0.0)
@@ -218,7 +218,7 @@ def test_training_learns_in_both_precisions():
     batch = make_batches(1, depth=3, micro_batch=2)[0]
     ends = {}
     for precision in ("float32", "bfloat16"):
-        engine = host_engine(change(CONFIG, engine={"precision": precision}), packing_factor=1.0, device="cpu")
+        engine = host_engine(CONFIG.changed("engine", precision=precision), packing_factor=1.0, device="cpu")
         losses = [engine.step(batch, 2e-2).loss for _ in range(12)]
         assert losses[-1] < 0.7 * losses[0]
         ends[precision] = losses[0]
@@ -228,7 +228,7 @@ def test_training_learns_in_both_precisions():
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_in_bfloat16_the_mask_is_made_once_and_changes_no_bit(attention):
-    config = change(CONFIG, engine={"precision": "bfloat16", "attention": attention})
+    config = CONFIG.changed("engine", precision="bfloat16", attention=attention)
     batch = make_batches(1, depth=3, micro_batch=2)[0]
     engines = [host_engine(config, packing_factor=1.0, device="cpu") for _ in range(2)]
     numbers = torch.from_numpy(batch["input_mask"])
@@ -240,7 +240,7 @@ def test_in_bfloat16_the_mask_is_made_once_and_changes_no_bit(attention):
 
 def test_attention_chosen_for_the_machine():
     cpu = torch.device("cpu")
-    half = change(CONFIG, engine={"precision": "bfloat16"})
+    half = CONFIG.changed("engine", precision="bfloat16")
 
     def attention(config):
         return pick_attention(config, Pretraining(config), cpu)
@@ -251,10 +251,10 @@ def test_attention_chosen_for_the_machine():
     dropout = {"model": {"attention_dropout": 0.1}}
     assert attention(CONFIG) == within("sdpa")
     assert attention(half) == attention(change(CONFIG, **dropout)) == within("eager")
-    assert attention(change(half, engine={"attention": "sdpa"})) == Attention("sdpa")
-    compiled = change(CONFIG, engine={"compile": True})  # one shape for all batches
+    assert attention(half.changed("engine", attention="sdpa")) == Attention("sdpa")
+    compiled = CONFIG.changed("engine", compile=True)  # one shape for all batches
     assert attention(compiled) == Attention("sdpa") and attention(change(compiled, **dropout)) == Attention("eager")
-    assert attention(change(CONFIG, data={"max_sequences_per_pack": None})) == within("sdpa")
+    assert attention(CONFIG.changed("data", max_sequences_per_pack=None)) == within("sdpa")
 
 
 def test_what_is_refused():
@@ -285,7 +285,7 @@ def test_too_little_memory_names_the_settings_that_decide_it(monkeypatch):
 
 
 def test_without_next_sentence_prediction():
-    config = change(CONFIG, loss={"next_sentence": False})
+    config = CONFIG.changed("loss", next_sentence=False)
     engine = host_engine(config, packing_factor=1.0, device="cpu")
     result = engine.step(make_batches(1, depth=3, micro_batch=2)[0], 1e-2)
     assert list(result.metrics) == ["loss", "mlm_loss", "mlm_accuracy"] and result.loss == result.metrics["mlm_loss"]

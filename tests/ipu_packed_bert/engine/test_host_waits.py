@@ -11,7 +11,7 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import BatchConfig
 from tests.pretraining import host_engine
 from tests.tiny_runs import TINY
-from tests.update_batches import change, make_batches
+from tests.update_batches import make_batches
 
 CONFIG = Config(
     model=dataclasses.replace(TINY, hidden_dropout=0.1), batch=BatchConfig(micro_batch=2, gradient_accumulation=4)
@@ -23,7 +23,7 @@ CONFIG = Config(
 def test_an_update_waits_for_the_device_once(attention, monkeypatch):
     """On torch's device `meta` no tensor has values, so that whatever reads one raises, but for the one counted."""
     batch = make_batches(1, depth=3, micro_batch=2)[0]
-    engine = host_engine(change(CONFIG, engine={"attention": attention}), device="meta")
+    engine = host_engine(CONFIG.changed("engine", attention=attention), device="meta")
     waits = []
 
     def tolist(tensor):
@@ -53,7 +53,7 @@ class _Casts(TorchDispatchMode):
 
 def test_a_weight_is_cast_once_an_update():
     batch = make_batches(1, depth=3, micro_batch=2)[0]
-    engine = host_engine(change(CONFIG, engine={"precision": "bfloat16"}), device="cpu")
+    engine = host_engine(CONFIG.changed("engine", precision="bfloat16"), device="cpu")
     dense = engine.model.bert.encoder.layer[0].intermediate.dense
     for _ in range(2):  # the second update casts what the first one changed
         before = dense.weight.detach().clone()

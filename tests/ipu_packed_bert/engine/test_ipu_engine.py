@@ -29,12 +29,13 @@ from pack_data.store.data_set import PackStore
 from pack_data.store.packs import PackSchema
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed
-from tests.ipu_runs import SLOTS, change, make_batch, make_config, schema, weights_of
+from tests.ipu_runs import SLOTS, make_batch, make_config, schema, weights_of
 from tests.pretraining import global_batches, host_engine, initial_network, ipu_engine, placed
 from tests.refusals import refused
 from tests.tiers import slow
 from tests.tiny_runs import held_out_of, tiny_config, tiny_data
 from tests.tolerances import relative_error
+from tests.update_batches import change
 
 RATES = (0.01, 0.02, 0.005)
 
@@ -341,7 +342,7 @@ def test_state_is_plain_and_survives_saving(sdk, tmp_path):
 
 def test_a_state_of_another_model_is_refused(sdk):
     config = make_config()
-    other = host_engine(change(config, model={"hidden_size": 32}), packing_factor=1.0).state()
+    other = host_engine(config.changed("model", hidden_size=32), packing_factor=1.0).state()
     engine = make_engine(sdk, config)
     with pytest.raises(ValueError, match="load it into the model from which it was saved"):
         engine.load_state(other)
@@ -575,7 +576,7 @@ def test_a_broken_sdk_is_one_line(tmp_path, monkeypatch, fault, complaint):
     with refused(complaint) as error:
         choose_engine(make_config())
     assert "Poplar SDK" in str(error.value)
-    assert choose_engine(change(make_config(), engine={"kind": "auto"})).kind == "host"
+    assert choose_engine(make_config().changed("engine", kind="auto")).kind == "host"
 
 
 def test_hardware_is_found_and_named(sdk):
@@ -611,7 +612,7 @@ def test_fewer_ipus_than_asked_for(name, kind, ipus, way_out):
 
 def test_a_program_has_at_most_64_ipus():
     config = load_config("configs/packed_phase2_pod64.yml", ["engine.kind=ipu"])
-    larger = change(config, placement={"replicas": 64})
+    larger = config.changed("placement", replicas=64)
     assert larger.ipus == 256 and not cross_check(larger)
     with installed(ipus=256) as sdk:
         sdk[0].devices.refuse_too_many(config, 16)
@@ -638,7 +639,7 @@ def test_fewer_ipus_than_replicas(attached):
         )
         assert choose_engine(fitting).hardware and not cross_check(fitting)
         assert fitting.packs_per_update(1.0) == config.packs_per_update(1.0)
-        assert not choose_engine(change(config, engine={"ipu_model": True})).hardware
+        assert not choose_engine(config.changed("engine", ipu_model=True)).hardware
 
 
 @pytest.mark.parametrize(
@@ -660,7 +661,7 @@ def test_the_simulated_devices_of_the_environment(sdk, variables, named, monkeyp
 def test_the_ipu_model_on_request(sdk, how, monkeypatch):
     config = make_config()
     if how == "configuration":
-        config = change(config, engine={"ipu_model": True})
+        config = config.changed("engine", ipu_model=True)
     else:
         monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
     assert choose_engine(config).kind == "ipu_model"
@@ -696,14 +697,14 @@ def export(tmp_path, **sections):
     config = make_config(**sections, engine={"offline_export": file, "log_cycles": False})
     with installed(ipus=0) as sdk:
         make_engine(sdk, config).compile(make_batch(config))
-    return file, change(config, engine={"offline_export": None, "executable": file})
+    return file, config.changed("engine", offline_export=None, executable=file)
 
 
 def test_an_executable_makes_the_updates_of_a_compiled_program(tmp_path):
     file, config = export(tmp_path, accumulation=2, micro_batch=1)
     states = []
     with installed(ipus=16) as sdk:
-        for each in (config, change(config, engine={"executable": None})):
+        for each in (config, config.changed("engine", executable=None)):
             machine.reset(16)
             engine = make_engine(sdk, each)
             engine.compile(make_batch(config))
@@ -762,7 +763,7 @@ def test_an_executable_that_does_not_fit_is_one_line(tmp_path, damage):
     elif damage == "format":
         note["format"] = 2
     elif damage == "another note":  # PopTorch itself refuses it
-        config = change(config, engine={"half_partials": False})
+        config = config.changed("engine", half_partials=False)
         note["compiled_for"]["engine.half_partials"] = False
     Path(file + ".json").write_text("{" if damage == "no JSON" else json.dumps(note))
     if damage == "no note":
@@ -813,7 +814,7 @@ def test_a_program_for_published_lengths():
     config = load_config("configs/packed_phase2_pod16.yml", ["data.packer=spfhp"])
     manifest = SimpleNamespace(packing_factor=1.806, made_with={"sources": [("embedded", 1)]})
     assert pretraining._factor_of_program(config, manifest, None).value == 1.806
-    exported = change(config, engine={"offline_export": "x.poptorch"})
+    exported = config.changed("engine", offline_export="x.poptorch")
     published = pretraining._factor_of_program(exported, manifest, None)
     assert "published histogram wikipedia_512" in published.source and published.value == pytest.approx(1.790005)
     assert (

@@ -38,7 +38,7 @@ from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from tests.fakes import poptorch as stand_in
 from tests.fakes.lowering import API
 from tests.fakes.sdk import installed
-from tests.ipu_runs import change, make_batch, make_config, plain, schema, weights_of
+from tests.ipu_runs import make_batch, make_config, plain, schema, weights_of
 from tests.pretraining import host_engine, ipu_engine
 from tests.tiers import slow
 from tests.tiny_runs import tiny_config, tiny_data
@@ -78,10 +78,10 @@ class Tier(NamedTuple):
     def placed(self, config):
         """The configuration for the IPUs that are there, else for the IPU Model."""
         if self.ipus(config.ipus):
-            return change(config, engine={"ipu_model": False, "log_cycles": True})
+            return config.changed("engine", ipu_model=False, log_cycles=True)
         if config.placement.replicas > 1:
             pytest.skip(f"needs {config.ipus} IPUs: the IPU Model has one replica")
-        return change(config, engine={"ipu_model": True, "log_cycles": False})
+        return config.changed("engine", ipu_model=True, log_cycles=False)
 
     def tolerance(self, config) -> Tolerance:
         return TOLERANCES[self.real, config.engine.half_weights]
@@ -241,12 +241,12 @@ def test_a_program_compiled_without_a_device(tier, tmp_path, monkeypatch):
     file = str(tmp_path / "program.poptorch")
     config = make_config(layers_per_ipu=(0, 1, 1, 1), accumulation=9, micro_batch=1, engine={"log_cycles": False})
     batch = make_batch(config)
-    with tier.engine(change(config, engine={"offline_export": file})) as offline:
+    with tier.engine(config.changed("engine", offline_export=file)) as offline:
         offline.compile(batch)
     assert os.path.getsize(file) > 0 and json.loads((tmp_path / "program.poptorch.json").read_text())["compiled_for"]
     if not tier.ipus(config.ipus):
         pytest.skip(f"compiled; needs {config.ipus} IPUs to run")
-    loaded = change(config, engine={"executable": file})
+    loaded = config.changed("engine", executable=file)
     with tier.engine(loaded) as engine:
         same_update(tier, loaded, engine, host_engine(config, packing_factor=1.0), batch)
 

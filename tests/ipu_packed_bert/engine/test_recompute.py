@@ -9,22 +9,21 @@ from tests.graphs import count_graphs, graphs_of
 from tests.pretraining import host_engine
 from tests.refusals import refused
 from tests.tiny_runs import TINY
-from tests.update_batches import change, make_batches
+from tests.update_batches import make_batches
 
-CONFIG = change(
-    Config(model=TINY, batch=BatchConfig(micro_batch=2)),
-    model={"hidden_dropout": 0.2, "attention_dropout": 0.1, "num_layers": 3},
+CONFIG = Config(model=TINY, batch=BatchConfig(micro_batch=2)).changed(
+    "model", hidden_dropout=0.2, attention_dropout=0.1, num_layers=3
 )
 
 
 def recomputing(config: Config, value: bool) -> Config:
-    return change(config, engine={"recompute_layers": value})
+    return config.changed("engine", recompute_layers=value)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_it_changes_no_bit(attention, precision):
-    config = change(CONFIG, engine={"attention": attention, "precision": precision})
+    config = CONFIG.changed("engine", attention=attention, precision=precision)
     batches = make_batches(3, depth=3, micro_batch=2)
     ends = []
     for value in (False, True):
@@ -81,8 +80,8 @@ def test_on_ipus_it_is_the_default_and_on_the_host_it_is_not():
 def test_compiled_it_has_no_more_graphs(monkeypatch):
     """Without dropout, whose compiled kernels draw other numbers."""
     graphs = count_graphs(monkeypatch, "aot_eager")
-    config = change(CONFIG, model={"hidden_dropout": 0.0, "attention_dropout": 0.0, "num_layers": 2})
-    compiled = change(recomputing(config, True), engine={"compile": True})
+    config = CONFIG.changed("model", hidden_dropout=0.0, attention_dropout=0.0, num_layers=2)
+    compiled = recomputing(config, True).changed("engine", compile=True)
     if not hasattr(torch, "compiler"):
         with refused("engine.compile"):
             host_engine(compiled, device="cpu")

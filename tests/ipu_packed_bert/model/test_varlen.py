@@ -237,7 +237,7 @@ def test_compiled_with_the_kernel_the_graphs_serve_all_boundaries(kernel, monkey
     batches = [{name: values[:3] for name, values in batch.items()} for batch in batches]
     assert not np.array_equal(batches[0]["input_mask"], batches[1]["input_mask"])
     one_layer = replace(config(), model=replace(MODEL, num_layers=1, hidden_size=16))
-    half = replace(one_layer, engine=replace(one_layer.engine, precision="bfloat16", compile=True))
+    half = one_layer.changed("engine", precision="bfloat16", compile=True)
     dense, engine = host_engine(one_layer), host_engine(half)
     attend_within_sequences(engine.model, sequences=DEPTH, kernel=True)
     for batch in batches:

@@ -12,7 +12,7 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.placement import Block
 from ipu_packed_bert.settings.schema import BatchConfig, ModelConfig
 from tests.ipu_packed_bert.engine.test_recompute import kept
-from tests.update_batches import SLOTS, change
+from tests.update_batches import SLOTS
 
 MODEL = ModelConfig(61, 64, 2, 4, 256, SLOTS, hidden_dropout=0.0)
 
@@ -22,7 +22,7 @@ def test_a_layer_keeps_what_is_computed(attention):
     """float32, no dropout; sums of attention and LayerNorm's means are not counted, and a kernel may copy less."""
     more = dataclasses.replace(MODEL, num_layers=5)
     configs = [Config(model=model, batch=BatchConfig(micro_batch=2)) for model in (MODEL, more)]
-    few, many = (kept(change(config, engine={"attention": attention})) for config in configs)
+    few, many = (kept(config.changed("engine", attention=attention)) for config in configs)
     found = (many - few) / 3 / (2 * SLOTS)
     computed = _layer_bytes(MODEL, slots=SLOTS, half=False, eager=attention == "eager")
     assert 0.9 * computed < found < 1.1 * computed
@@ -33,12 +33,12 @@ def test_by_hand_in_bfloat16():
     model = ModelConfig(100, 4, 3, 2, 8, 16, hidden_dropout=0.1)
     layer = 3 * 8 + 3 * 8 + 2 * 8 + 2 * 16 + 8 + 2 * 16 + 2 * 4
     assert _layer_bytes(model, slots=16, half=True) == layer
-    config = change(Config(model=model, batch=BatchConfig(micro_batch=5)), engine={"precision": "bfloat16"})
+    config = Config(model=model, batch=BatchConfig(micro_batch=5)).changed("engine", precision="bfloat16")
     needs = host_memory(config, model, parameters=1000, slots=16, predictions=7)
     assert needs.held == 18000 and needs.update == 8000
     assert needs.activations == 5 * (16 * 3 * layer + 7 * 100 * 16)
     assert needs.most == 18000 + needs.activations
-    config = change(config, engine={"recompute_layers": True})
+    config = config.changed("engine", recompute_layers=True)
     needs = host_memory(config, model, parameters=1000, slots=16, predictions=7)
     assert needs.activations == 5 * (16 * (3 * 16 + layer) + 7 * 100 * 16)
 
@@ -46,8 +46,8 @@ def test_by_hand_in_bfloat16():
 @pytest.mark.parametrize("device, expected", [("cpu", True), ("auto", True), ("cuda", False)])
 def test_the_plan_of_a_cpu_counts_torch_itself(device, expected):
     """BERT-base, two rows: 2,945 and 3,024 MiB were measured (ru_maxrss), buffers returned and kept."""
-    config = change(Config(model=ModelConfig(), batch=BatchConfig(micro_batch=2)), engine={"device": device})
-    config = change(config, engine={"kind": "host"})
+    config = Config(model=ModelConfig(), batch=BatchConfig(micro_batch=2)).changed("engine", device=device)
+    config = config.changed("engine", kind="host")
     text = "\n".join(_lines(plan(config, packing_factor=1.996)))
     assert ("a process on a CPU" in text) == expected
     if expected:

@@ -11,14 +11,10 @@ h5py = pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
 from pack_data.formats import hdf5
 from pack_data.formats.records import RowWidths
 from pack_data.formats.source import open_source
-from tests.format_samples import example, mlperf_row, random_examples, write_hdf5
+from tests.format_samples import example, mlperf_row, random_examples, values, write_hdf5
 from tests.refusals import refused
 
 S, P = 24, 4
-
-
-def values(path, **options):
-    return [record.value for record in open_source(path, **options).read()]
 
 
 def test_unpacked_rows_become_examples(tmp_path):

@@ -11,13 +11,9 @@ from pack_data.formats.records import EXAMPLE_FIELDS
 from pack_data.formats.source import open_source
 from pack_data.store.packs import FIELDS
 from pack_data.text.corpus import documents
-from tests.format_samples import records
+from tests.format_samples import records, values
 from tests.refusals import refused
 from tests.token_sequences import random_sequences
-
-
-def values(path, **options):
-    return [record.value for record in open_source(path, **options).read()]
 
 
 def plain(value):

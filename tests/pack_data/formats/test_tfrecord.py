@@ -30,6 +30,7 @@ from tests.format_samples import (
     records,
     tf_example,
     unframe,
+    values,
     write_mlperf,
     write_packed,
 )
@@ -41,10 +42,6 @@ S, P, D = 24, 4, 3
 def write(path, *messages):
     path.write_bytes(b"".join(frame(message) for message in messages))
     return str(path)
-
-
-def values(path, **options):
-    return [record.value for record in open_source(path, **options).read()]
 
 
 # ---- frames ------------------------------------------------------------------------------------------------------
