@@ -7,13 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
 from pack_data.display.picture import Axis, Bars, Line, Lines, Series, drawing
+from tests.imports import ROOT
 from tests.pages import Browser
 from tests.tiny_runs import tiny_data
 
@@ -136,7 +136,7 @@ def page(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     path = folder / "page.html"
     command = [sys.executable, "-m", "ipu_packed_bert", *PAGES[request.param](folder), "--html", path]
-    subprocess.run(list(map(str, command)), check=True, cwd=Path(__file__).parents[1])
+    subprocess.run(list(map(str, command)), check=True, cwd=ROOT)
     return path
 
 

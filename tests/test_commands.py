@@ -8,15 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from ipu_packed_bert.__main__ import main
 from pack_data.store.data_set import PackStore
+from tests.imports import ROOT
 from tests.pack_data.text_corpus import write_corpus
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def git(*arguments, **options):

@@ -7,15 +7,14 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from evidence import __main__ as evidence
 from ipu_packed_bert import __main__ as packed_bert
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
+from tests.imports import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location("run_blocks", ROOT / "docs" / "run_blocks.py")
 run_blocks = importlib.util.module_from_spec(spec)
 sys.modules["run_blocks"] = run_blocks

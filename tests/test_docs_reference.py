@@ -15,9 +15,8 @@ import yaml
 
 from ipu_packed_bert.settings.declare import declared, setting
 from pack_data.packers import PACKERS
-from tests.imports import SOURCES
+from tests.imports import ROOT, SOURCES
 
-ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
 reference = importlib.util.module_from_spec(spec)
 sys.modules["reference"] = reference

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.imports import ROOT
 from tests.pack_data.text_corpus import write_corpus
 from tests.tiers import slow
 
-ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 NEEDS = {"plain_loop": ["transformers"], "hf_trainer": ["accelerate", "datasets"], "trl_sft": ["trl"]}
 LONG = ("tiny", "mean_task", "encoder_on_cpu")  # a page runs mean_task

@@ -6,12 +6,12 @@ import inspect
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.imports import ROOT
+
 PUBLIC = {
     "pack_data": (
         "BuildOptions Certificate Example LengthHistogram Manifest MicroBatches PACKERS PackDataset PackMixture "

@@ -2,7 +2,6 @@
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +12,9 @@ if torch.__version__ < "2.9":
 from tests import gpu_dry
 from tests.fakes.gpu import FakeGpu
 from tests.gpu_dry import all_paths, dispatch, main
+from tests.imports import ROOT
 
-PAGE = Path(__file__).parents[1] / "docs" / "gpu_paths.md"
+PAGE = ROOT / "docs" / "gpu_paths.md"
 SEED = 57
 PATHS = all_paths()
 SMALL = [name for name in PATHS if not name.startswith("configuration")]

@@ -4,14 +4,12 @@ to get it."""
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from pack_data.reading.packages import load_package, package_of, require
+from tests.imports import ROOT
 from tests.tiny_runs import tiny_config, tiny_data
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def without(modules, target, arguments, *, script=False):

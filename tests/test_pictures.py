@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +12,9 @@ matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib")
 from pack_data import LengthHistogram
 from pack_data.display.picture import write
 from pack_data.inspection.page_sections import _MOST_ROW_BARS
+from tests.imports import ROOT
 
-PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
+PICTURES = ROOT / "docs" / "pictures"
 
 
 @pytest.fixture(scope="module")

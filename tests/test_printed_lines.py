@@ -25,9 +25,9 @@ from ipu_packed_bert.settings.launch_lines import start_lines
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from pack_data.cli.command import run_main
+from tests.imports import ROOT
 from tests.test_docs_blocks import run_blocks
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / page for page in run_blocks.all_pages()]
 # Pages whose running text has whole commands; that of the others has parts of commands.
 WHOLE = ("ipu", "ipu_check", "cluster")

@@ -5,11 +5,9 @@ import io
 import re
 import tokenize
 from functools import lru_cache
-from pathlib import Path
 
-from tests.imports import SOURCES
+from tests.imports import ROOT, SOURCES
 
-ROOT = Path(__file__).resolve().parents[1]
 TOPS = [
     ROOT / name
     for name in ("pack_data", "ipu_packed_bert", "profiling", "evidence", "tests", "configs", "docs", "examples")

@@ -18,8 +18,7 @@ from typing import Dict, List, NamedTuple
 import pytest
 
 import pack_data
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.imports import ROOT
 
 
 class Installed(NamedTuple):

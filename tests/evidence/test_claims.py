@@ -26,10 +26,9 @@ from evidence.statistics import (
 )
 from evidence.training_shown import OrderShown, UpdatesShown
 from tests.evidence import recompute
+from tests.imports import ROOT
 from tests.refusals import refused
 from tests.tiers import slow
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_interval_of_some_values_is_students():

@@ -1,7 +1,6 @@
 """The table of leaks: its page is that of the committed results, and the installed versions still give them."""
 
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +10,9 @@ from evidence import leaks  # noqa: E402
 from evidence.__main__ import main  # noqa: E402
 from evidence.runner import Cell  # noqa: E402
 from ipu_packed_bert.padding_free import assert_isolated  # noqa: E402
+from tests.imports import ROOT
 from tests.refusals import refusal_of  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
 COMMITTED = leaks.shown(ROOT / "evidence" / "results" / "leaks")
 LINES = COMMITTED.lines()
 LEAKING = [line for line in LINES if line.leaking()]

@@ -3,11 +3,11 @@
 Plans and traces of the machine are made once and shared through a folder of this test run.
 """
 
-from pathlib import Path
-
 import pytest
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+from tests.imports import ROOT
+
+CONFIGS = ROOT / "configs"
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,11 +16,11 @@ from ipu_packed_bert.run_files.folder import read_log
 from tests import on_ipus
 from tests.fine_tuning_files import PIPELINE, tiny_checkpoint, training_file
 from tests.fine_tuning_files import tiny_config as fine_tuning
+from tests.imports import ROOT
 from tests.tiny_runs import tiny_data, tiny_settings
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 SDK = ROOT / "tests" / "fakes" / "installed"
 
 

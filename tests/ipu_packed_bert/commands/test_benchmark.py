@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from pack_data.cli.command import run_main
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from tests.graphs import count_graphs
+from tests.imports import ROOT
 from tests.refusals import refusal_of, refused
 from tests.tolerances import assert_same
 
@@ -172,8 +172,7 @@ def test_useful_work_is_that_of_each_sequence_alone(work):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs the tests of a GPU")
 def test_make_gpu_without_one_is_a_line():
-    root = Path(__file__).parents[3]
-    found = subprocess.run(["make", "--silent", "gpu", f"PYTHON={sys.executable}"], cwd=root, capture_output=True)
+    found = subprocess.run(["make", "--silent", "gpu", f"PYTHON={sys.executable}"], cwd=ROOT, capture_output=True)
     assert found.returncode == 2 and found.stdout.count(b"\n") == 1
     assert b"CUDA device" in found.stdout and b"PYTHON=" in found.stdout
 

@@ -27,11 +27,12 @@ from pack_data.cli.command import run_main
 from tests.fakes import profiles, pva
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed
+from tests.imports import ROOT
 from tests.refusals import refused
 from tests.tiers import sample
 from tests.tiny_runs import tiny_settings
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "ipu_check.md"
+DOCS = ROOT / "docs" / "ipu_check.md"
 STAGES = ["predicted", "compiled", "updates"]
 # Shipped configurations of pre-training on IPUs, unpacked and derived ones included.
 PODS = [name for name in shipped_names() if "packed_phase" in name and "gpu" not in name] + ["packed_small_ipu1"]

@@ -16,9 +16,8 @@ from ipu_packed_bert.settings.shipped import FOLDER, config_file
 from pack_data.__main__ import COMMANDS as PACKING
 from pack_data.cli.command import run_main, typed
 from pack_data.packers import PACKERS
+from tests.imports import ROOT
 from tests.tiny_runs import tiny_config, tiny_data
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def refused(capsys, *arguments):

@@ -24,11 +24,10 @@ from ipu_packed_bert.training import pretraining
 from ipu_packed_bert.training import summary as run_summary
 from pack_data.cli.command import run_main
 from tests.fakes.sdk import missing
+from tests.imports import ROOT
 from tests.ranks_at_work import forking
 from tests.refusals import refusal_of
 from tests.tiny_runs import not_drawn, tiny_config, tiny_data
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_CONFIG, PAPER_OVER
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.tracing import POPART
 from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
+from tests.imports import ROOT
 
 # Cycles of a pipeline cycle that the published throughputs imply, in millions.
 IMPLIED = dict(D1=14.39, D2=8.60, D3=11.39, D4=14.9, D5=14.22, D6=15.94, D8=12.05, D12=12.33)
@@ -91,7 +91,7 @@ def test_the_page_states_mean_worst_case_and_coverage():
     errors = [100 * row["left_out_error"] for row in report["points"]]
     mean = sum(map(abs, errors)) / len(errors)
     inside = sum(min(errors) < error < max(errors) for error in errors)
-    page = (Path(__file__).resolve().parents[3] / "docs" / "cycle_model.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "cycle_model.md").read_text(encoding="utf-8")
     assert f"{mean:.1f} % on average, {max(map(abs, errors)):.1f} % at worst" in page
     assert f"{inside} of the {len(errors)} errors lie within the range of the other {len(errors) - 1}" in page
     assert f"the {len(errors)} leave-one-out errors, {min(errors):+.1f} to {max(errors):+.1f} %" in page

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,10 @@ from ipu_packed_bert.training.prepared import Beginning, Begun
 from ipu_packed_bert.training.pretraining import PacksRun
 from pack_data.cli.command import run_main
 from tests.fakes.cuda import pretend
+from tests.imports import ROOT
 from tests.refusals import refused
 
-CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+CONFIGS = ROOT / "configs"
 POD16 = CONFIGS / "packed_phase2_pod16.yml"
 
 

@@ -5,11 +5,11 @@ import ast
 import inspect
 import json
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.imports import ROOT
+
 API = json.loads((ROOT / "tests" / "data" / "poptorch_api.json").read_text(encoding="utf-8"))
 SDK = ROOT / "ipu_packed_bert" / "engine" / "ipu" / "devices.py"
 ENGINE = sorted((ROOT / "ipu_packed_bert" / "engine" / "ipu").glob("*.py"))

@@ -19,6 +19,7 @@ from ipu_packed_bert.padding_free.models import choice_of
 from ipu_packed_bert.padding_free.trainers import WAYS_OF_EQUAL_EPOCHS, _lengths_of
 from pack_data.batching.plans import BatchOptions, get_way
 from tests.batching_ways import MSL, drawn
+from tests.imports import ROOT
 from tests.refusals import refused
 from tests.tolerances import relative_error
 from tests.trainer_runs import (
@@ -39,7 +40,6 @@ from tests.trainer_runs import (
 
 KINDS = ["trainer", "completion", "assistant"]
 FULL_ROWS, AS_MANY_EXAMPLES = "OptimalPacking+PosID", "MiniBatchPacking+PosID"
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("rows, accumulation", [(1, 1), (2, 3)])

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,11 +18,11 @@ from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import shipped_names
 from pack_data.store.data_set import PackStore
+from tests.imports import ROOT
 from tests.pretraining import global_batches, placed
 from tests.refusals import refusal_of
 from tests.tiny_runs import tiny_config, tiny_data
 
-ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = [ROOT / "configs" / f"{name}.yml" for name in shipped_names() if "finetune" not in name]
 FACTOR = 1.995
 MIB = 1 << 20

@@ -15,9 +15,9 @@ import pytest
 from evidence import figures as evidence_figures
 from ipu_packed_bert import __main__ as packed_bert
 from pack_data.cli.command import run_main
+from tests.imports import ROOT
 from tests.tiers import slow
 
-ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "paper_tables.md"
 BEGIN, END = "<!-- generated: one row per item -->\n", "<!-- end of generated -->"
 EVIDENCE = "python -m evidence.figures"

@@ -1,6 +1,5 @@
 """Files of tensors: every type comes back bit for bit, and nothing in a file is run, whatever is in it."""
 
-from pathlib import Path
 from typing import Tuple
 
 import pytest
@@ -12,6 +11,7 @@ from safetensors.torch import save
 from ipu_packed_bert.commands import export
 from ipu_packed_bert.run_files.safetensors_files import file_pieces, read_tensors, tensor_bytes
 from pack_data.cli.command import run_main
+from tests.imports import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 NAMES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool float8_e4m3fn float8_e5m2"
@@ -141,9 +141,9 @@ def test_a_hugging_face_folder_runs_no_code(tmp_path, archive, written, capsys):
 
 
 def test_nothing_unpickles_a_file():
-    root, files = Path(__file__).resolve().parents[3], 0
+    files = 0
     for package in ("ipu_packed_bert", "pack_data", "profiling"):
-        for path in (root / package).rglob("*.py"):
+        for path in (ROOT / package).rglob("*.py"):
             text, files = path.read_text(encoding="utf-8"), files + 1
             words = ["torch.load(", "jit.load", "import pickle", "Unpickler"]
             if path.name == "ranks.py":  # what the processes of one run tell each other is in no file

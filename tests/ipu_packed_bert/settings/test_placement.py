@@ -1,16 +1,15 @@
 """Blocks, IPUs and stages that a configuration asks for."""
 
-from pathlib import Path
-
 import pytest
 
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.schema import LossConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.settings.shipped import shipped_names
+from tests.imports import ROOT
 from tests.pretraining import placed
 
-FOLDER = Path(__file__).resolve().parents[3] / "configs"
+FOLDER = ROOT / "configs"
 CONFIGS = [FOLDER / f"{name}.yml" for name in shipped_names() if "finetune" not in name]
 POD = [path for path in CONFIGS if "host" not in path.stem and "_gpu" not in path.stem]
 

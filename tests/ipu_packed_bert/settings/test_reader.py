@@ -1,7 +1,6 @@
 """The generic reader: what is taken over, from where, what is refused and in which words; on a schema of its own."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Optional, Tuple
 
 import pytest
@@ -14,8 +13,9 @@ from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.declare import declared, nested, typed_value
 from ipu_packed_bert.settings.reader import FILE, SettingsReader, setting, suggestions
 from ipu_packed_bert.settings.yaml_files import load_yaml
+from tests.imports import ROOT
 
-CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+CONFIGS = ROOT / "configs"
 
 
 @dataclass(frozen=True)

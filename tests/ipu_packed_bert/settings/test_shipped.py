@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 import yaml
@@ -21,8 +20,9 @@ from ipu_packed_bert.settings.rules import check_for_ipus, schedule_too_short
 from ipu_packed_bert.settings.schema import EPSILON, FIXED
 from ipu_packed_bert.settings.shipped import config_file, for_one_gpu, shipped_names
 from ipu_packed_bert.settings.yaml_files import load_yaml
+from tests.imports import ROOT
 
-FOLDER = Path(__file__).resolve().parents[3] / "configs"
+FOLDER = ROOT / "configs"
 load_config = lru_cache(None)(configurations.load_config)  # each file is read once, whatever is asked of it
 FINE_TUNING = [FOLDER / f"{name}.yml" for name in shipped_names() if name.startswith("finetune_")]
 PATHS = [FOLDER / f"{name}.yml" for name in shipped_names() if not name.startswith("finetune_")]

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,10 +36,10 @@ from tests.format_samples import (
     write_mlperf,
     write_packed,
 )
+from tests.imports import ROOT
 from tests.pack_data.text_corpus import build_small, write_corpus
 
 S, P, D = 24, 4, 3
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def command(*arguments):

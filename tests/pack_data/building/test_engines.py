@@ -8,16 +8,15 @@ import sys
 import time
 from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.imports import ROOT
 from tests.pack_data.building.test_shares import options_of, write_program
 from tests.pack_data.text_corpus import content
 from tests.tiers import slow
 
-ROOT = Path(__file__).resolve().parents[3]
 # As in test_shares, in every process of an engine: groups of one or two files, a dozen shards.
 SMALL = """
 from pack_data.building import inputs, stages

@@ -5,9 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.imports import ROOT
+
 SCRIPT = """
 from pack_data import BuildOptions, build
 

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -25,9 +24,8 @@ from pack_data.cli.command import (
     progress_bar,
     run_main,
 )
+from tests.imports import ROOT
 from tests.refusals import refusal_of
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def raising(error):

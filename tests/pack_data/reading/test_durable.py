@@ -5,14 +5,13 @@ import errno
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pack_data.reading.durable import link, replacing_folder, write_array, write_atomically
+from tests.imports import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 PRODUCT = [path for name in ("pack_data", "ipu_packed_bert") for path in sorted((ROOT / name).rglob("*.py"))]
 # `str.replace` and `dataclasses.replace` are something else, so the owner of that name counts.
 RESERVED = {
