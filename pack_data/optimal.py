@@ -15,7 +15,7 @@ from pack_data.cli.command import positive_seconds, run_main
 from pack_data.lengths.packer_command import run_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, statement
-from pack_data.reading.fields import packing_depth
+from pack_data.reading.fields import packing_depth, shown
 from pack_data.solver.free_slots import count_packs
 from pack_data.solver.search import Limits, ProvedPacks, pack_quickly
 
@@ -40,8 +40,13 @@ def pack(
 
     Returns:
         A packing with its lower bound and certificate.
+
+    Raises:
+        ValueError: the depth or the budget is out of range.
     """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
+    if budget is not None and not (isinstance(budget, (int, float)) and budget > 0):
+        raise ValueError(f"budget = {shown(budget)}; must be a number of seconds above 0")
     start = time.perf_counter()
     best = _search(histogram, max_sequences_per_pack, budget)
     if budget is None:

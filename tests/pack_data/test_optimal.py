@@ -16,6 +16,7 @@ from pack_data.solver import programmes
 from pack_data.solver.free_slots import longest_first
 from pack_data.solver.search import Limits, pack_quickly
 from tests.pack_data_strategies import histograms
+from tests.refusals import refused
 
 depths = st.sampled_from([1, 2, 3, 4, 8, None])
 
@@ -262,6 +263,9 @@ def test_the_command_writes_a_recipe_and_says_what_it_proved(tmp_path, capsys):
 
 def test_a_budget_of_0_is_refused():
     assert run_main(optimal.main, ["--budget", "0"]) == 2
+    for budget in (0, -1.0, float("nan"), "1"):
+        with refused("budget = ", "seconds above 0"):
+            optimal.pack(LengthHistogram.from_lengths([1], 1), max_sequences_per_pack=None, budget=budget)
 
 
 def test_quick_packing_shows_no_progress(capsys):
