@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = ROOT / "configs"
 PACKAGES = ("pack_data", "ipu_packed_bert", "profiling", "evidence", "examples")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")) + [
     ROOT / "run_pretraining.py"

@@ -15,7 +15,7 @@ import signal
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,7 @@ from tests.fakes.machine import machine
 from tests.fakes.popdist import PopRun
 from tests.fakes.sdk import installed
 from tests.pretraining import ipu_engine
-from tests.ranks_at_work import fine_tuning_made, run_all, updates_made
+from tests.ranks_at_work import Job, fine_tuning_made, run_all, updates_made
 from tests.tiny_runs import held_out_of, not_drawn, tiny_settings
 
 REPLICAS = 4  # of a job, one IPU each
@@ -43,13 +43,6 @@ ON_IPUS = (
     "engine.half_weights=false engine.gradient_accumulator_type=float32 model.hidden_dropout=0 batch.micro_batch=1"
 ).split()
 ENVIRONMENT = {"POPDIST_NUM_TOTAL_REPLICAS": str(REPLICAS)}
-
-
-class Job(NamedTuple):
-    name: str
-    size: int  # instances
-    make: Callable[..., Any]  # (work, **options) -> what is said of this instance
-    options: Dict[str, Any]
 
 
 class Work(NamedTuple):

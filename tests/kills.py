@@ -32,6 +32,7 @@ from unittest.mock import patch
 from pack_data.building.convert import main as convert_main
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
 from pack_data.store.data_set import MANIFEST, PackStore
+from tests.imports import ROOT
 from tests.pack_data.text_corpus import build_small, write_corpus
 
 
@@ -337,8 +338,8 @@ def load_all() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     for package in ("pack_data", "ipu_packed_bert"):
-        for path in sorted((Path(__file__).parents[1] / package).rglob("*.py")):
-            name = ".".join(path.relative_to(Path(__file__).parents[1]).with_suffix("").parts)
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             with contextlib.suppress(ImportError):  # the SDK's
                 importlib.import_module(name[: -len(".__init__")] if name.endswith(".__init__") else name)
 

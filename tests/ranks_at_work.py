@@ -32,8 +32,10 @@ from tests.tiny_runs import held_out_of, tiny_settings
 
 class Job(NamedTuple):
     name: str
-    size: int  # ranks
-    make: Callable[..., Any]  # (processes, folder, **options) -> what is saved of rank 0
+    size: int  # ranks, or instances
+    # Of ranks: (processes, folder, **options) -> what is saved of rank 0.
+    # Of instances: (work, **options) -> what is said of this instance.
+    make: Callable[..., Any]
     options: Dict[str, Any]
 
 

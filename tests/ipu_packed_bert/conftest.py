@@ -5,9 +5,7 @@ Plans and traces of the machine are made once and shared through a folder of thi
 
 import pytest
 
-from tests.imports import ROOT
-
-CONFIGS = ROOT / "configs"
+from tests.imports import CONFIGS
 
 
 @pytest.fixture(scope="session")

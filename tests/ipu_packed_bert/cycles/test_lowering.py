@@ -15,6 +15,7 @@ from ipu_packed_bert.cycles.lowering import Lowering, _broadcast_form
 from ipu_packed_bert.cycles.matmul import BACKWARD_DATA, FORWARD, WEIGHT_UPDATE
 from ipu_packed_bert.cycles.target import FLOAT, HALF, Target
 from ipu_packed_bert.cycles.tracing import Graph, Operation, Value
+from tests.tolerances import same
 
 TARGET = Target("hand", clock_hz=1e9, tiles=10, sync_cycles=101, dispatch_cycles=53)
 LAYER = "bert.encoder.layer.0."
@@ -80,11 +81,6 @@ def aligned(num_bytes):
 def unknown(num_bytes):
     """Into another order, at the layout parameter."""
     return Cost(exchange=num_bytes / 4, sync=101, layout_calls=1, layout_bytes=num_bytes)
-
-
-def same(found, expected):
-    for field in Cost.__dataclass_fields__:
-        assert getattr(found, field) == pytest.approx(getattr(expected, field)), field
 
 
 HALVES = (100, 60)  # 6,000: 600 on a tile, 10 rows of 60

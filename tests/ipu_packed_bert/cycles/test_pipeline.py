@@ -11,6 +11,7 @@ from ipu_packed_bert.cycles.pipeline import Parameters, PipelinePlacement, _edge
 from ipu_packed_bert.cycles.target import BOW, MK2, Target
 from ipu_packed_bert.cycles.tracing import ADDITIVE, PACKED, POPART, UNPACKED, Graph, Operation, Value, layer_of
 from ipu_packed_bert.cycles.workload import Machine, _placement_of, shape_of
+from tests.tolerances import same
 
 PLAIN = Parameters(1.0, 3.125)
 PACKED_LARGE = "packed_phase2_pod16.yml"
@@ -102,11 +103,6 @@ def alone(graph, operator, phase):
     """Return the cost of one operation of the graph; test_lowering.py works out each by hand."""
     found = [o for o in graph.operations if o.operator == f"aten.{operator}.default" and o.phase == phase]
     return Lowering(graph, Planner(HAND), memory_proportion=0.2).operation(found[0])
-
-
-def same(found, expected):
-    for field in Cost.__dataclass_fields__:
-        assert getattr(found, field) == pytest.approx(getattr(expected, field)), field
 
 
 @pytest.mark.parametrize("recompute, forwards", [(True, 2.0), (False, 1.0)])

@@ -17,11 +17,10 @@ from pack_data.building.command import main as build_main
 from pack_data.building.held_out import TRAINING_DIGEST, held_out_folder, overlap
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import MANIFEST, PackStore, read_manifest
-from tests.imports import ROOT
+from tests.imports import CONFIGS
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.tiny_runs import DEPTH, PREDICTIONS, SLOTS, VOCABULARY, tiny_data
 
-CONFIGS = ROOT / "configs"
 # Depth, predictions, slots and vocabulary of tests/tiny_runs.py: 3, 10, 64, 128; the file would build others.
 TINY = [
     "model.hidden_size=16",

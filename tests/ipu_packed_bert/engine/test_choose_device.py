@@ -14,10 +14,9 @@ from ipu_packed_bert.training.prepared import Beginning, Begun
 from ipu_packed_bert.training.pretraining import PacksRun
 from pack_data.cli.command import run_main
 from tests.fakes.cuda import pretend
-from tests.imports import ROOT
+from tests.imports import CONFIGS
 from tests.refusals import refused
 
-CONFIGS = ROOT / "configs"
 POD16 = CONFIGS / "packed_phase2_pod16.yml"
 
 

@@ -6,12 +6,11 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.schema import LossConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.settings.shipped import shipped_names
-from tests.imports import ROOT
+from tests.imports import CONFIGS
 from tests.pretraining import placed
 
-FOLDER = ROOT / "configs"
-CONFIGS = [FOLDER / f"{name}.yml" for name in shipped_names() if "finetune" not in name]
-POD = [path for path in CONFIGS if "host" not in path.stem and "_gpu" not in path.stem]
+PATHS = [CONFIGS / f"{name}.yml" for name in shipped_names() if "finetune" not in name]
+POD = [path for path in PATHS if "host" not in path.stem and "_gpu" not in path.stem]
 
 
 def made(layers_per_ipu, *, next_sentence=True):

@@ -13,9 +13,7 @@ from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.declare import declared, nested, typed_value
 from ipu_packed_bert.settings.reader import FILE, SettingsReader, setting, suggestions
 from ipu_packed_bert.settings.yaml_files import load_yaml
-from tests.imports import ROOT
-
-CONFIGS = ROOT / "configs"
+from tests.imports import CONFIGS
 
 
 @dataclass(frozen=True)

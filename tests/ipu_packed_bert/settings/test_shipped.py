@@ -20,12 +20,11 @@ from ipu_packed_bert.settings.rules import check_for_ipus, schedule_too_short
 from ipu_packed_bert.settings.schema import EPSILON, FIXED
 from ipu_packed_bert.settings.shipped import config_file, for_one_gpu, shipped_names
 from ipu_packed_bert.settings.yaml_files import load_yaml
-from tests.imports import ROOT
+from tests.imports import CONFIGS
 
-FOLDER = ROOT / "configs"
 load_config = lru_cache(None)(configurations.load_config)  # each file is read once, whatever is asked of it
-FINE_TUNING = [FOLDER / f"{name}.yml" for name in shipped_names() if name.startswith("finetune_")]
-PATHS = [FOLDER / f"{name}.yml" for name in shipped_names() if not name.startswith("finetune_")]
+FINE_TUNING = [CONFIGS / f"{name}.yml" for name in shipped_names() if name.startswith("finetune_")]
+PATHS = [CONFIGS / f"{name}.yml" for name in shipped_names() if not name.startswith("finetune_")]
 FILES = [path for path in PATHS if path.is_file()]  # the others are derived from them
 NAME = re.compile(
     r"(?P<packing>packed|unpacked)_(?:(?P<phase>phase1|phase2)(?:_(?P<length>\d+))?(?P<base>_base)?_(?P<machine>(?:bow_)?pod(?:16|64)|pod4|gpu1|gpu8)"
@@ -33,7 +32,7 @@ NAME = re.compile(
 )
 
 # Every setting of Graphcore's published configurations for POD16 (graphcore/examples, nlp/bert/pytorch).
-TABLE = json.loads((FOLDER.parent / "tests" / "data" / "published_settings.json").read_text())
+TABLE = json.loads((CONFIGS.parent / "tests" / "data" / "published_settings.json").read_text())
 # What the published ones for POD64 have otherwise: loss scale, first and other memory proportions. BERT-base has none.
 PUBLISHED_POD64 = {
     ("large", 128): (32768.0, 0.14, 0.19),
@@ -75,21 +74,21 @@ def test_all_that_were_asked_for_are_there():
 def test_a_configuration_is_found_by_name_and_as_a_file_of_the_folder(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # no folder configs/ is here
     for text in (name, f"configs/{name}.yml"):
-        assert config_file(text) == FOLDER / f"{name}.yml"
+        assert config_file(text) == CONFIGS / f"{name}.yml"
     mine = tmp_path / "mine.yml"
     mine.write_text(f"extends: {name}\n")
-    assert load_yaml(mine) == load_yaml(FOLDER / f"{name}.yml")
+    assert load_yaml(mine) == load_yaml(CONFIGS / f"{name}.yml")
 
 
 def test_every_entry_of_the_derived_ones_is_a_configuration_or_part_of_one():
-    entries = yaml.safe_load((FOLDER / "derived.yml").read_text())
+    entries = yaml.safe_load((CONFIGS / "derived.yml").read_text())
     extended = set()
     for entry in entries.values():
         bases = entry.get("extends", [])
         extended.update(bases if isinstance(bases, list) else [bases])
     parts = {name for name in entries if name.startswith("_")}
     assert set(entries) - parts <= set(shipped_names()) and parts <= extended <= parts | set(shipped_names())
-    assert not any((FOLDER / f"{name}.yml").is_file() for name in entries) and "derived" not in shipped_names()
+    assert not any((CONFIGS / f"{name}.yml").is_file() for name in entries) and "derived" not in shipped_names()
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
@@ -206,7 +205,7 @@ def test_without_ipus_it_is_the_same_run_in_small(path):
 
 
 def test_packed_and_unpacked_differ_only_in_packing():
-    pairs = [(FOLDER / ("un" + path.name), path) for path in PATHS if path.name.startswith("packed")]
+    pairs = [(CONFIGS / ("un" + path.name), path) for path in PATHS if path.name.startswith("packed")]
     compared = 0
     for unpacked, packed in pairs:
         if unpacked in PATHS:
@@ -225,7 +224,7 @@ def test_the_configuration_for_a_gpu_is_that_of_the_same_model_and_length():
     for path in PATHS:
         other = for_one_gpu(path.stem)
         if other:
-            first, second = load_config(path), load_config(FOLDER / f"{other}.yml")
+            first, second = load_config(path), load_config(CONFIGS / f"{other}.yml")
             assert first.data.max_sequence_length == second.data.max_sequence_length and first.packed == second.packed
             assert first.model.hidden_size == second.model.hidden_size
             assert first.model.num_layers == second.model.num_layers
@@ -282,7 +281,7 @@ PUBLISHED_SQUAD = {
 
 @pytest.mark.parametrize("name", PUBLISHED_SQUAD)
 def test_published_settings_of_squad(name):
-    config = load_config(FOLDER / f"finetune_squad_packed_{name}.yml")
+    config = load_config(CONFIGS / f"finetune_squad_packed_{name}.yml")
     optimizer, placement = config.optimizer, config.placement
     found = (
         config.batch.sequences_per_update,
@@ -361,7 +360,7 @@ def test_every_set_that_a_message_prints_is_taken(path):
 def test_every_set_that_a_page_prints_is_taken():
     """With the configuration that its command names; without one, on every shape of placement."""
     read = 0
-    for page in [FOLDER.parent / "README.md", *sorted((FOLDER.parent / "docs").rglob("*.md"))]:
+    for page in [CONFIGS.parent / "README.md", *sorted((CONFIGS.parent / "docs").rglob("*.md"))]:
         for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
             options = [shlex.split(each)[0] for each in SET.findall(line)]
             # In running text some values are words in capitals, and tasks have settings of their own.
