@@ -18,18 +18,18 @@ from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import shipped_names
 from pack_data.store.data_set import PackStore
-from tests.imports import ROOT
+from tests.imports import CONFIGS, ROOT
 from tests.pretraining import global_batches, placed
 from tests.refusals import refusal_of
 from tests.tiny_runs import tiny_config, tiny_data
 
-CONFIGS = [ROOT / "configs" / f"{name}.yml" for name in shipped_names() if "finetune" not in name]
+PATHS = [CONFIGS / f"{name}.yml" for name in shipped_names() if "finetune" not in name]
 FACTOR = 1.995
 MIB = 1 << 20
 
 
 def planned(name, *overrides, factor=FACTOR):
-    return plan(load_config(ROOT / "configs" / f"{name}.yml", overrides), packing_factor=factor)
+    return plan(load_config(CONFIGS / f"{name}.yml", overrides), packing_factor=factor)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def empty_cache(tmp_path, monkeypatch):
 
 
 # The others change replicas, accumulation, loss scale, memory or clock: not the model.
-WHOLE = [path for path in CONFIGS if not path.stem.endswith(("pod4", "pod64", "bow_pod16"))]
+WHOLE = [path for path in PATHS if not path.stem.endswith(("pod4", "pod64", "bow_pod16"))]
 
 
 @pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
@@ -55,7 +55,7 @@ def test_parameters_are_the_models(path):
     assert sum(found.values()) == sum(p.numel() for p in network.parameters())
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_every_configuration_has_a_plan_that_fits(path, capsys):
     config = load_config(path)
     made = plan(config, packing_factor=FACTOR)
@@ -171,7 +171,7 @@ def test_too_little_accumulation_is_refused():
 def test_published_runs_fit_and_one_has_the_verdicts_limit():
     fullest = {
         point.name: plan(
-            load_config(ROOT / "configs" / point.config, ("without_ipus=null",) + point.overrides), packing_factor=1.0
+            load_config(CONFIGS / point.config, ("without_ipus=null",) + point.overrides), packing_factor=1.0
         )
         for point in POINTS
     }
@@ -207,7 +207,7 @@ def test_products_take_what_their_plan_says_and_no_more_than_their_room():
     ],
 )
 def test_the_verdict_on_memory(micro_batch, fits, status, words, capsys):
-    path = ROOT / "configs" / "packed_phase2_pod16.yml"
+    path = CONFIGS / "packed_phase2_pod16.yml"
     config = load_config(path, [f"batch.micro_batch={micro_batch}"])
     made = plan(config, packing_factor=FACTOR)
     assert made.fits is fits and print_plan(plan(config, packing_factor=FACTOR)) == status
@@ -263,7 +263,7 @@ def test_a_packing_factor_below_one_is_refused(factor):
 def test_a_packing_factor_above_the_depth_is_refused_by_every_plan(tmp_path):
     """Also where a data set, or files, say their own; unpacked rows stand beside packed ones, with one option."""
     assert planned("packed_phase2_pod16", factor=3.0).update.factor.value == 3.0
-    task = ROOT / "configs" / "finetune_squad_packed_pod16.yml"
+    task = CONFIGS / "finetune_squad_packed_pod16.yml"
     built, manifest = described(load_config(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))))
     for refused in (
         lambda: planned("packed_phase2_pod16", factor=3.1),
@@ -275,7 +275,7 @@ def test_a_packing_factor_above_the_depth_is_refused_by_every_plan(tmp_path):
     assert planned("unpacked_phase2_pod16", factor=3.1).update.factor[0] == 1.0
 
 
-@pytest.mark.parametrize("path", [path for path in CONFIGS if "_host" in path.name], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in PATHS if "_host" in path.name], ids=lambda path: path.stem)
 def test_the_plan_of_a_host_configuration_is_of_the_host(path, capsys):
     config = load_config(path)
     assert print_plan(plan(config, packing_factor=FACTOR)) == 0

@@ -20,7 +20,7 @@ from ipu_packed_bert.settings.rules import check_for_ipus, schedule_too_short
 from ipu_packed_bert.settings.schema import EPSILON, FIXED
 from ipu_packed_bert.settings.shipped import config_file, for_one_gpu, shipped_names
 from ipu_packed_bert.settings.yaml_files import load_yaml
-from tests.imports import CONFIGS
+from tests.imports import CONFIGS, ROOT
 
 load_config = lru_cache(None)(configurations.load_config)  # each file is read once, whatever is asked of it
 FINE_TUNING = [CONFIGS / f"{name}.yml" for name in shipped_names() if name.startswith("finetune_")]
@@ -32,7 +32,7 @@ NAME = re.compile(
 )
 
 # Every setting of Graphcore's published configurations for POD16 (graphcore/examples, nlp/bert/pytorch).
-TABLE = json.loads((CONFIGS.parent / "tests" / "data" / "published_settings.json").read_text())
+TABLE = json.loads((ROOT / "tests" / "data" / "published_settings.json").read_text())
 # What the published ones for POD64 have otherwise: loss scale, first and other memory proportions. BERT-base has none.
 PUBLISHED_POD64 = {
     ("large", 128): (32768.0, 0.14, 0.19),
@@ -360,7 +360,7 @@ def test_every_set_that_a_message_prints_is_taken(path):
 def test_every_set_that_a_page_prints_is_taken():
     """With the configuration that its command names; without one, on every shape of placement."""
     read = 0
-    for page in [CONFIGS.parent / "README.md", *sorted((CONFIGS.parent / "docs").rglob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
             options = [shlex.split(each)[0] for each in SET.findall(line)]
             # In running text some values are words in capitals, and tasks have settings of their own.
