@@ -298,6 +298,14 @@ def test_few_words_of_a_large_vocabulary_have_the_same_verdict(monkeypatch):
             judged(model)
 
 
+def test_all_words_of_a_usual_vocabulary_are_compared():
+    model = a_model(attention="padding_free")
+    words = set()
+    model.register_forward_hook(lambda module, inputs, output: words.add(output.logits.shape[-1]))
+    check_no_leak(model, longest=40)
+    assert words == {model.config.vocab_size}
+
+
 def test_differences_are_the_same_in_blocks(monkeypatch):
     draw = torch.Generator().manual_seed(0)
     actual, expected = (torch.randn(3, 7, 11, generator=draw) for _ in range(2))

@@ -295,6 +295,7 @@ def test_a_plan_needs_neither_torch_nor_a_device():
     finished = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     assert "layers 3-9" in finished.stdout and finished.stderr == ""
+    assert "MiB of 897 (624 KiB x 1,472 tiles)" in finished.stdout
 
 
 def test_the_removed_search_names_what_to_do_instead(capsys):
