@@ -341,7 +341,7 @@ def unfit(lengths: np.ndarray, most: int, limit: str = "", before: Optional[int]
     if not len(wrong):
         return ""
     first = before or 0
-    examples = ", ".join(f"sequence {first + at} has {lengths[at]}" for at in wrong[:_SHOWN])
+    examples = ", ".join(f"sequence {first + at} has length {lengths[at]}" for at in wrong[:_SHOWN])
     total = f"{first + len(lengths):,}"
     everything = total if before is None else f"the first {total}"
     verb = "is" if len(wrong) == 1 else "are"

@@ -183,12 +183,12 @@ def test_a_programme_cut_short_leaves_its_bound(monkeypatch):
 
 
 def test_prices_that_prove_less_do_not_replace_those_that_prove_more():
-    with programmes._Progress(1, np.inf) as bar:
+    with programmes._Progress(1, Limits(1, None, np.inf)) as bar:
         bar.programme(9.0, 5.0, np.array([1.0]))
         bar.keep(7.0, np.array([2.0]))  # of the first programme, as it ends
         bar.programme(9.0, 6.0, np.array([3.0]))  # of the second one, which time may cut short
         assert bar.prices.tolist() == [2.0]
-    with programmes._Progress(1, 0.0) as bar, pytest.raises(programmes._TimeIsUp):
+    with programmes._Progress(1, Limits(1, None, 0.0)) as bar, pytest.raises(programmes._TimeIsUp):
         bar.left(1)
 
 

@@ -48,7 +48,11 @@ def test_the_example_of_the_documentation():
 @pytest.mark.parametrize(
     "lengths, options, said",
     [
-        ([3, 9], {}, "sequence 1 has length 9; lengths go from 1 to max_sequence_length = 8"),
+        (
+            [3, 9],
+            {},
+            "1 of 2 lengths is not from 1 to max_sequence_length = 8 (counted from 0, sequence 1 has length 9",
+        ),
         ([0], {}, "sequence 0 has length 0"),
         ([1.5], {}, "whole numbers"),
         ([[1, 2]], {}, "2 dimensions"),
