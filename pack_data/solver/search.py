@@ -231,9 +231,9 @@ class ProvedPacks(NamedTuple):
     def smaller_depths(self) -> List[int]:
         """Return the smaller limits that may lead to fewer packs, in descending order.
 
-        Above twice the mean number of sequences per pack the limit hardly matters, so those limits are not tried. Below
-        the mean of these packs no packing has as few. If a search takes long, the powers of two are tried alone, which
-        users choose most.
+        Above twice the mean number of sequences per pack the limit hardly matters, so only powers of two are tried,
+        which users choose most. Below the mean of these packs no packing has as few. If a search takes long, powers of
+        two are tried alone, up to twice the mean.
         """
         if self.gap <= 0:
             return []
@@ -241,9 +241,12 @@ class ProvedPacks(NamedTuple):
         most = min(self.limits.depth - 1, 2 * math.ceil(sequences / self.lower_bound))
         fewest = math.ceil(sequences / (count_packs(self.packs) - 1))
         seconds = 2 * len(self.packs) * SECONDS_PER_STRATEGY + self.lower_bound * SECONDS_PER_PACK
-        all_above = most - _SECONDS_OF_SMALLER_DEPTHS / seconds
+        searches = _SECONDS_OF_SMALLER_DEPTHS / seconds
+        exponents = range(most.bit_length(), (self.limits.depth - 1).bit_length())
+        above = [1 << exponent for exponent in exponents if len(exponents) <= searches]
         depths = range(most, fewest - 1, -1)
-        return [depth for depth in depths if depth > all_above or depth & (depth - 1) == 0]
+        below = [depth for depth in depths if most - depth < searches or depth & (depth - 1) == 0]
+        return above[::-1] + below
 
     def with_fewer(self, packs: Packs) -> ProvedPacks:
         """Return the same proof with these packs, if any, if they are fewer."""

@@ -61,7 +61,7 @@ def test_pairs_are_packed_at_a_bound_that_needs_no_programme(histogram):
 def test_a_larger_limit_never_gives_more_packs(seed, number, slots):
     lengths = np.random.default_rng(seed).lognormal(np.log(0.28 * slots), 0.72, number)
     histogram = LengthHistogram.from_lengths(np.clip(np.rint(lengths), 1, slots).astype(int), slots)
-    packs = [optimal.pack(histogram, max_sequences_per_pack=depth).packs for depth in (2, 3, 4, 5, 8, 16, None)]
+    packs = [optimal.pack(histogram, max_sequences_per_pack=depth).packs for depth in (2, 3, 4, 8, 16, None)]
     assert packs == sorted(packs, reverse=True)
 
 
