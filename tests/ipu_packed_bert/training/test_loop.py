@@ -83,6 +83,15 @@ def test_steps_evaluations_and_checkpoints_come_when_they_are_due(store, tmp_pat
     assert [load_checkpoint(path).step for path in checkpoints(tmp_path / "checkpoints")] == [9, 12]
 
 
+@pytest.mark.parametrize("first_step", [5, 3])
+def test_a_resumed_run_makes_up_once_for_an_evaluation_that_was_cut_short(store, tmp_path, first_step):
+    run(store, tmp_path, Recorder(), first_step=first_step)
+    assert [record["step"] for record in read_log(tmp_path / EVALUATIONS)] == [5, 10, 12]
+    again = Recorder()
+    run(store, tmp_path, again, first_step=5)
+    assert again.calls[0][0] == "step"
+
+
 def test_never_evaluated_and_saved_only_at_the_end(store, tmp_path):
     engine = Recorder()
     run(store, tmp_path, engine, "run.evaluate_every=0", "run.checkpoint_every=0", "run.steps=4")
