@@ -182,9 +182,9 @@ def _work(rank: int, folder: Path, jobs: List[Job]) -> None:
         processes: Processes = Processes()
         if job.size > 1:
             processes = Ranks(dist.FileStore(str(folder / f"store-{number}"), job.size), rank, job.size, rank)
-            processes._meet()
+            processes.meet()
         result = job.make(processes, folder, **job.options)
         if rank == 0:
             torch.save(result, folder / job.name)
         if isinstance(processes, Ranks):
-            processes._leave()
+            processes.leave()

@@ -58,7 +58,7 @@ class PipelinePlacement(NamedTuple):
         """Stages of the pipeline, forward and backward."""
         return training_stages(self.layers_per_ipu)
 
-    def _halves(self, ipu: int) -> Dict[str, int]:
+    def halves(self, ipu: int) -> Dict[str, int]:
         """Count the attention and the feed-forward halves of layers on an IPU."""
         feed_forward = self.feed_forward_per_ipu or self.layers_per_ipu
         return {ATTENTION: self.layers_per_ipu[ipu], FEED_FORWARD: feed_forward[ipu]}
@@ -149,7 +149,7 @@ class Pipeline:
             self.updates[number], self.placement.replicas, len(self.ipus), self.target, parameters
         )
 
-    def _update_cost(self, parameters: Parameters) -> UpdateCost:
+    def update_cost(self, parameters: Parameters) -> UpdateCost:
         """Return the cost of an update beyond the pipeline: the slowest IPU's part and the host's."""
         costs = [self._ipu_update(ipu.number, parameters) for ipu in self.ipus]
         slowest = max(costs, key=lambda cost: cost.device)
@@ -163,7 +163,7 @@ class Pipeline:
 
     def step(self, accumulation: int, parameters: Parameters) -> Step:
         """Return the cycles and seconds of one weight update over `accumulation` micro-batches."""
-        once = self._update_cost(parameters)
+        once = self.update_cost(parameters)
         cycle = self.pipeline_cycle(parameters)
         update = once.device * self.target.clock_hz
         cycles = (accumulation + self.placement.stages - 1) * cycle + update
@@ -277,7 +277,7 @@ def _calls(entry: Entry, placement: PipelinePlacement, ipu: int) -> int:
     """Count the calls of an entry's operator in a micro-batch on one IPU."""
     times = int(ipu == 0)
     if entry.block == "layer":
-        times = placement._halves(ipu)[entry.half]
+        times = placement.halves(ipu)[entry.half]
     # Recomputed for the backward pass, except for the heads, whose backward pass follows at once.
     if placement.recompute and entry.phase == "forward" and entry.block != "heads":
         times *= 2
@@ -389,7 +389,7 @@ def _parameters_per_ipu(
             sizes[half_of(value.name)].append(value.elements)
     per_ipu = []
     for number in range(count):
-        times = {"": int(number == 0), **placement._halves(number)}
+        times = {"": int(number == 0), **placement.halves(number)}
         elements = sum(times[part] * sum(sizes[part]) for part in sizes)
         tensors = sum(times[part] * len(sizes[part]) for part in sizes)
         per_ipu.append((elements, tensors))

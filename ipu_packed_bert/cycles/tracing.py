@@ -77,12 +77,12 @@ class Graph:
     num_layers: int  # encoder layers that were traced
     buffers: Tuple[int, ...] = ()  # indices of values: constants of the model
 
-    def _to_json(self) -> str:
+    def to_json(self) -> str:
         """Write the graph as JSON, for `from_json`."""
         return json.dumps(vars(self))
 
     @classmethod
-    def _from_json(cls, text: str) -> Graph:
+    def from_json(cls, text: str) -> Graph:
         """Read the JSON of `to_json`.
 
         Raises:
@@ -375,8 +375,8 @@ def cached(key: str, folder: Optional[Path], trace: Callable[[], Graph]) -> Grap
         return trace()
     path = folder / f"trace_{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     try:
-        return Graph._from_json(path.read_text(encoding="utf-8"))
+        return Graph.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, IndexError, TypeError):  # absent or damaged: trace again
         graph = trace()
-        write_cache(path, graph._to_json())
+        write_cache(path, graph.to_json())
         return graph

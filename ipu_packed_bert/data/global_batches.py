@@ -214,7 +214,7 @@ class Layout(NamedTuple):
     micro_batches_per_update: int
     packs_per_update: int
 
-    def _shared(self, parts: int) -> Layout:
+    def shared(self, parts: int) -> Layout:
         """Return the layout of one of several processes, which have equal numbers of micro-batches.
 
         The last micro-batches may be empty.
@@ -223,7 +223,7 @@ class Layout(NamedTuple):
         number = -(-self.micro_batches_per_update // parts)
         return self._replace(micro_batches_per_update=number, packs_per_update=number * rows)
 
-    def _read(
+    def read(
         self,
         packs: Packs,
         numbers: np.ndarray,
@@ -244,7 +244,7 @@ class Layout(NamedTuple):
         part, parts = share
         if parts == 1:
             return self.filled(packs.batch(numbers, epoch), like)
-        rows = self._shared(parts).packs_per_update
+        rows = self.shared(parts).packs_per_update
         batch = packs.batch(numbers[part * rows : (part + 1) * rows], epoch)
         counts = packs.count(numbers, epoch, self.scales.values())
         return self.filled(batch, like, counts=counts, rows=rows)
@@ -293,10 +293,10 @@ def _with_zeros(values: np.ndarray, rows: int, widths: Tuple[int, ...]) -> np.nd
 def in_order(
     packs: Packs, layout: Layout, like: Optional[Batch] = None, share: Tuple[int, int] = (0, 1)
 ) -> Iterator[Batch]:
-    """Yield all packs in their stored order; ``like`` and ``share`` are those of :meth:`Layout._read`."""
+    """Yield all packs in their stored order; ``like`` and ``share`` are those of :meth:`Layout.read`."""
     for first in range(0, len(packs), layout.packs_per_update):
         numbers = np.arange(first, min(first + layout.packs_per_update, len(packs)))
-        yield layout._read(packs, numbers, 0, share=share, like=like)
+        yield layout.read(packs, numbers, 0, share=share, like=like)
 
 
 class SameSequences(NamedTuple):
@@ -372,7 +372,7 @@ class GlobalBatches:
         total = self.micro_batches_per_update
         if parts == 1:
             return ""
-        number = self.layout._shared(parts).micro_batches_per_update
+        number = self.layout.shared(parts).micro_batches_per_update
         idle = parts - -(-total // number)
         text = f"{parts} share the {total} micro-batches of an update, {number} each"
         if number * parts > total:
@@ -488,4 +488,4 @@ class GlobalBatches:
         return numbers, Position(epoch, used)
 
     def _load(self, packs: Packs, numbers: np.ndarray, epoch: int) -> Batch:
-        return self.layout._read(packs, numbers, epoch, share=self.share)
+        return self.layout.read(packs, numbers, epoch, share=self.share)

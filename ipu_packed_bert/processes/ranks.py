@@ -130,7 +130,7 @@ class Ranks(Processes):
         self._agreed: Optional[int] = None
         self._alone = 0  # contexts of `first_alone` so far
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
         """Connect the ranks; must be called before any exchange."""
         import torch.distributed as dist
 
@@ -223,12 +223,12 @@ class Ranks(Processes):
                         " every process with the same command line, files, data and versions"
                     )
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Wait for all ranks at the end, because a launcher kills the others once one has failed."""
         self.summed(())
         _end_group()
 
-    def _ended(self, error: BaseException) -> Optional[int]:
+    def ended(self, error: BaseException) -> Optional[int]:
         """Return the exit status if another rank reports the error; None if this process must report it."""
         if self._beats:
             self._beats.shielded = True
@@ -399,11 +399,11 @@ def joined(
             nowhere = silent.enter_context(open(os.devnull, "w", encoding="utf-8"))
             silent.enter_context(contextlib.redirect_stdout(nowhere))
         try:
-            ranks._meet()  # fails if another one has ended with an error before all are connected
+            ranks.meet()  # fails if another one has ended with an error before all are connected
             yield ranks
-            ranks._leave()
+            ranks.leave()
         except Exception as error:
-            status = ranks._ended(error)
+            status = ranks.ended(error)
             if status is not None:
                 raise SystemExit(status) from None
             if _is_lost_connection(error):

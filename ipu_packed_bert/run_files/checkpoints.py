@@ -328,7 +328,7 @@ def _read_json(path: Path) -> Fields:
 
 
 def _checked(state: Fields, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Checkpoint:
-    """Build a checkpoint from the results of `split`; raise ValueError if they are invalid."""
+    """Build a checkpoint from the results of `_split`; raise ValueError if they are invalid."""
     config = state.any("config")
     if not isinstance(config, str):
         raise state.error("config", "must be a text")
@@ -361,7 +361,7 @@ def _check_tensors(state: Fields, name: str) -> None:
 
 
 def _split(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Dict[str, torch.Tensor]]]:
-    """Split nested dictionaries into plain values and the tensors by file and name; `join` is the inverse.
+    """Split nested dictionaries into plain values and the tensors by file and name; `_join` is the inverse.
 
     The first key of a tensor names its file, the other keys, joined by /, the tensor. Tensors at the top level share a
     file.
@@ -386,7 +386,7 @@ def _split(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Dict[str
 def _join(
     plain: Dict[str, Any], tensors: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> Dict[str, Any]:
-    """Insert the tensors into the plain values, as before `split`; raise ValueError if a key is missing or in use."""
+    """Insert the tensors into the plain values, as before `_split`; raise ValueError if a key is missing or in use."""
     for stem, by_name in tensors.items():
         for name, tensor in by_name.items():
             *keys, last = name.split("/")

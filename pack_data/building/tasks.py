@@ -166,7 +166,7 @@ class SpillFormat(NamedTuple):
                 if column.axis == axis:
                     yield axis, column.name, total, np.dtype(column.dtype)
 
-    def _write(self, path: Path, sequences: Sequences) -> None:
+    def write(self, path: Path, sequences: Sequences) -> None:
         """Write the whole file or none."""
         columns = {
             "": {"lengths": sequences.lengths, "prediction_counts": sequences.prediction_counts},
@@ -178,7 +178,7 @@ class SpillFormat(NamedTuple):
             for axis, name, _, dtype in self._parts():
                 out.write(raw_bytes(columns[axis][name].astype(dtype, copy=False)))
 
-    def _read(self, runs: Sequence[SpilledRun]) -> Sequences:
+    def read(self, runs: Sequence[SpilledRun]) -> Sequences:
         """Read the sequences of all runs, concatenated."""
         columns: Dict[str, Dict[str, np.ndarray]] = {"": {}, SEQUENCE: {}, SLOT: {}, PREDICTION: {}}
         ends = np.cumsum([(0, 0, 0), *(run._sizes for run in runs)], axis=0)
@@ -227,7 +227,7 @@ def save_examples(
     note_file: Path, sequences: Sequences, schema: PackSchema, **about: Any
 ) -> Dict[str, Any]:
     """Write a block of sequences, then its note, which includes `about`. Return the note."""
-    SpillFormat.of(schema)._write(note_file.with_suffix(".bin"), sequences)
+    SpillFormat.of(schema).write(note_file.with_suffix(".bin"), sequences)
     note = {
         "totals": [
             len(sequences),
@@ -375,7 +375,7 @@ def sort_part(task: SortTask) -> int:
     if index_file.exists():  # a cluster may run a finished task again
         return task.part
     try:
-        sequences = SpillFormat.of(task.part_schema)._read([_whole_file(source, task.totals)])
+        sequences = SpillFormat.of(task.part_schema).read([_whole_file(source, task.totals)])
     except ValueError:
         if index_file.exists():  # another task has sorted it in the meantime
             return task.part
@@ -391,7 +391,7 @@ def sort_part(task: SortTask) -> int:
     sequences = sequences.take(order)
     sequences.scalars["pack_in_shard"] = (pack - shard * layout.packs_per_shard)[order]
     sequences.scalars["slot"] = slot[order]
-    layout._sorted_format()._write(task.work / file_of("sorted", task.part, "bin"), sequences)
+    layout._sorted_format().write(task.work / file_of("sorted", task.part, "bin"), sequences)
 
     sizes = np.zeros((len(sequences) + 1, 3), np.int64)
     sizes[1:, 0] = 1
@@ -430,7 +430,7 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
     """Gather the sequences of a shard, write its packs, then its note with the checksums."""
     schema = task.layout.schema
     packs = task.layout.packs_of(task.number)
-    sequences = task.layout._sorted_format()._read(task.runs)
+    sequences = task.layout._sorted_format().read(task.runs)
     pack = sequences.scalars.pop("pack_in_shard")
     slot = sequences.scalars.pop("slot")
     if len(pack) and int(pack.max()) >= packs:

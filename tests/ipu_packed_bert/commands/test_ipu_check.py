@@ -181,7 +181,7 @@ def test_the_models_work_is_its_cycles(whole, cache):
             links = pipeline.target.link_cycles(sum(ipu.link_bytes.values()))
             work = pipeline.work_cycles(ipu, 7, parameters)
             once.append(work - 7 * (parameters.cycles(ipu.total) + links))
-        update = pipeline._update_cost(parameters).device * MK2.clock_hz
+        update = pipeline.update_cost(parameters).device * MK2.clock_hz
         assert max(once) == pytest.approx(update) and len(once) == 2
 
 

@@ -131,7 +131,7 @@ def test_identical_layers_are_lowered_once():
 
 def test_a_graph_survives_its_file(tmp_path):
     graph = trace()
-    again = tracing.Graph._from_json(graph._to_json())
+    again = tracing.Graph.from_json(graph.to_json())
     assert (again.values, again.parameters, again.gradients) == (graph.values, graph.parameters, graph.gradients)
     assert lower(again).entries == lower(graph).entries
     calls = []

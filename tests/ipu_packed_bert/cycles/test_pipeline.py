@@ -151,7 +151,7 @@ def test_steps_by_hand():
     assert [update.tensors for update in pipeline.updates] == [3, 4, 4, 2]
     same(pipeline.updates[0].cost, sets(vertices.scalar(7, "mul", "float")) * (2880 / 4 / 64))
     assert [update.streamed_bytes for update in pipeline.updates] == [11_520, 2560, 2560, 1280]
-    once = pipeline._update_cost(parameters)
+    once = pipeline.update_cost(parameters)
     optimizer = 1.5 * pipeline.updates[0].cost.cycles(2.0) / 1e9
     ring = 2 * 3 / 4 * 2880 * 2 / 64e9 + 3 * 2 * 3 * 600 / 1e9
     assert once.device == pytest.approx(optimizer + ring + 11_520 / 5e9) and once.host == pytest.approx(0.004)

@@ -71,7 +71,7 @@ def test_gateways_are_of_large_pods_only_and_never_faster():
 def test_an_update_of_a_pipeline_is_its_slowest_ipus_and_the_hosts(machine, load):
     parameters = Parameters(1.0, 3.0, 0.01)
     pipeline = machine.pipeline(load(LARGE))
-    cost = pipeline._update_cost(parameters)
+    cost = pipeline.update_cost(parameters)
     parts = [pipeline._ipu_update(number, parameters) for number in range(4)]
     assert cost.device == max(part.device for part in parts) and all(part.host == 0.0 for part in parts)
     assert cost.host == pytest.approx(0.04)  # four replicas in one process
@@ -90,9 +90,9 @@ def test_state_on_chip_spares_streaming(machine, load):
     parameters = Parameters()
     # 8 bytes a parameter to and from the IPUs, a quarter on each of four replicas, at 5 GB/s.
     most = max(update.parameters for update in off.updates)
-    assert off._update_cost(parameters).streaming == pytest.approx(2 * 8 * most / 4 / 5.0e9)
-    assert on._update_cost(parameters).streaming == 0.0
-    assert off._update_cost(parameters).links == on._update_cost(parameters).links > 0
+    assert off.update_cost(parameters).streaming == pytest.approx(2 * 8 * most / 4 / 5.0e9)
+    assert on.update_cost(parameters).streaming == 0.0
+    assert off.update_cost(parameters).links == on.update_cost(parameters).links > 0
 
 
 def test_parameters_lie_where_their_half_of_the_layer_lies(machine, load):
@@ -110,7 +110,7 @@ def test_parameters_lie_where_their_half_of_the_layer_lies(machine, load):
     most = [pipeline.pipeline_cycle(plain) for pipeline in (whole, split)]
     assert most[1] < most[0] < 7 / 6.4 * most[1]  # six and a half layers on the fullest instead of seven
     placement = PipelinePlacement((4, 7), (0.2, 0.2), feed_forward_per_ipu=(5, 6))
-    assert [placement._halves(ipu) for ipu in (0, 1)] == [
+    assert [placement.halves(ipu) for ipu in (0, 1)] == [
         {"attention": 4, "feed forward": 5},
         {"attention": 7, "feed forward": 6},
     ]

@@ -123,7 +123,7 @@ def test_the_throughput_of_an_update_by_hand(comparison):
     packed, unpacked = comparison.packed(3), comparison.unpacked
     host = 4 * parameters.replica_seconds * 1.33e9  # four replicas, one process
     cycles = [
-        (n + 8) * each.pipeline_cycle(parameters) + each._update_cost(parameters).device * 1.33e9 + host
+        (n + 8) * each.pipeline_cycle(parameters) + each.update_cost(parameters).device * 1.33e9 + host
         for n, each in ((1027, packed), (2048, unpacked))
     ]
     rates = [sequences / c for sequences, c in zip((1027 * 1.995, 2048), cycles)]

@@ -160,10 +160,10 @@ class OneOfTwo(Ranks):
         super().__init__(None, 1, 2, 0)
         self.status = status
 
-    def _meet(self):
+    def meet(self):
         pass
 
-    def _ended(self, error):
+    def ended(self, error):
         return self.status
 
 
