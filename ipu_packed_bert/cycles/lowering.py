@@ -430,7 +430,9 @@ class Lowering:
         value = self.graph.values[index]
         size = element_bytes(value.dtype)
         layout = self._layout(lead)
-        _, _, rows, columns, _ = self._as_matrix(out, lead)
+        matrix = self._as_matrix(out, lead)
+        rows = matrix.rows_t
+        columns = matrix.columns_t
         elementwise = vertices.binary(self._on_tile(out), work, kind)
 
         form = _broadcast_form(value, out)
@@ -819,12 +821,11 @@ class Lowering:
         bias, left, right = operation.inputs()[:3]
         cost = self._matrix(operation, left, right)
         out = self._output(operation)
-        _, _, rows, columns, _ = self._as_matrix(out, operation.outputs[0])
-        size = element_bytes(out.dtype)
+        matrix = self._as_matrix(out, operation.outputs[0])
         return cost + step(
             self.target,
-            vertices_cycles=vertices.add_row_vector(columns, rows, size),
-            exchange_bytes=columns * size,
+            vertices_cycles=vertices.add_row_vector(matrix.columns_t, matrix.rows_t, matrix.size),
+            exchange_bytes=matrix.columns_t * matrix.size,
         )
 
     def _op_bmm(self, operation: Operation) -> Cost:

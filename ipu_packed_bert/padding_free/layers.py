@@ -16,9 +16,7 @@ from ipu_packed_bert.padding_free.models import (
 )
 
 _LEAST_PARAMETERS = 2**26  # smaller models are judged with all layers and at all lengths
-_USUAL_LONGEST = (
-    2048  # tokens of the longest example of a larger model, unless the caller names another
-)
+_USUAL_LONGEST = 2048  # default length of the longest example of a larger model, in tokens
 # Attributes of a module that are not its settings: its contents, and its number in the model.
 _OTHERS = ("_parameters", "_buffers", "_modules", "layer_idx", "layer_id", "layer_number")
 

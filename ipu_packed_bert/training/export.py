@@ -194,8 +194,8 @@ def import_folder(folder: Path, run: Path) -> Loaded:
     check_new_folder(run)
     pretrained = read_folder(folder)
     vocabulary = pretrained.vocabulary
-    # Only settings that the weights determine; the data set and the defaults decide the others. The default batch is
-    # that of IPUs, an hour's work for one update of a CPU.
+    # Only settings that the weights determine; the data set and the defaults decide the others. The default batch, that
+    # of an IPU Pod, is too large for a CPU.
     tree = {
         "data": {"vocabulary": str(run / vocabulary.file)},
         "model": dataclasses.asdict(pretrained.model),

@@ -28,8 +28,8 @@ from ipu_packed_bert.tasks.task import Counts, Evaluation
 from pack_data.cli.command import NotFinite
 
 _STDERR = 2  # file descriptor
-_STOPPING = b"\nstopping after the current batch, and saving a checkpoint"
-_AT_ONCE = b"; Ctrl-C again stops at once, without it"
+_STOPPING = b"\nstopping after the current batch and saving a checkpoint"
+_AT_ONCE = b"; Ctrl-C again stops at once without saving"
 _LOWER_RATE = "--set optimizer.learning_rate=R --allow-change optimizer.learning_rate"
 
 

@@ -654,7 +654,7 @@ def one_sided(
         options: of the build.
         side: the side without documents.
         count: documents with text.
-        positions: of the documents; the error names the share that is next to the one that was passed.
+        positions: of the documents, if known; the error then names the nearest share that works.
     """
     way_out = "choose another number"
     if positions and side.name == HELD_OUT:

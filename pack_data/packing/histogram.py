@@ -331,11 +331,11 @@ def unfit(lengths: np.ndarray, most: int, limit: str = "", before: Optional[int]
     Args:
         lengths: integers [n].
         most: the longest length that is allowed.
-        limit: what sets it, for the sentence; empty for max_sequence_length.
-        before: number of sequences before these, if they are a part of those of a file.
+        limit: its name in the sentence; empty for max_sequence_length.
+        before: number of sequences of the file before these; None if these are all.
 
     Returns:
-        Words without an advice; empty if there are no such lengths.
+        A clause without a way out; empty if all lengths fit.
     """
     wrong = np.flatnonzero((lengths < 1) | (lengths > most))
     if not len(wrong):

@@ -83,8 +83,8 @@ _PROGRAMME_DEPTH_IN_MEAN_PACKS = 4
 
 # ---- smaller limits on sequences per pack ----------------------------------------------------------------------------
 
-# Estimated seconds of a core for quick searches at those that are no powers of two. Without this limit, 100,000
-# windows of DNA at 131,072 slots took some 80 s in place of 7 s, with as many packs.
+# Estimated processor seconds of quick searches at limits that are not powers of two. Without this bound, 100,000
+# windows of DNA at 131,072 slots took about 80 s instead of 7 s, with as many packs.
 _SECONDS_OF_SMALLER_DEPTHS = 0.5
 
 # ---- a depth that is chosen for the user -----------------------------------------------------------------------------

@@ -41,8 +41,9 @@ _ROUNDING = 1e-9  # of sums of values
 _NEAR_DEPTH = (0.6, 0.8)
 _WINDOWS = 4  # windows of arrivals in a buffer, and the least sequences of one
 _MIN_WINDOW = 64
-# Most seconds, estimated, of a linear programme for what waits at the end, and of all of them. They are counted, not
-# measured: lengths near a third of a row and preference pairs reach their bound, with up to 3 % fewer packs.
+# Most estimated seconds of one linear programme for what waits at the end, and of all of them. The estimates follow
+# from the lengths alone, so that the packs do not depend on the machine. With these limits lengths near a third of a
+# row and preference pairs reach their bound, with up to 3 % fewer packs.
 _PROGRAMME_SECONDS = 0.2
 _FINISH_SECONDS = 5.0
 
@@ -268,7 +269,8 @@ class PackStream:
         parts = _ROUND if lengths.in_random_order else _ROUND_OF_SORTED
         value = sum([worth[length] * len(numbers) for length, numbers in buffer.numbers.items()])
         fewest = max(value, buffer.tokens / S, len(buffer) / self._depth)  # rows for all that wait
-        wanted = max(round(len(buffer) / fewest, 9), 1.0)  # sequences of a row, on average
+        # Sequences of a row, on average; rounded, because sums of values are inexact.
+        wanted = max(round(len(buffer) / fewest, 9), 1.0)
         to_close = max(1, int(most / wanted / parts))
 
         rows = Rows(buffer, S, self._depth, most, worth, 1.0 - shortfall, by_age=not alike)
