@@ -56,9 +56,15 @@ def test_pairs_are_packed_at_a_bound_that_needs_no_programme(histogram):
     assert prove(packing).lower_bound == packing.packs
 
 
+@given(histograms(max_count=40))
+def test_a_larger_limit_never_gives_more_packs(histogram):
+    packs = [optimal.pack(histogram, max_sequences_per_pack=depth).packs for depth in (2, 3, 4, 6, 8, 16, None)]
+    assert packs == sorted(packs, reverse=True)
+
+
 @given(st.integers(0, 10_000), st.integers(1, 600), st.sampled_from([64, 1024, 8192]))
 @settings(max_examples=12)
-def test_a_larger_limit_never_gives_more_packs(seed, number, slots):
+def test_a_larger_limit_never_gives_more_packs_of_many_lengths(seed, number, slots):
     lengths = np.random.default_rng(seed).lognormal(np.log(0.28 * slots), 0.72, number)
     histogram = LengthHistogram.from_lengths(np.clip(np.rint(lengths), 1, slots).astype(int), slots)
     packs = [optimal.pack(histogram, max_sequences_per_pack=depth).packs for depth in (2, 3, 4, 8, 16, None)]
@@ -83,8 +89,11 @@ def test_every_smaller_limit_counts_at_a_larger_one():
     solutions = np.random.default_rng(4).lognormal(np.log(4200), 0.8, 4000).round()
     for lengths, slots, depths in ((pairs, 2048, (4, 5, 6)), (solutions, 16384, (6, 8, None))):
         histogram = LengthHistogram.from_lengths(lengths.astype(int).clip(1, slots), slots)
-        packs = [optimal.pack(histogram, max_sequences_per_pack=depth).packs for depth in depths]
+        packings = [optimal.pack(histogram, max_sequences_per_pack=depth) for depth in depths]
+        packs = [packing.packs for packing in packings]
         assert packs == sorted(packs, reverse=True)
+    unlimited = packings[-1]
+    assert unlimited.packs == unlimited.lower_bound
 
 
 @pytest.mark.parametrize(

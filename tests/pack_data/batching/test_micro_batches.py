@@ -90,7 +90,11 @@ def test_no_usual_rule_has_fewer_steps_and_the_slowest_rank_is_near_its_bound(ki
 @pytest.mark.parametrize(
     "lengths, options, named",
     [
-        ([9, 3, 12, 30, 11], {}, ["4 of 5", "max_tokens = 8", "sequence 0 has length 9", "2 has length 12"]),
+        (
+            [9, 3, 12, 30, 11],
+            {},
+            ["4 of 5", "max_tokens = 8", "sequence 0 has length 9", "2 has length 12", "3 has length 30"],
+        ),
         ([0], {}, ["sequence 0", "length 0"]),
         ([1.5], {}, ["whole numbers"]),
         ([1], {"ranks": 0}, ["ranks = 0"]),
