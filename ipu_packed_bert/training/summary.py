@@ -278,10 +278,11 @@ def _compared(comparison: Mapping[str, Any], precision: str) -> List[str]:
     packed = comparison["packed_sequences_per_second"]
     unpacked = comparison["unpacked_sequences_per_second"]
     factor = comparison["packing_factor"]
-    # Not the quotient of the two medians beside it.
-    rounds = f"median of {counted(comparison['updates'], 'pair')}"
+    low, high = comparison["speedup_quartiles"]
+    # Not the quotient of the two medians beside it. Other work on the machine spreads the quartiles.
+    pairs = f"quartiles of {counted(comparison['updates'], 'pair')}: {low:.2f} to {high:.2f}"
     speed_up = (
-        f"{comparison['speedup']:.3f} times as fast ({rounds}); the packing factor is {factor:.3f}"
+        f"{comparison['speedup']:.3f} times as fast ({pairs}); the packing factor is {factor:.3f}"
     )
     cells = [
         ("", "packed", "unpacked", ""),

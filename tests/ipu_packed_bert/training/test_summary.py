@@ -112,13 +112,15 @@ def test_the_comparison_says_whether_it_came_out_equal(tmp_path, gradients, word
         "packed_sequences_per_second": 1234.0,
         "unpacked_sequences_per_second": 617.0,
         "speedup": 2.0,
+        "speedup_quartiles": [1.9, 2.1],
         "updates": 5,
     }
     compared.update(packing_factor=1.96, loss_difference=1e-8, gradient_difference=gradients)
     found = dataclasses.replace(summary_of(tmp_path), compare_unpacked=compared)
     text = "\n".join(found.lines(precision="float32"))
     assert (
-        "1,234.0     617.0  2.000 times as fast (median of 5 pairs); the packing factor is 1.960" in text
+        "1,234.0     617.0  2.000 times as fast (quartiles of 5 pairs: 1.90 to 2.10); the packing factor is 1.960"
+        in text
         and words in text
     )
 
