@@ -178,7 +178,7 @@ class Stages:
             histogram = LengthHistogram(packing.placed())
             excess = fewest_packs(histogram, depth) / fewest_packs(histogram, None) - 1
             yield (
-                f"depth {depth}: the smallest that needs at most 1 % more packs than no limit ({excess:.1%}); "
+                f"depth {depth}: the smallest that needs at most 1% more packs than no limit ({excess:.1%}); "
                 "--max-sequences-per-pack changes it"
             )
 

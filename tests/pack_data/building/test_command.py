@@ -251,7 +251,7 @@ def test_a_build_says_what_a_limit_on_depth_costs(tmp_path, capsys):
     with PackStore.open(tmp_path / "default") as chosen:
         depth = chosen.schema.max_sequences_per_pack
         assert len(chosen) <= 1.01 * len(unlimited) and 3 < depth <= 12
-    assert re.search(rf"depth {depth}: .*at most 1 % more packs.*\b[01]\.\d%", capsys.readouterr().err)
+    assert re.search(rf"depth {depth}: .*at most 1% more packs.*\b[01]\.\d%", capsys.readouterr().err)
 
 
 def test_the_depth_of_a_bundled_histogram_is_that_of_the_paper(tmp_path):
