@@ -102,18 +102,17 @@ def test_there_are_settings_in_sources():
     assert ("engine.half_logits", "true") in found and ("engine.offline_export", None) in found
 
 
-@pytest.mark.parametrize("key, value", sorted(settings_in_sources(), key=str))
-def test_each_setting_in_a_text_of_the_program_is_one(key, value):
+def test_each_setting_in_a_text_of_the_program_is_one():
     """Its key is a setting of the configurations that come with the program; the value that is printed is taken."""
-    where = settings_in_sources()[key, value]
-    names = [name for name in NAMES if not (key in _OF_PRETRAINING and name.startswith("finetune"))]
-    having = [name for name in names if setting(shipped(name), key)[1]]
-    assert having, f"{where}: no configuration has {key}"
-    for name in (having[0], having[-1]):
-        own = value or as_typed(setting(shipped(name), key)[0])
-        more = ["placement.replicated_tensor_sharding=false"] if key == "placement.replicas" and own == "1" else []
-        assert loaded(name, [f"{key}={own}", *more]).origins[key] == "--set"
-        executed(f"--set {key}={own}", f"{where}, on {name}")
+    for (key, value), where in settings_in_sources().items():
+        names = [name for name in NAMES if not (key in _OF_PRETRAINING and name.startswith("finetune"))]
+        having = [name for name in names if setting(shipped(name), key)[1]]
+        assert having, f"{where}: no configuration has {key}"
+        for name in (having[0], having[-1]):
+            own = value or as_typed(setting(shipped(name), key)[0])
+            more = ["placement.replicated_tensor_sharding=false"] if key == "placement.replicas" and own == "1" else []
+            assert loaded(name, [f"{key}={own}", *more]).origins[key] == "--set", where
+            executed(f"--set {key}={own}", f"{where}, on {name}")
 
 
 class _Parsed(Exception):
@@ -243,21 +242,21 @@ def make_lines():
     return found
 
 
-@pytest.mark.parametrize("target", sorted(make_lines()))
-def test_each_target_that_is_shown_runs_without_an_environment_in_a_directory_with_a_space(target, tmp_path):
+def test_each_target_that_is_shown_runs_without_an_environment_in_a_directory_with_a_space(tmp_path):
     """Printed, not run: each path of the directory is one word of the shell."""
     copy = tmp_path / "a copy"
     copy.mkdir()
     for name in ("Makefile", "setup.cfg", "pyproject.toml", *(path.name for path in ROOT.glob("requirements*.txt"))):
         shutil.copy(ROOT / name, copy)
-    words = ["make", "--dry-run", "--no-print-directory", target, "PYTHON38=python3.8"]
-    done = subprocess.run(words, cwd=copy, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert not re.search(r"(^|&& |; )(python|packed-bert) ", done.stdout, re.M)  # neither is on the path
-    for line in done.stdout.replace("\\\n", " ").splitlines():
-        if str(tmp_path) in line and "$(" not in line:
-            cut = [word for word in shlex.split(line) if str(tmp_path) in word and str(copy) not in word]
-            assert not cut, line
+    for target in make_lines():
+        words = ["make", "--dry-run", "--no-print-directory", target, "PYTHON38=python3.8"]
+        done = subprocess.run(words, cwd=copy, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert not re.search(r"(^|&& |; )(python|packed-bert) ", done.stdout, re.M)  # neither is on the path
+        for line in done.stdout.replace("\\\n", " ").splitlines():
+            if str(tmp_path) in line and "$(" not in line:
+                cut = [word for word in shlex.split(line) if str(tmp_path) in word and str(copy) not in word]
+                assert not cut, line
 
 
 def test_targets_are_shown():

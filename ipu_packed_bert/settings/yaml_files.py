@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, List, Optional, Set, Union
 
@@ -126,6 +128,12 @@ def _merged(base: Any, tree: Any) -> Any:
     return merged
 
 
+@lru_cache(maxsize=32)
+def _parsed(text: str) -> Any:
+    """Parse a text once: one base is read again for each configuration that extends it."""
+    return yaml.load(text, _YamlLoader)
+
+
 def parse_yaml(text: Union[str, bytes], source: Union[str, Path]) -> Any:
     """Parse a YAML text to plain values.
 
@@ -141,7 +149,7 @@ def parse_yaml(text: Union[str, bytes], source: Union[str, Path]) -> Any:
             raise ValueError(f"more than {_MAX_BYTES:,} bytes, too many for settings")
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        return yaml.load(text, _YamlLoader)
+        return copy.deepcopy(_parsed(text))
     except RecursionError:
         problem = "it is nested too deeply"
     except yaml.MarkedYAMLError as error:
