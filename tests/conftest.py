@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -23,6 +24,8 @@ VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 DESELECTED = pytest.StashKey[int]()
+# A file with slow tests has this word, or its cases are drawn by tests/tiers.py.
+NAMES_SLOW = re.compile(r"\bslow\b|\btests\.tiers\b")
 
 hypothesis.settings.register_profile(
     "default",
@@ -57,9 +60,24 @@ def pytest_addoption(parser):
     )
 
 
+def _names_slow(path) -> bool:
+    return bool(NAMES_SLOW.search(path.read_text(encoding="utf-8")))
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out, with `-m slow`, the files without slow tests: importing all files takes as long as many tests."""
+    if config.option.markexpr == "slow" and collection_path.suffix == ".py" and not _names_slow(collection_path):
+        return True
+    return None
+
+
 def pytest_collection_modifyitems(items):
     """Begin with the files at the top, whose tests take longest, so that no process ends long after another."""
     items.sort(key=lambda item: len(item.path.parts))
+    with_slow = {item.path for item in items if item.get_closest_marker("slow")}
+    unnamed = [str(path) for path in sorted(with_slow) if not _names_slow(path)]
+    if unnamed:
+        raise pytest.UsageError(f"`-m slow` would not find the slow tests of {', '.join(unnamed)}: see NAMES_SLOW")
 
 
 def pytest_deselected(items):
