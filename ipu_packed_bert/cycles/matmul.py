@@ -371,11 +371,12 @@ class Planner:
 
     def plan(self, product: Product, rearranged: Rearranged = FORWARD) -> _MatmulPlan:
         """Return the best plan of `product`; identical products are searched once."""
-        key = " ".join(str(value) for value in astuple(product))
+        key = " ".join(map(str, vars(product).values()))
         if key not in self._plans:
             self._plans[key] = _plan(product, self.target)
             self.searched += 1
-        return _rearrange(self._plans[key], product, rearranged, self.target)
+        found = self._plans[key]
+        return _rearrange(found, product, rearranged, self.target) if any(rearranged) else found
 
     def save(self) -> None:
         """Store the plans, together with those that other processes stored meanwhile."""
