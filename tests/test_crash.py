@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="calls of pat
 
 # Training forks from a process with threads of torch, which may wait without end: the command tries it.
 SAMPLE = {"build": 20, "replace": 20, "stages": 20, "convert": 5}
-SLOW_SAMPLE = {"build": 120, "replace": 120, "stages": 120, "convert": 40}
+SLOW_SAMPLE = {"build": 60, "replace": 60, "stages": 60, "convert": 20}
 
 
 @pytest.fixture

@@ -36,22 +36,21 @@ def packed_bert(*words, **where):
     return on_the_pod("-m", "ipu_packed_bert", *words, **where)
 
 
-def suite(name, marked):
-    """Run a file of the suite of `make test-ipu`; the exit status of pytest and what it printed."""
-    file = ROOT / "tests" / "ipu_packed_bert" / f"{name}.py"
-    return on_the_pod("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", marked, file)
+def suite(names, marked):
+    """Run files of the suite of `make test-ipu` in one process; the exit status of pytest and what it printed."""
+    files = [ROOT / "tests" / "ipu_packed_bert" / f"{name}.py" for name in names]
+    return on_the_pod("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-rA", "-m", marked, *files)
 
 
-@pytest.mark.parametrize("name", on_ipus.SUITE)
-def test_the_suite_is_green_where_an_sdk_is_installed(name):
-    status, out, error = suite(name, "not ipu and not slow")
-    assert status == 0 and " passed" in out, out + error
+def test_the_suite_is_green_where_an_sdk_is_installed():
+    status, out, error = suite(on_ipus.SUITE, "not ipu and not slow")
+    assert status == 0, out + error
+    assert [name for name in on_ipus.SUITE if f"PASSED tests/ipu_packed_bert/{name}.py" not in out] == []
 
 
-@pytest.mark.parametrize("name", on_ipus.ON_THE_SDK)
-def test_the_tests_on_the_sdk_run_on_the_package(name):
-    status, out, error = suite(name, "ipu and not slow")
-    assert status == 0 and " passed" in out and " skipped" not in out, out + error
+def test_the_tests_on_the_sdk_run_on_the_package():
+    status, out, error = suite(on_ipus.ON_THE_SDK, "ipu and not slow")
+    assert status == 0 and "PASSED" in out and "SKIPPED" not in out, out + error
 
 
 def test_make_test_ipu_finds_the_sdk_and_both_parts():
