@@ -13,6 +13,9 @@ PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 # In the order of tests/conftest.py; the xdist of test-sdk always begins with the files of most tests.
 IN_ORDER = --no-loadscope-reorder
 
+# Later runs load the modules and tests that the first one compiled, and so do the processes that tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help pretrain bench test test-slow gpu gpu-dry check coverage mutants crash test-sdk test-ipu test-wheel weights print-python38 clean
 .PHONY: test-pages test-trainers test-trainers-newest test-trainers-older test-engines docs figures release-check
 help:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,10 @@ def test_the_printed_next_steps_run_in_a_shell_without_an_active_environment(che
     line = line.replace(" DIR", " exported")
     done = subprocess.run(["sh", "-c", line], cwd=copy, env=bare, capture_output=True, text=True)
     assert done.returncode == 0, line + done.stderr
+    if label == "continue":
+        (run,) = Path(copy, "runs").iterdir()
+        assert "from update 2" in done.stdout and "building" not in done.stdout
+        assert len((run / "log.jsonl").read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize("script", ["run_pretraining.py", "profiling/overhead_report.py", "profiling/calibrate.py"])
@@ -96,14 +101,6 @@ def test_pretraining_packs_and_trains_without_an_ipu_or_a_data_set(checkout, pre
     assert compared["speedup"] > 0 and compared["gradient_difference"] < 1e-4  # a ratio of times: printed, not judged
     # The path of the interpreter is quoted if the checkout is in a directory with a space.
     assert re.search(f"python'? run_pretraining.py --resume {run.relative_to(checkout)}", pretrained)
-
-
-def test_a_run_is_resumed(checkout, pretrained):
-    (run,) = (checkout / "runs").iterdir()
-    settings = "--steps 3 --set optimizer.schedule_steps=3 --set run.evaluate_every=0".split()
-    text = command(checkout, "run_pretraining.py", "--resume", str(run.relative_to(checkout)), *settings)
-    assert "from update 2" in text and "building" not in text
-    assert len((run / "log.jsonl").read_text().splitlines()) == 3
 
 
 def test_the_data_set_is_whole(checkout, pretrained):
