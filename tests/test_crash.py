@@ -74,7 +74,7 @@ def test_the_model_notices_whatever_is_not_synced(folder, monkeypatch, synced, i
         return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".part"}
 
     monkeypatch.setitem(DRIVES, "build", Drive(lambda folder: None, work, result))
-    *_, tried = try_states("build", folder, states=60, seed=0)
+    *_, tried = try_states("build", folder, states=24, seed=0)
     assert (tried.wrong == []) == is_right
 
 

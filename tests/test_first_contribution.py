@@ -76,6 +76,8 @@ def contributed(tmp_path_factory):
         target = copy / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
+    if (ROOT / ".mypy_cache").is_dir():  # mypy tells by time and size what changed
+        shutil.copytree(ROOT / ".mypy_cache", copy / ".mypy_cache")
     changed = [name for page in PAGES for name in follow(f"docs/how_to/add_{page}.md", copy)]
     changed += move_task(copy)
     run(copy, "docs/reference.py")
@@ -99,7 +101,8 @@ def test_they_keep_the_laws_and_the_import_rules(contributed):
         "tests/test_boundaries.py",
         "tests/test_docs_reference.py",
     ]
-    wanted = "pairs or certified or lines or mean or import or reference"
+    # Loading Transformers and compiling take long, and the contributions change neither.
+    wanted = "(pairs or certified or lines or mean or import or reference) and not (padding_free or compiled)"
     printed = run(
         contributed[0], "-m", "pytest", "-n", "0", "-q", "-rA", "-p", "no:cacheprovider", *files, "-k", wanted
     )
@@ -108,6 +111,7 @@ def test_they_keep_the_laws_and_the_import_rules(contributed):
         assert printed.count(f"PASSED {file}") >= least, file
 
 
+@pytest.mark.slow
 def test_make_check_passes_but_for_types(contributed):
     copy, _ = contributed
     run(copy, "-m", "ruff", "check", "--no-cache", ".")
