@@ -21,7 +21,7 @@ from pack_data.solver.exchange import SECONDS_PER_PACK, exchange
 from pack_data.solver.filling import SECONDS_PER_STRATEGY, fewest, fill_exactly, fill_seats
 from pack_data.solver.free_slots import Packs, count_packs, longest_first
 from pack_data.solver.repair import mend
-from pack_data.solver.small import MOST_SEQUENCES, search_fewer
+from pack_data.solver.small import EXACT_SEQUENCES, MOST_SEQUENCES, search_fewer
 
 # ---- seconds that the search may take --------------------------------------------------------------------------------
 
@@ -37,8 +37,6 @@ _SECONDS_PER_SEQUENCE_LIMITED = 2e-5
 _SECONDS_PER_SEQUENCE_SHORT_ROWS = 60e-6
 # Sequences up to which a call is small: such calls are often made during training and must return in milliseconds.
 _SMALL_CALL_SEQUENCES = 1000
-# Seconds of mending before the search of a call of at most `MOST_SEQUENCES`: it saved 9 of 8,133 packs in 315 cases.
-_SECONDS_OF_MENDING_FEW = 0.02
 # Most seconds of one call of `mended`.
 _MAX_SECONDS_OF_MENDING = 5.0
 
@@ -121,7 +119,7 @@ class Limits(NamedTuple):
             max_sequences_per_pack: packing depth; None for unlimited.
             budget: seconds after which no step is begun; None for no such limit.
         """
-        depth = histogram.max_sequence_length // max(1, histogram.shortest)
+        depth = _most_together(histogram)
         if max_sequences_per_pack is not None:
             depth = min(depth, max_sequences_per_pack)
         until = math.inf if budget is None else time.perf_counter() + budget
@@ -131,6 +129,15 @@ class Limits(NamedTuple):
     def _binding(self) -> bool:
         """True if a pack could hold more sequences without the limit on them."""
         return self.max_sequences_per_pack == self.depth
+
+
+def _most_together(histogram: LengthHistogram) -> int:
+    """Return how many of the shortest sequences fit into one pack."""
+    S = histogram.max_sequence_length
+    lengths = histogram.lengths
+    alone = np.minimum(histogram.counts[lengths], S // lengths)
+    tokens = np.cumsum(np.repeat(lengths, alone))
+    return int(np.searchsorted(tokens, S, side="right"))
 
 
 class ProvedPacks(NamedTuple):
@@ -205,6 +212,12 @@ class ProvedPacks(NamedTuple):
         return max(worth, sequences * allowed)
 
     @property
+    def usual_depth(self) -> int:
+        """Twice the mean number of sequences per pack, beyond which the limit hardly matters."""
+        mean = math.ceil(self.histogram.sequences / self.lower_bound)
+        return min(self.limits.depth, 2 * mean)
+
+    @property
     def deepest(self) -> int:
         """The largest number of sequences per pack in linear programmes.
 
@@ -221,6 +234,8 @@ class ProvedPacks(NamedTuple):
     def programme_seconds(self) -> float:
         """Estimated seconds of a linear programme."""
         S = self.histogram.max_sequence_length
+        if self.few:
+            return math.inf
         seconds = (
             _PROGRAMME_SECONDS_PER_LENGTH * len(self.histogram.lengths) * (1 + S / _PROGRAMME_SLOTS)
         )
@@ -238,7 +253,7 @@ class ProvedPacks(NamedTuple):
         if self.gap <= 0:
             return []
         sequences = self.histogram.sequences
-        most = min(self.limits.depth - 1, 2 * math.ceil(sequences / self.lower_bound))
+        most = min(self.limits.depth - 1, self.usual_depth)
         fewest = math.ceil(sequences / (count_packs(self.packs) - 1))
         seconds = 2 * len(self.packs) * SECONDS_PER_STRATEGY + self.lower_bound * SECONDS_PER_PACK
         searches = _SECONDS_OF_SMALLER_DEPTHS / seconds
@@ -246,6 +261,8 @@ class ProvedPacks(NamedTuple):
         above = [1 << exponent for exponent in exponents if len(exponents) <= searches]
         depths = range(most, fewest - 1, -1)
         below = [depth for depth in depths if most - depth < searches or depth & (depth - 1) == 0]
+        if self.few:
+            return below
         return above[::-1] + below
 
     def with_fewer(self, packs: Packs) -> ProvedPacks:
@@ -264,8 +281,6 @@ class ProvedPacks(NamedTuple):
         most_strategies = math.inf
         if self.limits.until == math.inf:
             seconds = min(most_seconds, self._patience, _MAX_SECONDS_OF_MENDING)
-            if self.few:
-                seconds = _SECONDS_OF_MENDING_FEW
             most_strategies = seconds / (2 * SECONDS_PER_STRATEGY)
         packs = mend(
             self.packs,
@@ -281,15 +296,30 @@ class ProvedPacks(NamedTuple):
         """Return as many packs as the bound, or a few more, if exchanges between balanced packs lead there."""
         bound = self.lower_bound
         seconds = bound * SECONDS_PER_PACK
-        if self.few or seconds > most_seconds or not self.pays(seconds):
+        pays = seconds <= most_seconds and self.pays(seconds)
+        if not pays and not self.few:
             return self
         counts = self.histogram.counts
         most = bound + self.gap if self._likely else bound + 1
 
         def balanced(number: int) -> Packs:
-            return exchange(counts, self.limits.depth, number) if self.pays(seconds) else []
+            in_time = time.perf_counter() < self.limits.until
+            return exchange(counts, self.limits.depth, number) if in_time else []
 
         return self.with_fewer(fewest(balanced, bound, most))
+
+    def searched(self) -> ProvedPacks:
+        """Return fewer packs by exchanges, or by a search that is exhaustive if sequences are very few.
+
+        A packing needs hardly ever more than the usual depth. So all larger limits lead to the same packs.
+        """
+        S = self.histogram.max_sequence_length
+        depth = self.usual_depth
+        usual = self._replace(limits=self.limits._replace(depth=depth))
+        best = self.with_fewer(usual.exchanged().packs)
+        if self.histogram.sequences <= EXACT_SEQUENCES:
+            depth = self.limits.depth
+        return best.with_fewer(search_fewer(best.packs, S, depth, best.lower_bound))
 
     def proved_by(self, prices: np.ndarray, most_steps: float = math.inf) -> ProvedPacks:
         """Return the same packs with the bound of these prices, in whole numbers, if it is higher.
@@ -324,6 +354,8 @@ def pack_quickly(histogram: LengthHistogram, limits: Limits) -> ProvedPacks:
         return best
 
     bound = best.lower_bound
+    if best.few:
+        return best.searched()
     if best._seats_are_scarce:
         packs = fill_seats(histogram.counts, limits.depth, bound, count_packs(best.packs))
         best = best.with_fewer(packs)
@@ -332,15 +364,12 @@ def pack_quickly(histogram: LengthHistogram, limits: Limits) -> ProvedPacks:
     if histogram.max_sequence_length <= LONG_ROWS and best.pays(best.programme_seconds):
         most_seconds = best.programme_seconds
     filling = 2 * len(best.packs) * SECONDS_PER_STRATEGY
-    if best.few or (filling <= most_seconds and best.pays(filling)):
+    if filling <= most_seconds and best.pays(filling):
         best = best.with_fewer(fill_exactly(histogram.counts, limits.depth, bound))
     if best.gap > _FAR_GAP_SHARE * bound:
         best = best.exchanged(most_seconds).mended(most_seconds)
     else:
         best = best.mended(most_seconds).exchanged(most_seconds)
-    if best.few:
-        S = histogram.max_sequence_length
-        best = best.with_fewer(search_fewer(best.packs, S, limits.depth, bound))
     return best
 
 

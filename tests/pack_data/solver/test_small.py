@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pack_data import optimal
 from pack_data.packing.histogram import LengthHistogram
+from pack_data.solver import programmes
 from pack_data.solver.free_slots import count_packs
 from pack_data.solver.search import Limits, ProvedPacks, pack_quickly
 
@@ -63,3 +64,27 @@ def cut_rows(rows, depth, S, seed):
 def test_few_sequences_reach_their_bound(lengths, S, depth, packs):
     packing = optimal.pack(LengthHistogram.from_lengths(lengths, S), max_sequences_per_pack=depth)
     assert packing.packs == packing.lower_bound == packs
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_few_sequences_near_a_third_of_a_row_are_packed_without_a_programme(seed, monkeypatch):
+    # Exchanges that always help stop one or two packs above the bound.
+    monkeypatch.setattr(programmes, "relax", None)
+    lengths = np.random.default_rng(seed).normal(8192 / 3 - 20, 250, 150).round().astype(int)
+    packing = optimal.pack(LengthHistogram.from_lengths(lengths, 8192), max_sequences_per_pack=None)
+    assert packing.packs == packing.lower_bound
+
+
+@given(st.lists(st.integers(1, 64), min_size=13, max_size=60))
+def test_a_larger_limit_never_gives_more_packs_of_few_sequences(lengths):
+    histogram = LengthHistogram.from_lengths(lengths, 64)
+    packs = [optimal.pack(histogram, max_sequences_per_pack=depth).packs for depth in (*range(2, 12), 16, None)]
+    assert packs == sorted(packs, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "lengths, depth, most", [([1, 2, 3, 5, 9], None, 3), ([2] * 9, 4, 4), ([2] * 9, None, 5), ([], None, 0)]
+)
+def test_the_limit_is_at_most_the_sequences_that_fit_into_one_pack(lengths, depth, most):
+    histogram = LengthHistogram.from_lengths(np.array(lengths, int), 10)
+    assert Limits.of(histogram, depth, None).depth == most
