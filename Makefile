@@ -93,6 +93,8 @@ crash: .venv/ready
 	nice -n 10 .venv/bin/python -m tests.failing_calls all
 	nice -n 10 .venv/bin/python -m tests.resumes all
 
+# Two targets at a time must not build the package at once: both write build/ and *.egg-info.
+ALONE = $(if $(shell command -v flock 2>/dev/null),flock setup.cfg)
 # Install torch first and alone, so that later resolutions keep it.
 # A dot every four seconds while the command after it runs.
 DOTS = (while sleep 4 && kill -0 $$$$ 2>/dev/null; do printf .; done) & dots=$$!; trap 'kill $$dots 2>/dev/null' EXIT;
@@ -104,7 +106,7 @@ DOTS = (while sleep 4 && kill -0 $$$$ 2>/dev/null; do printf .; done) & dots=$$!
 	@$(DOTS) $(PYTHON) -m venv .venv
 	@$(DOTS) .venv/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.txt)"
 	@$(DOTS) .venv/bin/pip install --quiet -r requirements.txt
-	@$(DOTS) .venv/bin/pip install --quiet --no-deps -e .
+	@$(DOTS) $(ALONE) .venv/bin/pip install --quiet --no-deps -e .
 	@touch $@; echo
 
 weights: .venv/ready
@@ -131,7 +133,7 @@ test-sdk: .venv-sdk/ready
 	.venv-sdk/bin/pip install --quiet --no-deps $(TORCH_201)
 	.venv-sdk/bin/pip install --quiet filelock typing_extensions sympy networkx "$$(grep '^numpy==' requirements-sdk.txt)"
 	.venv-sdk/bin/pip install --quiet --only-binary :all: -r requirements-sdk.txt
-	.venv-sdk/bin/pip install --quiet --no-deps -e .
+	$(ALONE) .venv-sdk/bin/pip install --quiet --no-deps -e .
 	@touch $@
 
 # Creates no environment: PYTHON must have the SDK's PopTorch and the packages of requirements-sdk.txt.
@@ -181,13 +183,13 @@ docs: .venv-docs/ready
 	.venv/bin/python -m venv --clear .venv-docs
 	.venv/bin/python $(SITE_PACKAGES) > "$$(.venv-docs/bin/python $(SITE_PACKAGES))/base.pth"
 	.venv-docs/bin/pip install --quiet -r requirements-trainers-newest.txt -r requirements-docs.txt
-	.venv-docs/bin/pip install --quiet --no-deps -e .
+	$(ALONE) .venv-docs/bin/pip install --quiet --no-deps -e .
 	@touch $@
 
 # Test `pip install .[train]` on a machine that has nothing else.
 test-wheel: .venv/ready
-	rm -rf .venv-wheel build/lib build/bdist.* build/wheel
-	.venv/bin/pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
+	$(ALONE) rm -rf .venv-wheel build/lib build/bdist.* build/wheel
+	$(ALONE) .venv/bin/pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.txt)"
 	.venv-wheel/bin/pip install --quiet "$$(ls "$(CURDIR)"/build/wheel/*.whl)[train]"
