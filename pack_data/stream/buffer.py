@@ -94,9 +94,9 @@ class Rows:
         self._present = bytearray(S + 1)  # 1 at each length of which sequences are left
         for length in self.left:
             self._present[length] = 1
-        present = np.frombuffer(self._present, np.uint8)
-        self._bits = _bits_of(present)  # bit l: length l is left
-        self._reversed_bits = _bits_of(present[::-1])  # bit S - l
+        lengths = np.fromiter(self.left, np.int64, len(self.left))
+        self._bits = _bits_at(lengths, S)  # bit l: length l is left
+        self._reversed_bits = _bits_at(S - lengths, S)  # bit S - l
 
     def longest(self, most: int) -> int:
         """Return the longest length that is left and at most `most`; below 1 if there is none."""
@@ -178,5 +178,8 @@ class Rows:
         return min(candidates, key=rank)
 
 
-def _bits_of(present: np.ndarray) -> int:
-    return int.from_bytes(np.packbits(present, bitorder="little").tobytes(), "little")
+def _bits_at(places: np.ndarray, most: int) -> int:
+    """Return the number whose bits are 1 at these places, each from 0 to `most`."""
+    octets = np.zeros(most // 8 + 1, np.uint8)
+    np.bitwise_or.at(octets, places >> 3, np.left_shift(1, places & 7).astype(np.uint8))
+    return int.from_bytes(octets.tobytes(), "little")

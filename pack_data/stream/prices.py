@@ -36,6 +36,8 @@ _GROWTH = 8  # prices are computed again when this many times the sequences have
 # windows is above it by chance.
 _MOST_DISTANCE = 2.4
 _CALM_WINDOWS = 8  # windows without such a sign after which the order counts as random again
+# Steps of length in which samples are compared. Their number bounds the work for each window in long rows.
+_COMPARED = 4096
 # Standard deviation, as a share of the mean, below which lengths are alike: then hardly any short sequence fills up a
 # row. Measured: 0.41 and below gain by rows that begin with the oldest sequence, 0.52 and above lose.
 _ALIKE = 0.47
@@ -69,39 +71,66 @@ class Lengths:
         self._depth = depth
         self._window = window  # sequences that are compared with those before
         self._arrived: List[int] = []  # fewer than a window
-        self._counts = np.zeros(S + 1, np.int64)  # of whole windows
         # Windows in random order since the order changed, at most `_CALM_WINDOWS`.
         self._calm = _CALM_WINDOWS
+        self._unit = -(-S // _COMPARED)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._counts = np.zeros(self._S + 1, np.int64)  # of whole windows
+        self._by_step = np.zeros(self._S // self._unit + 1, np.int64)  # the same, in steps
+        self._seen = 0
+        self._tokens = 0
+        self._squares = 0  # of lengths
         self._at_prices = 0  # sequences seen when the prices were computed
         self._knots: Optional[_Knots] = None
         # Price of each length, [S + 1]; None: not needed so far.
         self.worth: Optional[List[float]] = None
-        self._summarise()
 
     @property
     def in_random_order(self) -> bool:
         """True unless the last windows show an order."""
         return self._calm >= _CALM_WINDOWS
 
+    @property
+    def mean(self) -> float:
+        """Mean tokens of a sequence; 0 if none was seen."""
+        return self._tokens / max(self._seen, 1)
+
+    @property
+    def are_alike(self) -> bool:
+        """True if lengths vary so little that hardly any short sequence fills up a row."""
+        if not self._seen:
+            return False
+        variance = self._squares / self._seen - self.mean**2
+        return variance < (_ALIKE * self.mean) ** 2
+
     def add(self, length: int) -> None:
         """Count a sequence; all properties may change when a window is full."""
         self._arrived.append(length)
         if len(self._arrived) < self._window:
             return
-        counts = np.bincount(self._arrived, minlength=self._S + 1)
+        window = np.array(self._arrived)
         self._arrived = []
-        if self._is_random(counts):
+        if self._is_random(window):
             self._calm = min(self._calm + 1, _CALM_WINDOWS)
         else:
             self._calm = 0
-            self._counts[:] = 0
-            self._knots = self.worth = None
-        self.add_counts(counts)
+            self._forget()
+        self._count(*np.unique(window, return_counts=True))
 
     def add_counts(self, counts: np.ndarray) -> None:
         """Count sequences by length, int [S + 1]."""
-        self._counts += counts
-        self._summarise()
+        known = np.flatnonzero(counts)
+        self._count(known, counts[known])
+
+    def _count(self, lengths: np.ndarray, counts: np.ndarray) -> None:
+        """Count `counts[i]` sequences of `lengths[i]`; the lengths differ."""
+        self._counts[lengths] += counts
+        np.add.at(self._by_step, lengths // self._unit, counts)
+        self._seen += int(counts.sum())
+        self._tokens += int(counts @ lengths)
+        self._squares += int(counts @ lengths**2)
         if self.worth is not None and self._seen >= _GROWTH * self._at_prices:
             self.solve()
 
@@ -120,22 +149,13 @@ class Lengths:
         everywhere = np.interp(np.arange(self._S + 1), [0, *lengths], [0.0, *prices])
         self.worth = everywhere.tolist()
 
-    def _summarise(self) -> None:
-        self._seen = int(self._counts.sum())
-        self.mean = 0.0  # tokens of a sequence; 0: none was seen
-        self.are_alike = False
-        if self._seen:
-            lengths = np.arange(self._S + 1)
-            self.mean = float(self._counts @ lengths) / self._seen
-            variance = float(self._counts @ (lengths - self.mean) ** 2) / self._seen
-            self.are_alike = variance < (_ALIKE * self.mean) ** 2
-
-    def _is_random(self, counts: np.ndarray) -> bool:
-        """Return True if a window, counted by length, is like what was seen."""
+    def _is_random(self, window: np.ndarray) -> bool:
+        """Return True if a window of lengths is like what was seen."""
         if not self._seen:
             return True
-        below = np.cumsum(counts) / self._window
-        seen_below = np.cumsum(self._counts) / self._seen
+        steps = np.bincount(window // self._unit, minlength=len(self._by_step))
+        below = np.cumsum(steps) / self._window
+        seen_below = np.cumsum(self._by_step) / self._seen
         spread = (1 / self._window + 1 / self._seen) ** 0.5
         return float(np.abs(below - seen_below).max()) <= _MOST_DISTANCE * spread
 
@@ -161,10 +181,11 @@ class Lengths:
         lengths, counts = fields.list_of("seen", Fields.integers, length=2, least=1)
         if len(lengths) != len(counts) or max(lengths, default=0) > S:
             raise fields.error("seen", f"must be lengths up to {S} and their numbers")
-        self._counts[lengths] = counts
+        if lengths != sorted(set(lengths)):
+            raise fields.error("seen", "must have ascending lengths")
+        self._count(np.array(lengths, np.int64), np.array(counts, np.int64))
         self._calm = fields.integer("calm", least=0, most=_CALM_WINDOWS)
         self._at_prices = fields.integer("at_prices", least=0)
-        self._summarise()
         knots = fields.optional(
             "prices", Fields.list_of, Fields.list_of, Fields.number, length=2, least=0
         )
