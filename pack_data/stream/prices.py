@@ -13,7 +13,7 @@ lengths vary more and rows are far from the depth, they cost up to 0.9 % (unifor
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import numpy as np
 
@@ -63,6 +63,31 @@ def solve(counts: np.ndarray, S: int, depth: Optional[int]) -> _Knots:
     return [(known * unit).astype(float).tolist(), prices.tolist()]
 
 
+class _Sums(NamedTuple):
+    """Sums over sequences: what their mean and variance follow from."""
+
+    sequences: int = 0
+    tokens: int = 0
+    squares: int = 0  # of lengths
+
+    def add(self, lengths: np.ndarray, counts: np.ndarray) -> _Sums:
+        """Return the sums with `counts[i]` more sequences of `lengths[i]`."""
+        return _Sums(
+            self.sequences + int(counts.sum()),
+            self.tokens + int(counts @ lengths),
+            self.squares + int(counts @ lengths**2),
+        )
+
+    @property
+    def mean(self) -> float:
+        return self.tokens / max(self.sequences, 1)
+
+    @property
+    def are_alike(self) -> bool:
+        variance = self.squares / max(self.sequences, 1) - self.mean**2
+        return variance < (_ALIKE * self.mean) ** 2
+
+
 class Lengths:
     """Lengths seen since the order changed last, and their prices once they were asked for."""
 
@@ -74,14 +99,13 @@ class Lengths:
         # Windows in random order since the order changed, at most `_CALM_WINDOWS`.
         self._calm = _CALM_WINDOWS
         self._unit = -(-S // _COMPARED)
+        self._all = _Sums()  # of the whole stream
         self._forget()
 
     def _forget(self) -> None:
         self._counts = np.zeros(self._S + 1, np.int64)  # of whole windows
         self._by_step = np.zeros(self._S // self._unit + 1, np.int64)  # the same, in steps
-        self._seen = 0
-        self._tokens = 0
-        self._squares = 0  # of lengths
+        self._seen = _Sums()
         self._at_prices = 0  # sequences seen when the prices were computed
         self._knots: Optional[_Knots] = None
         # Price of each length, [S + 1]; None: not needed so far.
@@ -95,15 +119,17 @@ class Lengths:
     @property
     def mean(self) -> float:
         """Mean tokens of a sequence; 0 if none was seen."""
-        return self._tokens / max(self._seen, 1)
+        return self._seen.mean
 
     @property
     def are_alike(self) -> bool:
         """True if lengths vary so little that hardly any short sequence fills up a row."""
-        if not self._seen:
-            return False
-        variance = self._squares / self._seen - self.mean**2
-        return variance < (_ALIKE * self.mean) ** 2
+        return self._seen.are_alike
+
+    @property
+    def were_always_alike(self) -> bool:
+        """True if the same holds for all lengths of the stream, whatever their order."""
+        return self._all.are_alike
 
     def add(self, length: int) -> None:
         """Count a sequence; all properties may change when a window is full."""
@@ -128,15 +154,14 @@ class Lengths:
         """Count `counts[i]` sequences of `lengths[i]`; the lengths differ."""
         self._counts[lengths] += counts
         np.add.at(self._by_step, lengths // self._unit, counts)
-        self._seen += int(counts.sum())
-        self._tokens += int(counts @ lengths)
-        self._squares += int(counts @ lengths**2)
-        if self.worth is not None and self._seen >= _GROWTH * self._at_prices:
+        self._seen = self._seen.add(lengths, counts)
+        self._all = self._all.add(lengths, counts)
+        if self.worth is not None and self._seen.sequences >= _GROWTH * self._at_prices:
             self.solve()
 
     def solve(self) -> None:
         """Compute the prices of what was seen."""
-        self._at_prices = self._seen
+        self._at_prices = self._seen.sequences
         counts: np.ndarray = self._counts
         if self._depth is not None and not self.are_alike:
             counts = counts * (1 + _MORE_SHORT * np.linspace(1, -1, self._S + 1))
@@ -151,12 +176,13 @@ class Lengths:
 
     def _is_random(self, window: np.ndarray) -> bool:
         """Return True if a window of lengths is like what was seen."""
-        if not self._seen:
+        seen = self._seen.sequences
+        if not seen:
             return True
         steps = np.bincount(window // self._unit, minlength=len(self._by_step))
         below = np.cumsum(steps) / self._window
-        seen_below = np.cumsum(self._by_step) / self._seen
-        spread = (1 / self._window + 1 / self._seen) ** 0.5
+        seen_below = np.cumsum(self._by_step) / seen
+        spread = (1 / self._window + 1 / seen) ** 0.5
         return float(np.abs(below - seen_below).max()) <= _MOST_DISTANCE * spread
 
     # ---- state -------------------------------------------------------------------------------------------------------
@@ -167,6 +193,7 @@ class Lengths:
         return {
             "arrived": list(self._arrived),
             "seen": [known.tolist(), self._counts[known].tolist()],
+            "all": list(self._all),
             "calm": self._calm,
             "at_prices": self._at_prices,
             "prices": self._knots,
@@ -184,6 +211,7 @@ class Lengths:
         if lengths != sorted(set(lengths)):
             raise fields.error("seen", "must have ascending lengths")
         self._count(np.array(lengths, np.int64), np.array(counts, np.int64))
+        self._all = _Sums(*fields.integers("all", length=3, least=0))
         self._calm = fields.integer("calm", least=0, most=_CALM_WINDOWS)
         self._at_prices = fields.integer("at_prices", least=0)
         knots = fields.optional(
