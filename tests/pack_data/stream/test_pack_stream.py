@@ -226,10 +226,11 @@ def test_a_state_that_is_kept_does_not_change_with_the_stream():
     assert all(json.dumps(state) == text for state, text in kept) and kept[-1][0]["lengths"]["prices"]
 
 
+@pytest.mark.parametrize("S", [1000, 100_000])
 @pytest.mark.parametrize("order", ORDERS)
-def test_an_order_is_noticed_if_a_window_of_it_is_not_like_the_rest(order):
-    lengths = Lengths(1000, None, 256)
-    for length in in_order(order, np.array(long_tailed(5000, 1000))).tolist():
+def test_an_order_is_noticed_if_a_window_of_it_is_not_like_the_rest(order, S):
+    lengths = Lengths(S, None, 256)
+    for length in in_order(order, np.array(long_tailed(5000, S))).tolist():
         lengths.add(length)
         if not lengths.in_random_order:
             break
@@ -246,12 +247,27 @@ def test_prices_of_two_lengths_are_exact_and_rise_from_nothing():
     assert (np.diff(lengths.worth[:684]) > 0).all()
 
 
+def test_lengths_are_alike_whatever_their_order_if_they_vary_little():
+    spread = np.random.default_rng(1).integers(1, 1001, 2000)
+    for values, alike in ((spread, False), (500 + spread // 2, True)):
+        lengths = Lengths(1000, None, 250)
+        for length in np.sort(values).tolist():
+            lengths.add(length)
+        assert lengths.are_alike  # the last window
+        assert lengths.were_always_alike == alike == bool(np.std(values) < 0.47 * np.mean(values))
+
+
 def alternating(lengths):
     rising = np.sort(lengths)
     result = np.empty_like(rising)
     result[0::2] = rising[: len(rising[0::2])]
     result[1::2] = rising[::-1][: len(rising[1::2])]
     return result
+
+
+def drifting(rising):
+    places = np.linspace(0, 1, len(rising)) + np.random.default_rng(3).normal(0, 0.25, len(rising))
+    return rising[np.argsort(places, kind="stable")]
 
 
 def normal(mean, spread, S, n=6000):
@@ -267,6 +283,8 @@ FAMILIES = {  # lengths, slots, depth, packs above max(tokens / S, sequences / d
     "uniform, rising": (np.sort(np.random.default_rng(3).integers(1, 4097, 6000)), 4096, None, 20),
     "chats, rising, 8": (np.sort(log_normal(425, 1.2, 8192)), 8192, 8, 25.5),
     "chats, alternating": (alternating(log_normal(425, 1.2, 8192)), 8192, None, 0.5),
+    "chats, alternating, 8": (alternating(log_normal(425, 1.2, 8192)), 8192, 8, 15.5),
+    "two lengths, drifting": (drifting(np.repeat([683, 1367], 3000)), 4096, 4, 32),
     "code, 8": (log_normal(800, 1.5, 8192), 8192, 8, 0.5),
     "third": (log_normal(4096 / 3.5, 0.25, 4096), 4096, None, 0.2),
     "third, short and long": (in_order("short, long", log_normal(4096 / 3.5, 0.25, 4096)), 4096, None, 0.2),
