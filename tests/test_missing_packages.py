@@ -3,7 +3,6 @@ to get it."""
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -85,11 +84,10 @@ def test_what_needs_no_torch_works_without(target, arguments):
 )
 def test_a_command_that_writes_names_what_is_missing_before_it_works(tmp_path, target, arguments, packages):
     arguments = [each.replace("OUT", str(tmp_path / "out")) for each in arguments]
-    start = time.monotonic()
     done = without(packages.split(), target, arguments, script=target.endswith(".py"))
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and done.stderr.endswith(f": pip install {packages}\n")
-    assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir()) and time.monotonic() - start < 60
+    assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
 def test_all_that_is_missing_is_named_at_once(monkeypatch):
