@@ -22,12 +22,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix, csc_matrix, diags, hstack, identity
 
+from pack_data.solver.free_slots import PACKS_ERROR
 from pack_data.solver.search import MAX_SINGLE_DEPTH
 
 # ---- numerical errors ------------------------------------------------------------------------------------------------
 
 _TOLERANCE = 1e-9  # relative; HiGHS solves the linear programmes to about 1e-9
-_BOUND_ERROR = 1e-6  # of a bound, in packs
 
 # ---- cost of the knapsack tables, in elements that NumPy adds in the same time ---------------------------------------
 
@@ -37,26 +37,20 @@ _CALL_COST = 3000  # of the overhead of one NumPy call
 # ---- size of the programmes ------------------------------------------------------------------------------------------
 
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
-# If tokens are scarce, the full programme may take a minute. It is solved only if the mean number of sequences per
-# length is at least this, and the number of lengths at most this.
-_MIN_MEAN_COUNT = 40
-_MAX_ROWS_SCARCE_TOKENS = 1000
 # Number of rows from which the interior-point method, with crossover to a vertex, is faster.
 _INTERIOR_ROWS = 150
 _CANDIDATES = 512  # strategies sought in one round
-_STRATEGIES_PER_LENGTH = 3  # strategies that are kept after a round
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------
 
 # Weights of the best prices so far, tried in turn until a strategy improves the programme.
 _SMOOTHING = (0.8, 0.4, 0.0)
 _GAP_ON_KNOTS = 1e-5  # relative gap at which a programme on knots ends
-_SPARE_GAP_ON_KNOTS = 0.2  # or this share of what rounding the bound up to whole packs adds
 _MAX_ROUNDS = 60  # of one programme; the 400 programmes of 121 packings took at most 10
 _ROUNDS_BEFORE_ROUNDING = 8  # after these the programme ends if no whole pack can be saved
 _NEAR_ONE = 1e-3  # strategies worth more than 1 - this are kept for the full programme
 _NOISE = 1e-6  # on the prices, relative, to find other strategies that are equally good
-_NOISY_ROUNDS = 5
+_NOISY_ROUNDS = 5  # at 0, one of 34 cases needs a pack more
 
 # The prices to begin with are mixtures of tokens / S and 1 / depth, by these shares of the latter. The bound L2
 # (Martello and Toth, 1990) beside them saved no pack.
@@ -423,17 +417,9 @@ class Programme:
         self._reach = min(self._depth, 2 * self._reach)
         return self._add_improving(prices, 0.0)
 
-    def _forget(self, prices: np.ndarray, used: np.ndarray) -> None:
-        """Keep the strategies in use and those worth most at these prices, `_STRATEGIES_PER_LENGTH` or more."""
-        limit = _STRATEGIES_PER_LENGTH * len(self._lengths)
-        if len(self._pool.strategies) > limit:
-            worth = self._pool.worth(prices, self._pool.strategies)
-            least = np.partition(worth, -limit)[-limit]
-            self._pool.keep(used | (worth >= least))
-
     def _whole_bound(self) -> float:
         """Return the bound rounded up to whole packs."""
-        return float(np.ceil(self.bound - _BOUND_ERROR))
+        return float(np.ceil(self.bound - PACKS_ERROR))
 
     def _solve(
         self,
@@ -454,7 +440,6 @@ class Programme:
             if enough(master.value, round_):
                 break
             prices = rows.T @ master.prices
-            self._forget(prices, used)
             if not self._improve(prices):
                 break
         packs = master.packs[used]
@@ -462,7 +447,7 @@ class Programme:
         return Relaxation(master.value, self.bound, self.prices, strategies, packs, exact)
 
     def solve_on(self, knots: np.ndarray, progress: _Progress) -> Relaxation:
-        """Solve for prices that are piecewise linear in the length, to 1e-5 or a fraction of a pack.
+        """Solve for prices that are piecewise linear in the length, to 1e-5.
 
         Such prices give a bound of the full programme. Its optimal prices mostly have few kinks, so few knots give
         nearly the full bound.
@@ -474,9 +459,7 @@ class Programme:
         self._pool.add(self._lengths[knots][:, None])  # so that each row can be met
 
         def enough(value: float, _: int) -> bool:
-            spare = self._whole_bound() - self.bound
-            small_gap = max(_GAP_ON_KNOTS * value, _SPARE_GAP_ON_KNOTS * spare)
-            return value - self.bound <= small_gap
+            return value - self.bound <= _GAP_ON_KNOTS * value
 
         hats = _hats(self._lengths, knots)
         return self._solve(hats, enough, progress)
@@ -488,27 +471,22 @@ class Programme:
     def _begin_full(self, good_enough_coarse: bool, progress: _Progress) -> Optional[Relaxation]:
         """Collect strategies for the full programme from coarse ones; return a coarse solution if it is good enough."""
         rows = len(self._lengths)
-        mean_count = self._weights.sum() / rows
-        few_gain = mean_count < _MIN_MEAN_COUNT or rows > _MAX_ROWS_SCARCE_TOKENS
         for coarse_rows in _COARSE_ROWS:
             if 2 * coarse_rows < rows:
                 coarse = self.solve_on(even_indices(rows, coarse_rows), progress)
-                # If tokens are scarce, the full programme would need very long for the last thousandth, and with few
-                # sequences of a length rounding would undo it.
-                if good_enough_coarse and self._tokens_are_scarce() and few_gain:
+                # If tokens are scarce, the full programme may take a minute for the last thousandth.
+                if good_enough_coarse and self._tokens_are_scarce():
                     return coarse
 
         worth = self._pool.worth(self.prices, self._pool.strategies)
         self._pool.keep(worth > 1 - _NEAR_ONE)
         self._add_longest()
-        # Many strategies are equally good at nearly optimal prices; noise on the prices finds different ones. That
-        # helps if tokens are scarce: then every length matters. Otherwise few lengths do, and each adds a row.
+        # Many strategies are equally good at nearly optimal prices; noise on the prices finds different ones.
         random = np.random.default_rng(0)
-        if self._tokens_are_scarce() or rows <= _CANDIDATES:
-            for _ in range(_NOISY_ROUNDS):
-                noise = 1 + _NOISE * random.random(rows)
-                tables = self._bound(self.prices * noise)
-                self._pool.add(self._packs(tables, self._reach))
+        for _ in range(_NOISY_ROUNDS):
+            noise = 1 + _NOISE * random.random(rows)
+            tables = self._bound(self.prices * noise)
+            self._pool.add(self._packs(tables, self._reach))
         return None
 
     def _solve_full(

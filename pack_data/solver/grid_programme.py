@@ -10,10 +10,7 @@ import numpy as np
 
 from pack_data.solver.column_generation import Programme, even_indices
 
-# Points of the grid; more of them if packs have at most `_SHALLOW` sequences, which makes tables of few sequences.
-_POINTS = 1024
-_POINTS_SHALLOW = 2048
-_SHALLOW = 4
+_POINTS = 1024  # points of the grid
 # Number of knots. Half as many lower the bound of 20,000 chats, some long, at depth 9 from 2,283 to 2,278 packs.
 _KNOTS = 240
 
@@ -43,10 +40,7 @@ def grid_prices(counts: np.ndarray, depth: int, lengths: np.ndarray) -> np.ndarr
         lengths: lengths to price, int [lengths].
     """
     S = len(counts) - 1
-    number = _POINTS
-    if depth <= _SHALLOW:
-        number = _POINTS_SHALLOW
-    step = -(-S // number)
+    step = -(-S // _POINTS)
     # Slots of a pack in steps. If the step does not divide S, the rest is left for the pairs.
     slots = S // step
     weights = _weights(counts, step, slots)

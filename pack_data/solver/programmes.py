@@ -11,14 +11,13 @@ import numpy as np
 
 from pack_data.cli.command import progress_bar
 from pack_data.solver.column_generation import relax, with_dearest_long
-from pack_data.solver.free_slots import count_packs
+from pack_data.solver.free_slots import PACKS_ERROR, count_packs
 from pack_data.solver.grid_programme import grid_prices
 from pack_data.solver.rounding import whole_packs
 from pack_data.solver.search import LONG_ROWS, Limits, ProvedPacks
 
-# Number of different lengths up to which the full programme is solved for any gap that the coarse one leaves. With more
-# a gap of this many packs is not worth it, because it may take a minute.
-_FEW_LENGTHS = 256
+# Packs above the bound of a coarse programme for which the full one is not solved: it may take a minute. At 0, 34 cases
+# need as many packs.
 _SMALL_FULL_GAP = 2
 # Estimated seconds of a programme over all lengths of long rows above which a grid of lengths is used. At 2 s, 3,000
 # chats at 32,768 slots took 106 s in place of 6 s, with as many packs.
@@ -27,16 +26,12 @@ _MAX_SECONDS = 0.75
 _MAX_TABLE = 1 << 20
 # Additions that proving the prices of the grid may take: some seconds.
 _MAX_PROOF_STEPS = 1 << 33
-# In long rows a programme seldom leads to fewer packs at a gap below this share of the bound.
-_SMALL_GAP_SHARE = 1e-4
-_BOUND_ERROR = 1e-6  # of the bound of a programme in packs, beside its relative error
-_RELATIVE_BOUND_ERROR = 1e-12
 
 
 def improved(best: ProvedPacks) -> ProvedPacks:
     """Return fewer packs and a higher bound by the linear programmes that pay."""
     long_rows = best.histogram.max_sequence_length > LONG_ROWS
-    if long_rows and best.gap <= max(1, _SMALL_GAP_SHARE * best.lower_bound):
+    if long_rows and best.gap <= 1:
         return best
     if long_rows and best.programme_seconds > _MAX_SECONDS:
         return _by_grid(best)
@@ -49,7 +44,6 @@ def _by_programme(best: ProvedPacks) -> ProvedPacks:
     counts = histogram.counts
     lengths = histogram.lengths
     depth = best.deepest
-    small_gap = _SMALL_FULL_GAP if len(lengths) > _FEW_LENGTHS else 0
     with _Progress(histogram.sequences, best.limits) as bar, contextlib.suppress(_TimeIsUp):
         for exact in (False, True):
             relaxation = relax(
@@ -63,11 +57,11 @@ def _by_programme(best: ProvedPacks) -> ProvedPacks:
             )
             bar.keep(relaxation.bound, relaxation.prices)
             # A numerical error above a whole number does not count.
-            target = math.ceil(relaxation.bound * (1 - _RELATIVE_BOUND_ERROR) - _BOUND_ERROR)
+            target = math.ceil(relaxation.bound - PACKS_ERROR)
             gap = count_packs(best.packs) - target
             if relaxation.exact and gap > 0:
                 best = best.with_fewer(whole_packs(relaxation, counts, depth, target, bar.left))
-            if relaxation.exact or gap <= small_gap:
+            if relaxation.exact or gap <= _SMALL_FULL_GAP:
                 break
     return best if bar.prices is None else best.proved_by(bar.prices)
 

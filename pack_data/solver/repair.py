@@ -15,15 +15,12 @@ from typing import Tuple
 import numpy as np
 
 from pack_data.solver.filling import fill_exactly
-from pack_data.solver.free_slots import Packs, Strategy, count_packs
+from pack_data.solver.free_slots import PACKS_ERROR, Packs, Strategy, count_packs
 
 _SHORTFALL_OPENED = 0.8  # share of the total shortfall that the worst packs of a round hold
 _MAX_WORST = 1500  # most worst packs opened in a round
-_MIN_WORST = 4  # fewest
 _MIN_OTHERS = 30  # packs drawn at random for a round: as many as worst ones, but at least these
-_MAX_ROUNDS = 200  # most rounds of one call
 _PATIENCE = 40  # rounds without one pack less after which the search ends
-_ROUNDING = 1e-9  # error of the sum of the prices in a pack
 
 
 def mend(
@@ -52,11 +49,9 @@ def mend(
     gap = number - target
     patience = _PATIENCE
     opened_strategies = 0.0
-    first_most_worst = int(min(_MAX_WORST, max(_MIN_WORST, most_strategies / 4)))
+    first_most_worst = int(min(_MAX_WORST, max(1, most_strategies / 4)))
     most_worst = first_most_worst
-    for _ in range(_MAX_ROUNDS):
-        if number <= target or not patience or opened_strategies >= most_strategies:
-            break
+    while number > target and patience and opened_strategies < most_strategies:
         if time.perf_counter() > until:
             break
         worst, opened = _opened(shortfalls, repeats, most_worst, random)
@@ -65,7 +60,7 @@ def mend(
         for index in np.flatnonzero(opened).tolist():
             np.add.at(counts, list(strategies[index]), opened[index])
         opened_packs = int(opened.sum())
-        bound = math.ceil(float(counts @ prices) - _ROUNDING)
+        bound = math.ceil(float(counts @ prices) - PACKS_ERROR)
         few_enough = max(bound, opened_packs - (number - target))
         packed = fill_exactly(counts, max_sequences_per_pack, few_enough)
         saved = opened_packs - count_packs(packed)
@@ -77,7 +72,7 @@ def mend(
             # If all packs were opened, the next round would be the same: end.
             patience = patience - 1 if opened_packs < number else 0
             # A round with fewer packs may succeed.
-            most_worst = worst // 2 if worst > 2 * _MIN_WORST else first_most_worst
+            most_worst = worst // 2 if worst > 1 else first_most_worst
         if saved < 0:
             continue
         number -= saved

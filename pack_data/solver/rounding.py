@@ -10,9 +10,8 @@ import numpy as np
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.solver.column_generation import Relaxation, relax
 from pack_data.solver.filling import take
-from pack_data.solver.free_slots import Packs, count_packs, longest_first
+from pack_data.solver.free_slots import PACKS_ERROR, Packs, count_packs, longest_first
 
-_ROUNDING = 1e-6  # error of a number of packs in a solution of the programme
 _SHARE_TAKEN = 0.5  # of the packs that a step makes at least, if they can be made
 
 
@@ -64,7 +63,7 @@ def whole_packs(
     left = counts
     packed: Packs = []
     total = 0
-    repeats = np.floor(relaxation.packs + _ROUNDING).astype(np.int64)
+    repeats = np.floor(relaxation.packs + PACKS_ERROR).astype(np.int64)
     best: Packs = []
     best_total = 0
     while True:
@@ -90,7 +89,9 @@ def whole_packs(
             good_enough=target - total,
             exact=True,
         )
-        if total + np.ceil(relaxation.bound - _ROUNDING) >= best_total:  # no better packing is left
+        if (
+            total + np.ceil(relaxation.bound - PACKS_ERROR) >= best_total
+        ):  # no better packing is left
             return best
         repeats = _round(relaxation, left)
 
@@ -107,7 +108,7 @@ def _shortened_to(
 def _round(relaxation: Relaxation, counts: np.ndarray) -> np.ndarray:
     """Return the packs to make of each strategy, int [n]: rounded down; if that is too few, some are rounded up."""
     packs = relaxation.packs
-    repeats = np.floor(packs + _ROUNDING).astype(np.int64)
+    repeats = np.floor(packs + PACKS_ERROR).astype(np.int64)
     fractions = packs - repeats
     wanted = max(1, int(_SHARE_TAKEN * packs.sum()))
     depth = relaxation.strategies.shape[1]

@@ -27,41 +27,28 @@ from pack_data.solver.small import EXACT_SEQUENCES, MOST_SEQUENCES, search_fewer
 
 # Seconds of a core that one slot less is worth.
 _SECONDS_PER_SLOT = 2.5e-6
-# Seconds always allowed per sequence: counting the lengths and assigning the sequences to packs take as long.
-_SECONDS_PER_SEQUENCE = 2e-6
-# The same in small calls, and if the limit on sequences per pack matters, where exchanges lead to the bound in a tenth
-# of it.
-_SECONDS_PER_SEQUENCE_LIMITED = 2e-5
+# Seconds always allowed per sequence. With a tenth of it, windows of DNA need a pack more, in 2.4 s in place of 0.15 s.
+_SECONDS_PER_SEQUENCE = 2e-5
 # The same in rows of up to `LONG_ROWS` slots, where linear programmes take less than a second and mostly reach the
 # bound.
 _SECONDS_PER_SEQUENCE_SHORT_ROWS = 60e-6
-# Sequences up to which a call is small: such calls are often made during training and must return in milliseconds.
-_SMALL_CALL_SEQUENCES = 1000
 # Most seconds of one call of `mended`.
 _MAX_SECONDS_OF_MENDING = 5.0
 
 # ---- gaps that can probably be closed --------------------------------------------------------------------------------
 
-# Even optimal packings are often this many packs, plus this share of the bound, above the bound. A larger gap can
-# nearly always be reduced.
-_USUAL_GAP_PACKS = 3
+# Even optimal packings are often one pack and this share of the bound above the bound. A larger gap can nearly always
+# be reduced. At a tenth of it, 30 cases take a fifth more time, with as many packs.
 _USUAL_GAP_SHARE = 1e-3
-# The same if most packs are at their depth: optimal packings are then nearer to the bound.
-_USUAL_GAP_PACKS_FULL_SEATS = 1
-_USUAL_GAP_SHARE_FULL_SEATS = 1e-4
-# Share of the bound above which a gap can nearly always be reduced, too.
-_WIDE_GAP_SHARE = 0.006
 # Share of the bound above which exchanges come before mending, which then takes long: sequences near a third of a pack
-# leave a gap of 0.06, and all other families less than 0.01.
+# leave a gap of 0.06, and all other families less than 0.01. At 0, 30 cases take a fifth more time, and one more pack.
 _FAR_GAP_SHARE = 0.02
 # Factor on the seconds that a gap is worth if it can probably be reduced.
 _LIKELY_FACTOR = 16
-# Share of the seats taken from which most packs count as being at their depth.
-_FULL_SEATS = 0.7
 # Slots above which a row is long: there linear programmes take seconds to minutes.
 LONG_ROWS = 2048
-# In long rows a gap of at most this many packs and this share of the bound is left, because closing it takes minutes.
-_SMALL_GAP_PACKS = 5
+# In long rows a gap of this share of the bound is left: sets of 20,000 lengths and more. At 0, 30 cases of up to 3,000
+# lengths need as many packs.
 _SMALL_GAP_SHARE = 1e-4
 
 # ---- cost of a linear programme --------------------------------------------------------------------------------------
@@ -74,16 +61,12 @@ _PROGRAMME_SLOTS = 8192
 MAX_SINGLE_DEPTH = 64
 # Slots at which the products make a programme 1.4 times as long.
 _PRODUCT_SLOTS = 1024
-# Sequences per pack in the programme if packs are unlimited, because its time grows with the depth: at least this
-# number, and this multiple of the mean.
-_MIN_PROGRAMME_DEPTH = 16
-_PROGRAMME_DEPTH_IN_MEAN_PACKS = 4
 
 # ---- smaller limits on sequences per pack ----------------------------------------------------------------------------
 
-# Estimated processor seconds of quick searches at limits that are not powers of two. Without this bound, 100,000
-# windows of DNA at 131,072 slots took about 80 s instead of 7 s, with as many packs.
-_SECONDS_OF_SMALLER_DEPTHS = 0.5
+# Estimated seconds of searches at all limits up to twice the mean. Above, only powers of two among them are tried.
+# Without this bound, 100,000 windows of DNA at 131,072 slots took about 80 s instead of 7 s, with as many packs.
+_SECONDS_OF_SMALLER_DEPTHS = 1.0
 
 # ---- a depth that is chosen for the user -----------------------------------------------------------------------------
 
@@ -173,18 +156,10 @@ class ProvedPacks(NamedTuple):
         return self.histogram.sequences <= MOST_SEQUENCES
 
     @property
-    def _seats_are_scarce(self) -> bool:
-        most_sequences = self.limits.depth * self.lower_bound
-        return self.limits._binding and self.histogram.sequences > _FULL_SEATS * most_sequences
-
-    @property
     def _likely(self) -> bool:
         """True if the gap can probably be reduced."""
         bound = self.lower_bound
-        usual_gap = _USUAL_GAP_PACKS + _USUAL_GAP_SHARE * bound
-        if self._seats_are_scarce:
-            usual_gap = _USUAL_GAP_PACKS_FULL_SEATS + _USUAL_GAP_SHARE_FULL_SEATS * bound
-        return self.gap > max(1, min(_WIDE_GAP_SHARE * bound, usual_gap))
+        return self.gap > 1 + _USUAL_GAP_SHARE * bound
 
     @property
     def _patience(self) -> float:
@@ -193,29 +168,25 @@ class ProvedPacks(NamedTuple):
         bound = self.lower_bound
         sequences = self.histogram.sequences
         long_rows = self.histogram.max_sequence_length > LONG_ROWS
-        small_gap = min(_SMALL_GAP_PACKS, _SMALL_GAP_SHARE * bound)
-        if long_rows and gap <= small_gap:
+        if long_rows and gap <= _SMALL_GAP_SHARE * bound:
             return 0.0
 
         worth = gap * self.histogram.max_sequence_length * _SECONDS_PER_SLOT
         if self._likely:
             worth *= _LIKELY_FACTOR
-        elif sequences <= _SMALL_CALL_SEQUENCES:
-            most = _SMALL_CALL_SEQUENCES * _SECONDS_PER_SEQUENCE_LIMITED
-            return min(max(worth, sequences * _SECONDS_PER_SEQUENCE_LIMITED), most)
-        elif long_rows and not self.limits._binding:
-            # The decreasing fit is nearly always optimal here.
-            return sequences * _SECONDS_PER_SEQUENCE
         allowed = _SECONDS_PER_SEQUENCE_SHORT_ROWS
         if long_rows:
-            allowed = _SECONDS_PER_SEQUENCE_LIMITED
+            allowed = _SECONDS_PER_SEQUENCE
         return max(worth, sequences * allowed)
 
     @property
     def usual_depth(self) -> int:
         """Twice the mean number of sequences per pack, beyond which the limit hardly matters."""
-        mean = math.ceil(self.histogram.sequences / self.lower_bound)
-        return min(self.limits.depth, 2 * mean)
+        return min(self.limits.depth, self._twice_the_mean)
+
+    @property
+    def _twice_the_mean(self) -> int:
+        return 2 * math.ceil(self.histogram.sequences / self.lower_bound)
 
     @property
     def deepest(self) -> int:
@@ -227,8 +198,7 @@ class ProvedPacks(NamedTuple):
         depth = self.limits.depth
         if self.limits._binding or self.histogram.max_sequence_length <= _PRODUCT_SLOTS:
             return depth
-        mean_packs = _PROGRAMME_DEPTH_IN_MEAN_PACKS * self.histogram.sequences / self.lower_bound
-        return min(depth, max(_MIN_PROGRAMME_DEPTH, math.ceil(mean_packs)))
+        return min(depth, 2 * self._twice_the_mean)
 
     @property
     def programme_seconds(self) -> float:
@@ -246,24 +216,24 @@ class ProvedPacks(NamedTuple):
     def smaller_depths(self) -> List[int]:
         """Return the smaller limits that may lead to fewer packs, in descending order.
 
-        Above twice the mean number of sequences per pack the limit hardly matters, so only powers of two are tried,
-        which users choose most. Below the mean of these packs no packing has as few. If a search takes long, powers of
-        two are tried alone, up to twice the mean.
+        Beyond the usual depth the limit hardly matters, so only powers of two are tried, which users choose most. If
+        the searches take long, only powers of two up to the usual depth are. Below the mean of these packs no packing
+        has as few.
         """
         if self.gap <= 0:
             return []
-        sequences = self.histogram.sequences
-        most = min(self.limits.depth - 1, self.usual_depth)
-        fewest = math.ceil(sequences / (count_packs(self.packs) - 1))
-        seconds = 2 * len(self.packs) * SECONDS_PER_STRATEGY + self.lower_bound * SECONDS_PER_PACK
-        searches = _SECONDS_OF_SMALLER_DEPTHS / seconds
-        exponents = range(most.bit_length(), (self.limits.depth - 1).bit_length())
-        above = [1 << exponent for exponent in exponents if len(exponents) <= searches]
-        depths = range(most, fewest - 1, -1)
-        below = [depth for depth in depths if most - depth < searches or depth & (depth - 1) == 0]
+        most = self.limits.depth - 1
+        fewest = math.ceil(self.histogram.sequences / (count_packs(self.packs) - 1))
+        usual = set(range(fewest, min(most, self.usual_depth) + 1))
+        powers = {1 << exponent for exponent in range(most.bit_length())}
         if self.few:
-            return below
-        return above[::-1] + below
+            return sorted(usual, reverse=True)
+
+        depths = usual | {depth for depth in powers if depth > self.usual_depth}
+        seconds = 2 * len(self.packs) * SECONDS_PER_STRATEGY + self.lower_bound * SECONDS_PER_PACK
+        if self._twice_the_mean * seconds > _SECONDS_OF_SMALLER_DEPTHS:
+            depths = usual & powers
+        return sorted(depths, reverse=True)
 
     def with_fewer(self, packs: Packs) -> ProvedPacks:
         """Return the same proof with these packs, if any, if they are fewer."""
@@ -356,7 +326,7 @@ def pack_quickly(histogram: LengthHistogram, limits: Limits) -> ProvedPacks:
     bound = best.lower_bound
     if best.few:
         return best.searched()
-    if best._seats_are_scarce:
+    if limits._binding:
         packs = fill_seats(histogram.counts, limits.depth, bound, count_packs(best.packs))
         best = best.with_fewer(packs)
     # In short rows the programme leads further than all other steps: if it pays, they take no longer than it would.
