@@ -355,9 +355,12 @@ _LAST_SEATS = (
 _GONE_SHARE = 0.3  # share of used-up groups at which the lists are made again
 _TARGET_PERIOD = 64  # strategies after which the target is measured again; with 8, 2 packs more
 
-# Packs that are opened to be packed again: the worst ones, which hold this share of what all fall short of value 1, and
-# as many others at random. At 0.5, 4 packs more.
+# Packs that are opened to be packed again: the worst ones, which hold this share of what all fall short of value 1. At
+# 0.5, 4 packs more.
 _SHORTFALL_OPENED = 0.8
+# Packs drawn at random for a round: as many as worst ones, but at least these. At 0, image patches at depth 3 need 544
+# packs in place of 539.
+_MIN_OTHERS = 30
 _MAX_WORST = 1000
 
 # Work is counted in sequences and pairs looked for.
@@ -441,7 +444,7 @@ def _opened(packs: Packs, worth: np.ndarray, random: np.random.Generator) -> Set
     missing = np.cumsum(((1.0 - values) * numbers)[order])
     enough = int(np.searchsorted(missing, _SHORTFALL_OPENED * missing[-1])) + 1
     worst = min(_MAX_WORST, enough)
-    others = random.permutation(order[worst:])[:worst]
+    others = random.permutation(order[worst:])[: max(_MIN_OTHERS, worst)]
     return {*order[:worst].tolist(), *others.tolist()}
 
 
