@@ -136,10 +136,7 @@ def _disturb(
 
     Both may be too full afterwards, by as few slots as possible.
     """
-    fitting = np.flatnonzero(room >= 0)
-    if not len(fitting):
-        return [row]
-    others = random.choice(fitting, _DISTURBED)
+    others = random.choice(np.flatnonzero(room >= 0), _DISTURBED)
     moved = rows[row][None, :, None] - rows[others][:, None, :]
     excess = np.maximum(0, moved - room[others][:, None, None])
     excess += np.maximum(0, -room[row] - moved)

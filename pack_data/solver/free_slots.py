@@ -11,9 +11,8 @@ from pack_data.packing.packing import Packing
 # A limit on depth is reported if it needs more packs than this multiple of those needed without it.
 _MOST_EXCESS_PACKS = 1.05
 
-PACKS_ERROR = (
-    1e-6  # of a number of packs in floating point, in packs; HiGHS solves programmes to about 1e-9
-)
+# Error of a number of packs in floating point, in packs: HiGHS solves programmes to about 1e-9.
+PACKS_ERROR = 1e-6
 
 Strategy = Tuple[int, ...]  # lengths of the sequences in one pack
 Packs = List[Tuple[Strategy, int]]  # (strategy, number of packs with it)

@@ -89,10 +89,8 @@ def whole_packs(
             good_enough=target - total,
             exact=True,
         )
-        if (
-            total + np.ceil(relaxation.bound - PACKS_ERROR) >= best_total
-        ):  # no better packing is left
-            return best
+        if total + np.ceil(relaxation.bound - PACKS_ERROR) >= best_total:
+            return best  # no better packing is left
         repeats = _round(relaxation, left)
 
 

@@ -165,10 +165,8 @@ class ProvedPacks(NamedTuple):
     def _patience(self) -> float:
         """Seconds that the packs above the bound are worth."""
         gap = self.gap
-        bound = self.lower_bound
-        sequences = self.histogram.sequences
         long_rows = self.histogram.max_sequence_length > LONG_ROWS
-        if long_rows and gap <= _SMALL_GAP_SHARE * bound:
+        if long_rows and gap <= _SMALL_GAP_SHARE * self.lower_bound:
             return 0.0
 
         worth = gap * self.histogram.max_sequence_length * _SECONDS_PER_SLOT
@@ -177,7 +175,7 @@ class ProvedPacks(NamedTuple):
         allowed = _SECONDS_PER_SEQUENCE_SHORT_ROWS
         if long_rows:
             allowed = _SECONDS_PER_SEQUENCE
-        return max(worth, sequences * allowed)
+        return max(worth, self.histogram.sequences * allowed)
 
     @property
     def usual_depth(self) -> int:
