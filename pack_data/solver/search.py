@@ -279,7 +279,7 @@ class ProvedPacks(NamedTuple):
     def searched(self) -> ProvedPacks:
         """Return fewer packs by exchanges, or by a search that is exhaustive if sequences are very few.
 
-        A packing needs hardly ever more than the usual depth. So all larger limits lead to the same packs.
+        A packing hardly ever needs more than the usual depth. So all larger limits lead to the same packs.
         """
         S = self.histogram.max_sequence_length
         depth = self.usual_depth

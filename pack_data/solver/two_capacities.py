@@ -348,9 +348,8 @@ _MIN_COST = 1e-3
 _MIN_COST_CROWDED = 0.05
 # The depth matters below this multiple of the mean number of sequences per pack; at 0, 58 packs more.
 _CROWDED = 1.3
-_LAST_SEATS = (
-    3  # if the depth matters, all seats but these take soft sequences first; with 2, 56 packs more
-)
+# If the depth matters, all seats but these take soft sequences first. With 2, 56 packs more.
+_LAST_SEATS = 3
 
 _GONE_SHARE = 0.3  # share of used-up groups at which the lists are made again
 _TARGET_PERIOD = 64  # strategies after which the target is measured again; with 8, 2 packs more
@@ -367,9 +366,8 @@ _MAX_WORST = 1000
 # Work of rounds that pack all sequences again; such a round is begun below half of it.
 _WORK_OF_WHOLE_ROUNDS = 60_000
 _MAX_WORK = 140_000  # work of all rounds
-_MAX_WORK_PER_SEQUENCE = (
-    7  # the same for few sequences; without it as many packs in a fifth more time
-)
+# The same for few sequences; without it as many packs in a fifth more time.
+_MAX_WORK_PER_SEQUENCE = 7
 _GAP_SHARE = 1e-3  # share of packs above the bound that is good enough
 _PATIENCE = 12  # rounds without one pack less after which the search ends; with 24, one pack less
 
