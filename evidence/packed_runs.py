@@ -127,7 +127,7 @@ TOPICS = Size(
     resumable=False,
 )
 QUICK = TOPICS._replace(
-    amount=150,
+    amount=160,
     held_out=0.1,
     hidden_size=32,
     num_layers=1,
