@@ -59,7 +59,9 @@ def solve(counts: np.ndarray, S: int, depth: Optional[int]) -> _Knots:
     # Imported here because loading SciPy takes longer than all else that a stream imports.
     from pack_data.solver.column_generation import relax
 
-    prices = np.maximum.accumulate(relax(known, on_grid[known], steps, deepest).prices)
+    # A coarse programme would price slots alone: patches of images at depth 4 would need 1 % more packs.
+    exact = relax(known, on_grid[known], steps, deepest, exact=True)
+    prices = np.maximum.accumulate(exact.prices)
     return [(known * unit).astype(float).tolist(), prices.tolist()]
 
 

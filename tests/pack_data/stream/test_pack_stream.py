@@ -278,6 +278,14 @@ def log_normal(median, sigma, S, n=6000):
     return np.clip(np.rint(np.random.default_rng(3).lognormal(np.log(median), sigma, n)), 1, S).astype(int)
 
 
+def image_patches(n=6000):
+    """Patches of 14 pixels of images with log-uniform area, as NaViT packs them."""
+    rng = np.random.default_rng(3)
+    sides = np.sqrt(np.exp(rng.uniform(np.log(96**2), np.log(448**2), n)))
+    aspect = rng.lognormal(0, 0.35, n) ** 0.5
+    return np.clip(np.ceil(sides * aspect / 14) * np.ceil(sides / aspect / 14), 1, 1024).astype(int)
+
+
 FAMILIES = {  # lengths, slots, depth, packs above max(tokens / S, sequences / depth) in %
     "uniform": (np.random.default_rng(3).integers(1, 4097, 6000), 4096, None, 1.5),
     "uniform, rising": (np.sort(np.random.default_rng(3).integers(1, 4097, 6000)), 4096, None, 20),
@@ -286,6 +294,7 @@ FAMILIES = {  # lengths, slots, depth, packs above max(tokens / S, sequences / d
     "chats, alternating, 8": (alternating(log_normal(425, 1.2, 8192)), 8192, 8, 15.5),
     "two lengths, drifting": (drifting(np.repeat([683, 1367], 3000)), 4096, 4, 32),
     "code, 8": (log_normal(800, 1.5, 8192), 8192, 8, 0.5),
+    "image patches": (image_patches(), 1024, 4, 0.5),
     "third": (log_normal(4096 / 3.5, 0.25, 4096), 4096, None, 0.2),
     "third, short and long": (in_order("short, long", log_normal(4096 / 3.5, 0.25, 4096)), 4096, None, 0.2),
     "summaries": (log_normal(840, 0.4, 2048), 2048, 4, 0.75),
