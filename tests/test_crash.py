@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="calls of pat
 
 # Training forks from a process with threads of torch, which may wait without end: the command tries it.
 SAMPLE = {"build": 20, "replace": 20, "stages": 20, "convert": 5}
-SLOW_SAMPLE = {"build": 60, "replace": 60, "stages": 60, "convert": 20}
+SLOW_SAMPLE = {"build": 120, "replace": 120, "stages": 120, "convert": 40}
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_the_model_notices_whatever_is_not_synced(folder, monkeypatch, synced, i
         return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".part"}
 
     monkeypatch.setitem(DRIVES, "build", Drive(lambda folder: None, work, result))
-    *_, tried = try_states("build", folder, states=24, seed=0)
+    *_, tried = try_states("build", folder, states=60, seed=0)
     assert (tried.wrong == []) == is_right
 
 

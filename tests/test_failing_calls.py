@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="calls of pat
 
 # Call and step: call number 1 fails, and each one a step later.
 FEW = [(WRITE, 124), ("fsync", 244), ("replace", 124), ("mkdir", 4), ("unlink", 82), ("flock", 4), ("statvfs", 4)]
-MANY = [(WRITE, 62), ("fsync", 122), ("replace", 62), ("mkdir", 2), ("unlink", 41), ("flock", 1), ("statvfs", 1)]
+MANY = [(WRITE, 31), ("fsync", 61), ("replace", 31), ("mkdir", 2), ("unlink", 41), ("flock", 1), ("statvfs", 1)]
 
 
 @pytest.mark.parametrize("call, every", FEW + [slow(each) for each in MANY])

