@@ -302,6 +302,8 @@ def _rearrange(
     base: _MatmulPlan, product: Product, rearranged: Rearranged, target: Target
 ) -> _MatmulPlan:
     """Add to `base` the cycles of rearranging the operands that this pass must rearrange."""
+    if not any(rearranged):
+        return base
     aligned = product.columns % 4 == 0  # rows and inputs are padded to the plan's groups
     sizes = (
         product.matrices * product.rows * product.inner,
@@ -375,8 +377,7 @@ class Planner:
         if key not in self._plans:
             self._plans[key] = _plan(product, self.target)
             self.searched += 1
-        found = self._plans[key]
-        return _rearrange(found, product, rearranged, self.target) if any(rearranged) else found
+        return _rearrange(self._plans[key], product, rearranged, self.target)
 
     def save(self) -> None:
         """Store the plans, together with those that other processes stored meanwhile."""

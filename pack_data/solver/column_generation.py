@@ -40,8 +40,8 @@ _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
 # Number of rows from which the interior-point method, with crossover to a vertex, is faster.
 _INTERIOR_ROWS = 150
 _CANDIDATES = 512  # strategies sought in one round
-# Strategies that are kept after a round, beside those in use. If all are, Wikipedia at depths 4 and 6 needs one pack of
-# 8,135,728 more.
+# Strategies that are kept after a round, beside those in use. If all are kept, Wikipedia at depths 4 and 6 needs one
+# pack more than its bound, 8,135,727.
 _STRATEGIES_PER_LENGTH = 3
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ _MAX_ROUNDS = 60  # of one programme; the 400 programmes of 121 packings took at
 _ROUNDS_BEFORE_ROUNDING = 8  # after these the programme ends if no whole pack can be saved
 _NEAR_ONE = 1e-3  # strategies worth more than 1 - this are kept for the full programme
 _NOISE = 1e-6  # on the prices, relative, to find other strategies that are equally good
-_NOISY_ROUNDS = 5  # at 0, one of 34 cases needs a pack more
+_NOISY_ROUNDS = 5  # with 0, one of 34 cases needs a pack more
 
 # The prices to begin with are mixtures of tokens / S and 1 / depth, by these shares of the latter. The bound L2
 # (Martello and Toth, 1990) beside them saved no pack.

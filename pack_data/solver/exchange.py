@@ -20,19 +20,21 @@ SECONDS_PER_PACK = 5e-5  # measured mean time of a success, on one core
 _MOST_SEQUENCES = 1 << 19
 # Seats of a pack up to which it runs: exchanges of two packs grow with their square.
 _MOST_SEATS = 1 << 7
-# Share by which noise reduces the room of a pack in the start: 27 of 43 searches succeed, at 0.02 four fewer. At 0.2
-# two more do, but 3,000 chats, some long, need one more of 343 packs at depth 16.
+# Share by which noise reduces the room of a pack in the start. With it, 27 of 43 searches succeed; with 0.02, 23 do.
+# With 0.2, 29 do, but 3,000 chats, some of them long, need one pack more at depth 16.
 _NOISE = 0.05
-# Exchanges tried for a pack, step by step until one makes it fit. Without the last step one success fewer; without the
-# middle one, four times the time.
+# Exchanges tried for a pack, step by step until one makes it fit. Without the last step, one search fewer succeeds.
+# Without the middle one, the searches take four times as long.
 _EXCHANGES = (1 << 11, 1 << 14, 1 << 19)
-# Exchanges at random, at most; and most exchanges that help a little, beyond two for each pack that fits and this
-# share of the packs. At half, 8 of 38,545 packs of 2,000 small calls more; at twice, 4 fewer and a fifth more time.
+# Most exchanges at random. Also most exchanges that help only a little, beyond two for each pack that fits and the
+# share below. With half of it, 2,000 small calls need 8 more than 38,545 packs; with twice, 4 fewer in a fifth more
+# time.
 _PATIENCE = 100
-# Without it three fewer of the 43 searches succeed; at 0.06 and at 0.24, as many as here.
+# Exchanges that help only a little, as a share of the packs. Without them three fewer of the 43 searches succeed; 0.06
+# and 0.24 are as good.
 _PARTIAL_SHARE = 0.12
-# Packs of which one takes part in an exchange at random: of 84 sets of rows cut at random, 25 are not packed at their
-# bound; with 1, 4 and 16 of them, 43, 31 and 25.
+# Packs from which an exchange at random chooses one. With 8 or 16 of them, 25 of 84 sets of rows cut at random miss
+# their bound; with 4, 31 do; with 1, 43.
 _DISTURBED = 8
 
 
@@ -42,7 +44,7 @@ def exchange(counts: np.ndarray, depth: int, packs: int) -> Packs:
     Args:
         counts: sequences by length, int [S + 1].
         depth: most sequences of a pack.
-        packs: number of packs.
+        packs: number of packs, which have room for all tokens.
     """
     S = len(counts) - 1
     sequences = int(counts.sum())

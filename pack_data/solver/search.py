@@ -41,7 +41,7 @@ _MAX_SECONDS_OF_MENDING = 5.0
 # be reduced. At a tenth of it, 30 cases take a fifth more time, with as many packs.
 _USUAL_GAP_SHARE = 1e-3
 # Share of the bound above which exchanges come before mending, which then takes long: sequences near a third of a pack
-# leave a gap of 0.06, and all other families less than 0.01. At 0, 30 cases take a fifth more time, and one more pack.
+# leave a gap of 0.06, and all other families less than 0.01. At 0, 30 cases take a fifth more time and one pack more.
 _FAR_GAP_SHARE = 0.02
 # Factor on the seconds that a gap is worth if it can probably be reduced.
 _LIKELY_FACTOR = 16
@@ -179,7 +179,7 @@ class ProvedPacks(NamedTuple):
 
     @property
     def usual_depth(self) -> int:
-        """Twice the mean number of sequences per pack, beyond which the limit hardly matters."""
+        """The limit, or twice the mean number of sequences per pack, beyond which a limit hardly matters."""
         return min(self.limits.depth, self._twice_the_mean)
 
     @property

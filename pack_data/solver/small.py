@@ -18,8 +18,8 @@ from pack_data.solver.free_slots import Packs, Strategy, count_packs
 MOST_SEQUENCES = 200
 # Sequences up to which the search is never cut short. With 24, 2,000 small calls need as many packs.
 EXACT_SEQUENCES = 12
-# Lengths that a longer search looks at, about 10 ms of one core. At half, 7 of 38,545 packs of 2,000 small calls more;
-# at twice, 3 fewer.
+# Lengths that a longer search looks at, about 10 ms of one core. With half of them, 2,000 small calls need 7 more than
+# 38,545 packs; with twice, 3 fewer.
 _MOST_STEPS = 20_000
 
 

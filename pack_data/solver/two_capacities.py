@@ -29,7 +29,7 @@ _UNITS = 1 << 18
 _PARTS = 1 << 20
 # Shares of the tokens in the mixes that are tried.
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
-# Best steps that get the bounds of dual_feasible.py, beside the tokens alone. With one, 2 packs less are proved.
+# Best steps that get the bounds of dual_feasible.py, beside the tokens alone. With one, the bounds are 2 packs lower.
 _STEPS_PROVED = 3
 
 
@@ -327,13 +327,14 @@ _RULES = (
     _Rules(askew=0.0, hard=0.01, near=3e-3),
 )
 
-# The figures are packs of 24 sets of 700 sequences that need 5,381 packs with the constants as they are.
+# What other values cost was measured on 24 sets of 700 sequences, which need 5,381 packs with these.
 
-# Groups looked at for the next place: the hardest that fit, with 16 of them one pack more; and some evenly from the
-# others, without which 3,000 independent lengths and weights miss the bound of their test.
+# Groups looked at for the next place: the hardest that fit, and some evenly from the others. With 16 of the hardest,
+# one pack more. Without the others, 3,000 independent lengths and weights miss the bound of their test.
 _HARDEST_LOOKED_AT = 64
 _OTHERS_LOOKED_AT = 192
-# Pairs looked at: first sequences, and second ones for each, by tokens and by weight; with 16 of these, 2 packs more.
+# Pairs looked at: first sequences, and second ones for each, by tokens and by weight. With 16 second ones, 2 packs
+# more.
 _FIRST_OF_PAIR = 64
 _SECOND_OF_PAIR = 32
 # Pairs are tried once the rest of a pack has room for at most this many mean sequences. At 9, 4 packs more.
@@ -342,17 +343,17 @@ _NO_FIT = 9.0  # cost of a pair that does not fit; both capacities together cost
 
 # A capacity does not matter if at least 1 / this of it stays unused. At 10, one pack more.
 _SCARCITY_RANGE = 20.0
-# Cost of a capacity that does not matter; at 0.05, one pack more.
+# Cost of a capacity that does not matter. At 0.05, one pack more.
 _MIN_COST = 1e-3
-# The same if the depth matters; at 1e-3, a set of 3,000 at its depth misses the bound of its test.
+# The same if the depth matters. At 1e-3, a set of 3,000 at its depth misses the bound of its test.
 _MIN_COST_CROWDED = 0.05
-# The depth matters below this multiple of the mean number of sequences per pack; at 0, 58 packs more.
+# The depth matters below this multiple of the mean number of sequences per pack. At 0, 58 packs more.
 _CROWDED = 1.3
 # If the depth matters, all seats but these take soft sequences first. With 2, 56 packs more.
 _LAST_SEATS = 3
 
 _GONE_SHARE = 0.3  # share of used-up groups at which the lists are made again
-_TARGET_PERIOD = 64  # strategies after which the target is measured again; with 8, 2 packs more
+_TARGET_PERIOD = 64  # strategies after which the target is measured again. With 8, 2 packs more.
 
 # Packs that are opened to be packed again: the worst ones, which hold this share of what all fall short of value 1. At
 # 0.5, 4 packs more.
@@ -366,10 +367,10 @@ _MAX_WORST = 1000
 # Work of rounds that pack all sequences again; such a round is begun below half of it.
 _WORK_OF_WHOLE_ROUNDS = 60_000
 _MAX_WORK = 140_000  # work of all rounds
-# The same for few sequences; without it as many packs in a fifth more time.
+# The same for each of few sequences. Without it, as many packs in a fifth more time.
 _MAX_WORK_PER_SEQUENCE = 7
 _GAP_SHARE = 1e-3  # share of packs above the bound that is good enough
-_PATIENCE = 12  # rounds without one pack less after which the search ends; with 24, one pack less
+_PATIENCE = 12  # rounds without one pack less after which the search ends. With 24, one pack less.
 
 
 @dataclass(frozen=True)

@@ -274,7 +274,7 @@ class PackStream:
         buffer = self._buffer
         lengths = self._lengths
         worth, shortfall = self._worth()
-        alike = lengths.in_random_order and lengths.are_alike
+        alike = lengths.in_random_order and lengths.seen.are_alike
         most = min(len(buffer), _MOST_ALIKE) if alike else len(buffer)
         parts = _ROUND if lengths.in_random_order else _ROUND_OF_SORTED
         value = sum([worth[length] * len(numbers) for length, numbers in buffer.numbers.items()])
@@ -319,16 +319,16 @@ class PackStream:
         scarcity = len(buffer) * S / (self._depth * buffer.tokens)
         seats = float(scarcity >= 1)
         if not lengths.in_random_order:
-            if not lengths.were_always_alike:
+            if not lengths.all.are_alike:
                 low, high = _BOTH_SCARCE
                 seats = min(max((scarcity - low) / (high - low), 0.0), 1.0)
             return self._fullness(seats), _ROUNDING
-        if lengths.worth is None and lengths.mean:
+        if lengths.worth is None and lengths.seen.mean:
             low, high = _NEAR_DEPTH
-            near_depth = low <= S / lengths.mean / self._depth < high
-            if lengths.are_alike or near_depth:
+            near_depth = low <= S / lengths.seen.mean / self._depth < high
+            if lengths.seen.are_alike or near_depth:
                 lengths.solve()
-        shortfall = _SHORTFALL_ALIKE if lengths.are_alike else _SHORTFALL
+        shortfall = _SHORTFALL_ALIKE if lengths.seen.are_alike else _SHORTFALL
         return lengths.worth or self._fullness(seats), shortfall
 
     def _fullness(self, seats: float) -> List[float]:

@@ -65,16 +65,16 @@ def solve(counts: np.ndarray, S: int, depth: Optional[int]) -> _Knots:
     return [(known * unit).astype(float).tolist(), prices.tolist()]
 
 
-class _Sums(NamedTuple):
-    """Sums over sequences: what their mean and variance follow from."""
+class Moments(NamedTuple):
+    """Sums over sequences, from which the mean and the variance of their lengths follow."""
 
     sequences: int = 0
     tokens: int = 0
     squares: int = 0  # of lengths
 
-    def add(self, lengths: np.ndarray, counts: np.ndarray) -> _Sums:
-        """Return the sums with `counts[i]` more sequences of `lengths[i]`."""
-        return _Sums(
+    def plus(self, lengths: np.ndarray, counts: np.ndarray) -> Moments:
+        """Return the sums of `counts[i]` more sequences of `lengths[i]`."""
+        return Moments(
             self.sequences + int(counts.sum()),
             self.tokens + int(counts @ lengths),
             self.squares + int(counts @ lengths**2),
@@ -82,10 +82,12 @@ class _Sums(NamedTuple):
 
     @property
     def mean(self) -> float:
+        """Mean tokens of a sequence; 0 if there is none."""
         return self.tokens / max(self.sequences, 1)
 
     @property
     def are_alike(self) -> bool:
+        """True if lengths vary so little that hardly any short sequence fills up a row."""
         variance = self.squares / max(self.sequences, 1) - self.mean**2
         return variance < (_ALIKE * self.mean) ** 2
 
@@ -101,13 +103,13 @@ class Lengths:
         # Windows in random order since the order changed, at most `_CALM_WINDOWS`.
         self._calm = _CALM_WINDOWS
         self._unit = -(-S // _COMPARED)
-        self._all = _Sums()  # of the whole stream
+        self.all = Moments()  # of the whole stream, whatever its order
         self._forget()
 
     def _forget(self) -> None:
         self._counts = np.zeros(self._S + 1, np.int64)  # of whole windows
         self._by_step = np.zeros(self._S // self._unit + 1, np.int64)  # the same, in steps
-        self._seen = _Sums()
+        self.seen = Moments()  # of the same sequences
         self._at_prices = 0  # sequences seen when the prices were computed
         self._knots: Optional[_Knots] = None
         # Price of each length, [S + 1]; None: not needed so far.
@@ -117,21 +119,6 @@ class Lengths:
     def in_random_order(self) -> bool:
         """True unless the last windows show an order."""
         return self._calm >= _CALM_WINDOWS
-
-    @property
-    def mean(self) -> float:
-        """Mean tokens of a sequence; 0 if none was seen."""
-        return self._seen.mean
-
-    @property
-    def are_alike(self) -> bool:
-        """True if lengths vary so little that hardly any short sequence fills up a row."""
-        return self._seen.are_alike
-
-    @property
-    def were_always_alike(self) -> bool:
-        """True if the same holds for all lengths of the stream, whatever their order."""
-        return self._all.are_alike
 
     def add(self, length: int) -> None:
         """Count a sequence; all properties may change when a window is full."""
@@ -156,16 +143,16 @@ class Lengths:
         """Count `counts[i]` sequences of `lengths[i]`; the lengths differ."""
         self._counts[lengths] += counts
         np.add.at(self._by_step, lengths // self._unit, counts)
-        self._seen = self._seen.add(lengths, counts)
-        self._all = self._all.add(lengths, counts)
-        if self.worth is not None and self._seen.sequences >= _GROWTH * self._at_prices:
+        self.seen = self.seen.plus(lengths, counts)
+        self.all = self.all.plus(lengths, counts)
+        if self.worth is not None and self.seen.sequences >= _GROWTH * self._at_prices:
             self.solve()
 
     def solve(self) -> None:
         """Compute the prices of what was seen."""
-        self._at_prices = self._seen.sequences
+        self._at_prices = self.seen.sequences
         counts: np.ndarray = self._counts
-        if self._depth is not None and not self.are_alike:
+        if self._depth is not None and not self.seen.are_alike:
             counts = counts * (1 + _MORE_SHORT * np.linspace(1, -1, self._S + 1))
         self._price(solve(counts, self._S, self._depth))
 
@@ -178,7 +165,7 @@ class Lengths:
 
     def _is_random(self, window: np.ndarray) -> bool:
         """Return True if a window of lengths is like what was seen."""
-        seen = self._seen.sequences
+        seen = self.seen.sequences
         if not seen:
             return True
         steps = np.bincount(window // self._unit, minlength=len(self._by_step))
@@ -195,7 +182,7 @@ class Lengths:
         return {
             "arrived": list(self._arrived),
             "seen": [known.tolist(), self._counts[known].tolist()],
-            "all": list(self._all),
+            "all": list(self.all),
             "calm": self._calm,
             "at_prices": self._at_prices,
             "prices": self._knots,
@@ -213,7 +200,7 @@ class Lengths:
         if lengths != sorted(set(lengths)):
             raise fields.error("seen", "must have ascending lengths")
         self._count(np.array(lengths, np.int64), np.array(counts, np.int64))
-        self._all = _Sums(*fields.integers("all", length=3, least=0))
+        self.all = Moments(*fields.integers("all", length=3, least=0))
         self._calm = fields.integer("calm", least=0, most=_CALM_WINDOWS)
         self._at_prices = fields.integer("at_prices", least=0)
         knots = fields.optional(

@@ -253,8 +253,8 @@ def test_lengths_are_alike_whatever_their_order_if_they_vary_little():
         lengths = Lengths(1000, None, 250)
         for length in np.sort(values).tolist():
             lengths.add(length)
-        assert lengths.are_alike  # the last window
-        assert lengths.were_always_alike == alike == bool(np.std(values) < 0.47 * np.mean(values))
+        assert lengths.seen.are_alike  # the last window
+        assert lengths.all.are_alike == alike == bool(np.std(values) < 0.47 * np.mean(values))
 
 
 def alternating(lengths):
