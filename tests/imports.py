@@ -35,9 +35,15 @@ def imported_modules(path: Path):
     yield from modules_imported_by(path.read_text(encoding="utf-8"))
 
 
-def modules_imported_by(source: str):
-    """Yield the modules that this source text imports; see `imported_modules`."""
-    for node in ast.walk(ast.parse(source)):
+def modules_imported_by(source: str, *, at_run_time: bool = False):
+    """Yield the modules that this source text imports; see `imported_modules`.
+
+    With `at_run_time`, imports below `if TYPE_CHECKING` and `if __name__ == "__main__"` are left out.
+    """
+    tree = ast.parse(source)
+    if at_run_time:
+        tree = _WithoutTypesAndMain().visit(tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name
@@ -53,14 +59,38 @@ def modules_imported_by(source: str):
                 yield argument.value
 
 
+class _WithoutTypesAndMain(ast.NodeTransformer):
+    """Remove the bodies of `if TYPE_CHECKING` and `if __name__ == "__main__"`."""
+
+    def visit_If(self, node):
+        names = {inner.id for inner in ast.walk(node.test) if isinstance(inner, ast.Name)}
+        if names & {"TYPE_CHECKING", "__name__"}:
+            return [self.visit(statement) for statement in node.orelse]
+        return self.generic_visit(node)
+
+
 @lru_cache(None)
-def graph():
-    """Return a dictionary: file -> the files that it imports."""
+def graph(*, at_run_time: bool = False):
+    """Return a dictionary: file -> the files that it imports; see `modules_imported_by`."""
     imports = {}
     for path in SOURCES:
-        targets = {MODULES[name] for name in imported_modules(path) if name in MODULES}
+        names = modules_imported_by(path.read_text(encoding="utf-8"), at_run_time=at_run_time)
+        targets = {MODULES[name] for name in names if name in MODULES}
         imports[path] = targets - {path}
     return imports
+
+
+def reached_from(module: str):
+    """Return the files that the imports of a module lead to at run time, its own included."""
+    edges = graph(at_run_time=True)
+    reached = set()
+    waiting = [MODULES[module]]
+    while waiting:
+        path = waiting.pop()
+        if path not in reached:
+            reached.add(path)
+            waiting.extend(edges[path])
+    return reached
 
 
 def cycles(edges):

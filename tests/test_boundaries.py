@@ -78,8 +78,34 @@ def test_modules_named_to_import_module_are_read():
 
 def test_limits_move_in_steps():
     limits = json.loads(complexity.LIMITS.read_text())
-    assert limits.keys() == complexity.STEPS.keys()
-    assert all(limit % complexity.STEPS[name] == 0 for name, limit in limits.items())
+    steps = complexity.steps()
+    assert limits.keys() == steps.keys()
+    assert all(limit % steps[name] == 0 for name, limit in limits.items())
+
+
+def test_set_lowers_limits_and_never_raises_one():
+    steps = complexity.steps()
+    measured = {name: 10 * step - 1 for name, step in steps.items()}
+    far_above = {name: 20 * step for name, step in steps.items()}
+    below = {name: 5 * step for name, step in steps.items()}
+    assert complexity.lowered(far_above, measured) == {name: 11 * step for name, step in steps.items()}
+    assert complexity.lowered(below, measured) == below
+
+
+def test_reach_follows_late_imports_but_neither_types_nor_the_main_block():
+    source = (
+        "if TYPE_CHECKING:\n    import a\nelse:\n    import b\n"
+        "def f():\n    import c\nif __name__ == '__main__':\n    import d\n"
+    )
+    assert list(modules_imported_by(source, at_run_time=True)) == ["b", "c"]
+    assert list(modules_imported_by(source)) == ["a", "b", "c", "d"]
+
+
+def test_reach_contains_what_is_reached():
+    reach = complexity.reach()
+    assert (
+        reach["reach of nnlshp"] < reach["reach of pack"] < reach["reach of run"] < reach["reach of pretrain command"]
+    )
 
 
 def test_only_code_lines_and_nodes_are_counted():
@@ -89,7 +115,9 @@ def test_only_code_lines_and_nodes_are_counted():
 
 
 def test_average_densities_above_the_limit_are_problems(monkeypatch, capsys):
-    monkeypatch.setattr(complexity, "weights", lambda: dict.fromkeys([*complexity.STEPS, *complexity.ZERO], 0))
+    monkeypatch.setattr(complexity, "weights", lambda: dict.fromkeys([*complexity.steps(), *complexity.ZERO], 0))
+    monkeypatch.setattr(complexity, "package_nodes", dict)
+    monkeypatch.setattr(complexity, "reach", dict)
     monkeypatch.setattr(complexity, "structure", dict)
     monkeypatch.setattr(complexity, "DENSEST_AVERAGE", 1.0)
     assert complexity.main([]) == 1
