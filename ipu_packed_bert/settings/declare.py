@@ -19,6 +19,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, ge
 ASK = ""  # it changes the following updates: refused unless --allow-change names it
 FREE = "free"  # it changes no update, or only rounding or the end of the run: noted in one line
 
+OWN_TASK = r"(.+\.py):(\w+)"  # a task's name that is a class in a file of the user, see `settings.user_task`
 AUTO = "auto"  # a number that the command chooses, see `settings.schema.Rows`
 
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence, Tuple, Union
 
-from ipu_packed_bert.settings.declare import AUTO, FREE, setting
-from ipu_packed_bert.settings.user_task import PATTERN
+from ipu_packed_bert.settings.declare import AUTO, FREE, OWN_TASK, setting
 from pack_data.packers import PACKERS
 
 # The commands, which differ in settings and defaults.
@@ -63,7 +62,7 @@ class TaskConfig:
         "the task",
         default_of={FINETUNE: SQUAD},
         choices=TASK_NAMES,
-        pattern=PATTERN,
+        pattern=OWN_TASK,
         note=", or FILE.py:CLASS, a task of your own",
         resume=_TASK,
     )

@@ -17,18 +17,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Sequence, Set, Union
 
+from ipu_packed_bert.settings.declare import OWN_TASK
 from ipu_packed_bert.settings.reader import peek
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.files import read_regular
 
-PATTERN = r"(.+\.py):(\w+)"
 _MAX_BYTES = 1 << 24  # of a Python file; none that a person wrote has 16 MiB
 _trusted: Set[str] = set()  # sha256 of the files that this process may execute
 
 
 def is_own(name: Any) -> bool:
     """Return True if a task's name has the form FILE.py:CLASS."""
-    return isinstance(name, str) and re.fullmatch(PATTERN, name) is not None
+    return isinstance(name, str) and re.fullmatch(OWN_TASK, name) is not None
 
 
 def full_name(name: str) -> str:
