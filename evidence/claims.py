@@ -12,8 +12,8 @@ from evidence.runner import Cell
 from evidence.statistics import LEVEL, Interval, equivalence, holm, power, students
 from evidence.training_shown import METRICS, TrainingShown
 from evidence.writer import Shown, bars, small
-from pack_data.cli.command import counted
 from pack_data.display.picture import Picture
+from pack_data.reading.words import counted
 
 FILE = Path(__file__).with_name("claims.yml")
 

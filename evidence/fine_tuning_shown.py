@@ -21,8 +21,8 @@ from evidence.ways import (
 )
 from evidence.ways import WORDS as WAY_WORDS
 from evidence.writer import CellText, Part, Pictures, Shown, Table, bars, small, spread
-from pack_data.cli.command import counted
 from pack_data.display.picture import Picture
+from pack_data.reading.words import counted
 
 WORDS = {"banking77": "BANKING77 at 64", "squad": "SQuAD at 384"}
 SCORE = {"banking77": "accuracy", "squad": "F1"}

@@ -20,9 +20,9 @@ import numpy as np
 from evidence import leaks_trl
 from evidence.runner import Cell, Row, Runner
 from evidence.writer import Part, Shown, Table, TableColumn, small
-from pack_data.cli.command import counted
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import one_line
+from pack_data.reading.words import counted
 
 SUMMARY = (
     "Largest change of one example's outputs when only the other example of a padding-free row changes, for stock\n"

@@ -31,8 +31,9 @@ from evidence.writer import CellText, Part, Pictures, Shown, Table, TableColumn,
 from ipu_packed_bert.engine.host.devices import find_device
 from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.batching.plans import WAYS, BatchOptions
-from pack_data.cli.command import counted, positive_int
+from pack_data.cli.command import positive_int
 from pack_data.cli.memory import PeakMemory, keep_buffers
+from pack_data.reading.words import counted
 
 PADDED = "RandomSampling+Padding"  # the baseline
 # Ways that fill their batches, so that they make fewer updates of bs x msl tokens.

@@ -20,9 +20,10 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 from urllib.parse import quote
 
 from ipu_packed_bert.benchmarks.work import machine
-from pack_data.cli.command import counted, progress_bar
+from pack_data.cli.command import progress_bar
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.files import locked
+from pack_data.reading.words import counted
 
 CELLS = "cells"
 SETTINGS = "settings.json"

@@ -11,8 +11,8 @@ from evidence import arms
 from evidence.runner import Cell
 from evidence.statistics import CONFIDENCE, Interval, error_over_sequences, students
 from evidence.writer import Part, Pictures, Shown, Table, curve, curves, small, spread
-from pack_data.cli.command import counted
 from pack_data.display.picture import Lines
+from pack_data.reading.words import counted
 
 METRICS = {"loss": "loss", "mlm_loss": "masked tokens", "nsp_loss": "next sentence"}
 

@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 
 from pack_data.building.assignment import assign
-from pack_data.cli.command import counted, progress_shown
+from pack_data.cli.command import progress_shown
 from pack_data.lengths.overlong import Fitted, Longer, fit
 from pack_data.optimal import pack as pack_optimally
 from pack_data.packing.certificate import Proof
@@ -32,6 +32,7 @@ from pack_data.reading.fields import (
     whole_number,
 )
 from pack_data.reading.packages import load_package
+from pack_data.reading.words import counted
 from pack_data.solver.two_capacities import TwoPrices, pack_two, within_capacities
 from pack_data.store.sequences import check_multiple, rounded_up
 

@@ -5,10 +5,10 @@ from functools import partial
 
 import numpy as np
 
-from pack_data.cli.bad_records import Origin
 from pack_data.formats import bert_tfrecord
 from pack_data.formats.records import EXAMPLE_FIELDS, Record
 from pack_data.formats.source import open_source
+from pack_data.reading.bad_records import Origin
 from pack_data.store.packs import FIELDS
 from pack_data.store.sequences import Example
 

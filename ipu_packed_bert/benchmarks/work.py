@@ -9,8 +9,9 @@ import numpy as np
 
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import BatchConfig, DataConfig, EngineConfig, ModelConfig
-from pack_data.cli.command import available_cores, counted
+from pack_data.cli.command import available_cores
 from pack_data.packing.packing import Packing
+from pack_data.reading.words import counted
 from pack_data.store.packs import PackSchema, assemble, decode
 from pack_data.store.sequences import Example, Sequences
 from pack_data.text.examples import masked_count

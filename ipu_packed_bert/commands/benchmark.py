@@ -25,7 +25,6 @@ from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.command import (
     ArgumentParser,
     available_cores,
-    counted,
     parse_depth,
     positive_int,
     positive_ints,
@@ -37,6 +36,7 @@ from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
+from pack_data.reading.words import counted
 from pack_data.store.packs import default_predictions
 
 _BOTH = ("float32", "bfloat16")

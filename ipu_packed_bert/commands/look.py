@@ -10,7 +10,6 @@ from typing import Optional, Sequence
 
 from ipu_packed_bert.run_files.folder import LOG
 from ipu_packed_bert.training.picture import page_of_run
-from pack_data.cli.bad_records import add_columns, add_record_limit, add_split
 from pack_data.cli.command import (
     ArgumentParser,
     check_output,
@@ -22,6 +21,7 @@ from pack_data.cli.command import (
     process_count,
     typed,
 )
+from pack_data.cli.reading_options import add_columns, add_record_limit, add_split
 from pack_data.display.page import Page
 from pack_data.display.picture import write
 from pack_data.inspection.page_sections import headline, page_of_data_set, page_of_histogram

@@ -28,7 +28,7 @@ from ipu_packed_bert.settings.schema import FINETUNE, ModelConfig
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data.cli.command import counted
+from pack_data.reading.words import counted
 from pack_data.store.data_set import Manifest
 
 if TYPE_CHECKING:

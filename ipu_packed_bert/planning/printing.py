@@ -11,8 +11,8 @@ from ipu_packed_bert.planning.plan import FULLEST_THAT_RAN, RunPlan
 from ipu_packed_bert.settings.launch_lines import start_lines
 from ipu_packed_bert.settings.placement import Block
 from ipu_packed_bert.settings.schema import FINETUNE, mask_columns
-from pack_data.cli.command import counted
 from pack_data.display.table import text_table
+from pack_data.reading.words import counted
 
 _MIB = 1024.0 * 1024.0
 _NOTHING_FITS = "no micro-batch fits: use more IPUs a replica, or change placement.layers_per_ipu"

@@ -36,12 +36,12 @@ from pack_data.cli.command import (
     ArgumentParser,
     check_page,
     check_picture,
-    counted,
     positive_int,
     progress_bar,
     typed,
 )
 from pack_data.lengths.options import add_histogram_arguments
+from pack_data.reading.words import counted
 
 
 def _parser() -> ArgumentParser:

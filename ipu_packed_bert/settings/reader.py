@@ -20,9 +20,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from ipu_packed_bert.settings.declare import Setting, shown, typed_value
 from ipu_packed_bert.settings.declare import setting as setting  # users' tasks import it from here
 from ipu_packed_bert.settings.yaml_files import ConfigError, parse_yaml
-from pack_data.cli.command import settings_by_meaning
 from pack_data.reading import fields as decoding
 from pack_data.reading.fields import named
+from pack_data.reading.words import settings_by_meaning
 
 # Origins of values. The origin of a setting that nobody stated begins with DEFAULT.
 DEFAULT = "default"

@@ -10,9 +10,9 @@ from typing import Any, List, Optional, Set, Union
 import yaml
 
 from ipu_packed_bert.settings.shipped import FOLDER, derived_tree
-from pack_data.cli.command import Problems
 from pack_data.reading.fields import MOST_DIGITS, is_plain_name, named, one_line
 from pack_data.reading.files import read_regular
+from pack_data.reading.words import Problems
 
 _MAX_BYTES = 1 << 20  # a configuration has a few kB
 # Keys that `<<` merges into one section; an alias of an alias may stand for millions.

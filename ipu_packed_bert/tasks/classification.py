@@ -46,8 +46,8 @@ from ipu_packed_bert.tasks.scores import (
     pearson,
     spearman,
 )
-from pack_data.cli.command import counted
 from pack_data.reading.fields import named, shown
+from pack_data.reading.words import counted
 
 # Values of problem_type in config.json.
 PROBLEM_TYPES = {

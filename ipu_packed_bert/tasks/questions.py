@@ -30,8 +30,8 @@ from ipu_packed_bert.tasks.examples import ExampleTask, LossAndCorrect, Scored
 from ipu_packed_bert.tasks.files import ExampleSource, Faults, TableRow, plain_text, read_records
 from ipu_packed_bert.tasks.inputs import Inputs, Tokenizer, Tokens
 from ipu_packed_bert.tasks.scores import best_threshold, score_answers
-from pack_data.cli.command import counted
 from pack_data.reading.fields import Fields, named, said_of, shown
+from pack_data.reading.words import counted
 
 _MOST_OF_QUESTION = 64  # tokens; longer questions are truncated, as in BERT's procedure
 _N_BEST = 20  # candidate answers per question, as in BERT's procedure

@@ -18,8 +18,8 @@ from ipu_packed_bert.settings.schema import PRETRAINING, ModelConfig
 from ipu_packed_bert.settings.yaml_files import parse_yaml
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data.cli.command import counted
 from pack_data.reading.fields import Fields, read_object
+from pack_data.reading.words import counted
 from pack_data.text.corpus import Document
 from pack_data.text.vocabulary import AnyVocabulary, load_either, train_vocabulary, vocabulary_in
 

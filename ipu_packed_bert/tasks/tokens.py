@@ -34,8 +34,8 @@ from ipu_packed_bert.tasks.files import (
 from ipu_packed_bert.tasks.inputs import Inputs
 from ipu_packed_bert.tasks.scores import MAJORITY, MARKS, span_scores
 from ipu_packed_bert.tasks.task import Metric
-from pack_data.cli.command import counted
 from pack_data.reading.fields import shown
+from pack_data.reading.words import counted
 
 
 class _PackedBertForTokenClassification(PackedBert):

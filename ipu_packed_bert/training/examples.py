@@ -21,9 +21,9 @@ from ipu_packed_bert.tasks.examples import ExampleTask
 from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.starting_weights import Start, find_start
 from ipu_packed_bert.training.prepared import Beginning, Begun, Prepared, engine_and_batches
-from pack_data.cli.command import counted
 from pack_data.packing.packing import Packing, of_at_most
 from pack_data.reading.durable import replacing_folder
+from pack_data.reading.words import counted
 
 
 @dataclasses.dataclass(frozen=True)

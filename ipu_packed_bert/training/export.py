@@ -13,9 +13,9 @@ from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, S
 from ipu_packed_bert.settings.config import BLOCK
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.settings.yaml_files import parse_yaml
-from pack_data.cli.command import counted
 from pack_data.reading.durable import check_new_folder, write_atomically
 from pack_data.reading.fields import Fields, read_object, said_of
+from pack_data.reading.words import counted
 
 if TYPE_CHECKING:
     from ipu_packed_bert.model.hugging_face import Loaded

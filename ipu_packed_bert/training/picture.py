@@ -16,11 +16,11 @@ from ipu_packed_bert.run_files.folder import (
 )
 from ipu_packed_bert.settings.declare import flat
 from ipu_packed_bert.settings.yaml_files import load_yaml
-from pack_data.cli.command import counted
 from pack_data.display.page import Figure, Page, Section
 from pack_data.display.picture import Axis, Bars, Line, Lines, Series, packing_bars, write
 from pack_data.display.table import Column, Table
 from pack_data.reading.fields import Fields, read_json
+from pack_data.reading.words import counted
 
 _WAY_OUT = "pass the directory of a run, with its files as they were written"
 # Numbers of `compare_unpacked` in a summary: medians of the rates, the packing factor, the median of the ratio.

@@ -33,8 +33,8 @@ from ipu_packed_bert.training.prepared import (
     resume_command,
 )
 from ipu_packed_bert.training.run_folder import data_of
-from pack_data.cli.command import counted
 from pack_data.packing.packing import of_at_most
+from pack_data.reading.words import counted
 from pack_data.store.data_set import Manifest, PackStore
 
 # Sizes of the network; the data set may determine the others.

@@ -18,10 +18,11 @@ from ipu_packed_bert.training.log import RunLog, Totals, metrics_text
 from ipu_packed_bert.training.loop import Outcome
 from ipu_packed_bert.training.picture import draw_curves, padding_avoided
 from ipu_packed_bert.training.prepared import Prepared, resume_command
-from pack_data.cli.command import NotFinite, counted, runnable
+from pack_data.cli.command import NotFinite, runnable
 from pack_data.display.table import plain, text_table
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import one_line
+from pack_data.reading.words import counted
 
 _NOT_FINITE = "not finite"
 

@@ -19,12 +19,12 @@ from typing import Any, List, Optional, Tuple
 
 import numpy as np
 
-from pack_data.cli.command import counted
 from pack_data.lengths.overlong import fit
 from pack_data.packing.histogram import unfit
 from pack_data.packing.packing import Packing
 from pack_data.reading import hugging_face
 from pack_data.reading.fields import whole_number
+from pack_data.reading.words import counted
 from pack_data.store.sequences import LONGEST
 
 _Bins = List[List[int]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Union
 
-from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.detect import content_format, suffix_format
 from pack_data.formats.rows import identity, read_rows
+from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.reading.fields import Fields, one_line
 
 _FORMATS = ("jsonl", "parquet", "arrow")

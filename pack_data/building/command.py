@@ -25,12 +25,13 @@ from pack_data.building.runner import check_not_in_a_starting_worker, open_runne
 from pack_data.building.shares import STAGES, check_shared, missing_tasks, run_task, slurm_script
 from pack_data.building.stages import Built, Stages
 from pack_data.building.work_folder import check_out, work_folder
-from pack_data.cli.bad_records import add_reading_options
-from pack_data.cli.command import ArgumentParser, counted, positive_int, typed
+from pack_data.cli.command import ArgumentParser, positive_int, typed
+from pack_data.cli.reading_options import add_reading_options
 from pack_data.packers import get_packer
 from pack_data.packing.packing import Packing
 from pack_data.reading import hugging_face
 from pack_data.reading.fields import shown
+from pack_data.reading.words import counted
 from pack_data.store.data_set import PackStore, read_manifest
 
 __all__ = ["BuildOptions", "Built", "build", "build_and_report", "missing_tasks", "run_task"]

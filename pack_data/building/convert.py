@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Iterator, Optional, Sequence, Tuple
 
 from pack_data.building.work_folder import check_out, only_writer_of_packs
-from pack_data.cli.bad_records import add_columns, add_reading_options
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, typed
+from pack_data.cli.reading_options import add_columns, add_reading_options
 from pack_data.formats import sequence_output
 from pack_data.formats.detect import FORMATS
 from pack_data.formats.records import NO_COLUMNS, UNPACKED, Record, RowWidths

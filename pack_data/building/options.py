@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
-from pack_data.cli.bad_records import MOST_RECORD_BYTES
 from pack_data.cli.command import most_processes, parse_depth, positive_int, process_count
 from pack_data.packers import PACKERS
 from pack_data.packing.histogram import PUBLISHED
+from pack_data.reading.bad_records import MOST_RECORD_BYTES
 from pack_data.reading.fields import packing_depth, whole_number
 from pack_data.store.packs import default_predictions
 from pack_data.store.sequences import check_multiple

@@ -29,7 +29,7 @@ from pack_data.building.work_folder import (
     remove,
     work_of_tasks,
 )
-from pack_data.cli.command import counted
+from pack_data.reading.words import counted
 
 _COUNT = "count"
 _RECIPE = "recipe"

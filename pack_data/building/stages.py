@@ -45,7 +45,7 @@ from pack_data.building.tasks import (
     write_json,
 )
 from pack_data.building.work_folder import HELD_OUT_WORK, PLAN, announce, check_out, clear, complete
-from pack_data.cli.command import counted, progress_bar
+from pack_data.cli.command import progress_bar
 from pack_data.packers import DEEPEST, get_packer, packs_at_depth
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
@@ -53,6 +53,7 @@ from pack_data.reading.durable import free_bytes, write_array, write_atomically
 from pack_data.reading.fields import Fields, read_object
 from pack_data.reading.files import sha256_of
 from pack_data.reading.npy import map_array, read_array
+from pack_data.reading.words import counted
 from pack_data.solver.free_slots import cost_of_depth
 from pack_data.solver.search import fewest_packs, smallest_depth
 from pack_data.store.data_set import PackStore, StoredFile, finish_data_set

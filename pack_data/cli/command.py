@@ -16,26 +16,12 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, List, Mapping, NoReturn, Optional, Sequence, Set, Union
 
 from pack_data.reading.packages import package_of, require
-
-
-class Problems(ValueError):
-    """Several problems in one error, one per line; `run_main` prints any other error on a single line."""
+from pack_data.reading.words import Problems, counted, settings_by_meaning
 
 
 class NotFinite(ArithmeticError):
     """A loss or weights of a training run are infinite or NaN; the exit status is 3."""
 
-
-# Settings, with the names that users of other projects type for them.
-_NAMES_BY_MEANING = {
-    "optimizer.learning_rate": "learning_rate lr max_lr peak_lr",
-    "batch.micro_batch": "micro_batch batch_size batch bs per_device_train_batch_size",
-    "data.max_sequences_per_pack": "max_sequences_per_pack depth max_depth sequences_per_pack",
-    "data.max_sequence_length": "max_sequence_length length seq_len seq_length max_len max_length max_seq_len "
-    "max_seq_length",
-    "run.epochs": "epochs epoch num_epochs num_train_epochs",
-    "run.steps": "epochs epoch num_epochs num_train_epochs steps max_steps num_steps iterations updates",
-}
 
 # The script in a checkout that does the same as `packed-bert pretrain`.
 _SCRIPT = "run_pretraining.py"
@@ -67,11 +53,6 @@ def typed(command: str) -> str:
     if command == "pretrain" and started.parts[-2:] != ("ipu_packed_bert", "__main__.py"):
         return f"python {shlex.quote(sys.argv[0] if started.name == _SCRIPT else _SCRIPT)}"
     return f"python -m ipu_packed_bert {command}"
-
-
-def settings_by_meaning(name: str) -> List[str]:
-    """Return the settings that a name means in other projects (`lr`, `batch_size`, `epochs`), the best first."""
-    return [setting for setting, names in _NAMES_BY_MEANING.items() if name in names.split()]
 
 
 class _HelpAll(argparse.Action):
@@ -558,9 +539,3 @@ def progress_bar(
     if at_once and is_terminal:
         bar.announce()
     return bar
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number and its noun: `1 shard`, `2 shards`."""
-    plural = "" if number == 1 else "s"
-    return f"{number:,} {noun}{plural}"

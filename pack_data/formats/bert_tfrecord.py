@@ -24,7 +24,6 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping
 
 import numpy as np
 
-from pack_data.cli.bad_records import BadRecords
 from pack_data.formats import tfrecord
 from pack_data.formats.records import (
     DERIVED,
@@ -39,6 +38,7 @@ from pack_data.formats.records import (
     integers,
     shape_of_pack,
 )
+from pack_data.reading.bad_records import BadRecords
 from pack_data.store.packs import FIELDS, PackSchema, assemble, decode
 from pack_data.store.sequences import Example, Sequences
 

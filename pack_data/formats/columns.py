@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
 
-from pack_data.cli.bad_records import Origin
 from pack_data.formats.records import NO_COLUMNS
+from pack_data.reading.bad_records import Origin
 from pack_data.store.boundaries import OF_SEQUENCES
 
 TOKENS = "input_ids"

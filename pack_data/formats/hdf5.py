@@ -20,7 +20,6 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 import numpy as np
 
-from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import (
     EXAMPLE_FIELDS,
     NO_COLUMNS,
@@ -30,6 +29,7 @@ from pack_data.formats.records import (
     example_from_columns,
     integers,
 )
+from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.reading.fields import one_line, shown
 from pack_data.reading.files import check_regular, open_regular
 from pack_data.reading.packages import load_package

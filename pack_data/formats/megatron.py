@@ -14,8 +14,8 @@ from typing import BinaryIO, Iterator, NamedTuple, Optional
 
 import numpy as np
 
-from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import Record, RecordBlock, RecordError, fits, integers
+from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.reading.files import open_regular
 from pack_data.store.sequences import Sequences
 

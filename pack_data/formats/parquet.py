@@ -15,7 +15,6 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.columns import FileRow, token_columns
 from pack_data.formats.records import (
     STARTS,
@@ -28,6 +27,7 @@ from pack_data.formats.records import (
     tokens_from_columns,
 )
 from pack_data.formats.saved import check_columns, selected_files
+from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.reading.fields import one_line, said_of
 from pack_data.reading.files import open_regular
 from pack_data.reading.packages import load_package

@@ -27,7 +27,7 @@ from typing import (
 
 import numpy as np
 
-from pack_data.cli.bad_records import Origin
+from pack_data.reading.bad_records import Origin
 from pack_data.store.packs import FIELDS as PACK_FIELDS
 from pack_data.store.sequences import Example, Sequences
 

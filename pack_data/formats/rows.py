@@ -11,11 +11,11 @@ import os
 from types import ModuleType
 from typing import Dict, Iterator, Sequence
 
-from pack_data.cli.bad_records import BadRecords
 from pack_data.formats import jsonl, parquet
 from pack_data.formats.columns import FileRow, kind_of_type
 from pack_data.formats.detect import content_format, suffix_format
 from pack_data.formats.saved import selected_files
+from pack_data.reading.bad_records import BadRecords
 from pack_data.reading.files import open_regular
 
 # Bytes at each end of a file that identify it; the footer of a Parquet file is among them.

@@ -18,7 +18,6 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 
 import numpy as np
 
-from pack_data.cli.bad_records import MOST_RECORD_BYTES, BadRecords
 from pack_data.formats import bert_tfrecord
 from pack_data.formats.data_files import data_files
 from pack_data.formats.detect import FORMATS, format_of
@@ -31,6 +30,7 @@ from pack_data.formats.records import (
     split_at_starts,
 )
 from pack_data.formats.saved import selected_files
+from pack_data.reading.bad_records import MOST_RECORD_BYTES, BadRecords
 from pack_data.reading.fields import whole_number
 from pack_data.store.data_set import MANIFEST, read_manifest
 from pack_data.store.sequences import Sequences

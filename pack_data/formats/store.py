@@ -8,8 +8,8 @@ from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import STARTS, Record, RowWidths, checked_pack
+from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.store.data_set import PackStore, StoreWriter, read_manifest
 from pack_data.store.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
 from pack_data.store.sequences import Example, Sequences, starts_of

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, Mapping, T
 
 import numpy as np
 
-from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import Record, RecordError, Value
+from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.reading.durable import replacing
 from pack_data.reading.files import open_unpacked
 from pack_data.reading.packages import load_package

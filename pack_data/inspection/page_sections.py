@@ -9,7 +9,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.cli.command import counted, depth_text
+from pack_data.cli.command import depth_text
 from pack_data.display.page import Figure, Page, Section
 from pack_data.display.picture import (
     SEQUENCES,
@@ -28,6 +28,7 @@ from pack_data.lengths.counting import lengths_table, picture
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, of_at_most, statement
+from pack_data.reading.words import counted
 from pack_data.store.data_set import PackStore
 
 _RECIPE = "recipe.json"  # of a data set

@@ -8,13 +8,14 @@ from typing import Optional, Sequence
 
 from pack_data.building.verify import verify
 from pack_data.building.work_folder import check_not_half_replaced
-from pack_data.cli.bad_records import add_columns, add_split
-from pack_data.cli.command import ArgumentParser, counted, process_count, typed
+from pack_data.cli.command import ArgumentParser, process_count, typed
+from pack_data.cli.reading_options import add_columns, add_split
 from pack_data.formats.detect import suffix_format
 from pack_data.lengths.options import named_histogram
 from pack_data.packing.packing import Packing, statement
 from pack_data.reading.fields import said_of
 from pack_data.reading.files import open_unpacked
+from pack_data.reading.words import counted
 from pack_data.store.data_set import MANIFEST
 
 # Bytes at the beginning of a file that are looked at: white space may come first.

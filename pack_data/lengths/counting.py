@@ -18,14 +18,15 @@ from typing import IO, Any, Callable, Iterable, Iterator, List, Optional, Sequen
 
 import numpy as np
 
-from pack_data.cli.bad_records import MOST_RECORD_BYTES
-from pack_data.cli.command import counted, progress_bar, starting_workers
+from pack_data.cli.command import progress_bar, starting_workers
 from pack_data.display.picture import Axis, Bars, Series
 from pack_data.display.table import Table, account, facts_table
 from pack_data.packing.histogram import PUBLISHED, LengthHistogram, is_heading, unfit, whole_of
+from pack_data.reading.bad_records import MOST_RECORD_BYTES
 from pack_data.reading.encodings import HEAD_BYTES, check_encoding
 from pack_data.reading.files import COMPRESSED, open_unpacked, short_lines
 from pack_data.reading.npy import map_array
+from pack_data.reading.words import counted
 from pack_data.store.data_set import MANIFEST, read_manifest
 from pack_data.store.sequences import LONGEST
 

@@ -9,7 +9,6 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 from pack_data.cli.command import (
     ArgumentParser,
     check_output,
-    counted,
     depth_text,
     parse_depth,
     positive_int,
@@ -17,6 +16,7 @@ from pack_data.cli.command import (
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packing.histogram import PUBLISHED
 from pack_data.packing.packing import Packing
+from pack_data.reading.words import counted
 from pack_data.solver.free_slots import cost_of_depth
 
 

@@ -32,9 +32,9 @@ from typing import (
     Tuple,
 )
 
-from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.columns import TOKENS
 from pack_data.formats.rows import column_types, read_rows
+from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.reading.encodings import HEAD_BYTES, check_encoding
 from pack_data.reading.fields import shown
 from pack_data.reading.files import open_unpacked, sha256_of

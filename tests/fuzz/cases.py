@@ -28,7 +28,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 
 import numpy as np
 
-from pack_data.cli.command import Problems, run_main
+from pack_data.cli.command import run_main
+from pack_data.reading.words import Problems
 from tests.fuzz.mutators import STRUCTURE, Mutator
 
 REFUSED, UNCHANGED, HARMLESS = "refused", "unchanged", "harmless change"

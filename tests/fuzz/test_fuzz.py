@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="readers of runs need torch")
 
-from pack_data.cli.command import Problems
+from pack_data.reading.words import Problems
 from tests.fuzz.cases import (
     FAILURES,
     REFUSED,

@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional
 from ipu_packed_bert.engine.ipu.poprun import Instance, find_instance
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.launch_lines import IPUS_OF_A_PROGRAM, instances_for
-from pack_data.cli.command import counted
+from pack_data.reading.words import counted
 
 try:
     import poptorch

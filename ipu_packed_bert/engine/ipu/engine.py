@@ -33,7 +33,7 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.placement import place
 from ipu_packed_bert.settings.rules import check_for_ipus
 from ipu_packed_bert.tasks.task import Task
-from pack_data.cli.command import counted
+from pack_data.reading.words import counted
 
 
 @contextlib.contextmanager

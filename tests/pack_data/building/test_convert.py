@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from pack_data.building import convert
 from pack_data.building.work_folder import only_writer_of_packs
-from pack_data.cli.bad_records import Origin
 from pack_data.cli.command import run_main
 from pack_data.formats.records import Record, RowWidths
 from pack_data.formats.source import open_source
 from pack_data.reading import durable, files
+from pack_data.reading.bad_records import Origin
 from pack_data.reading.files import only_writer
 from pack_data.store.data_set import PackStore, StoreWriter
 from pack_data.store.packs import SEQUENCE, SLOT, PackSchema, StoredColumn, assemble

@@ -15,7 +15,6 @@ from pack_data.cli import bars
 from pack_data.cli.command import (
     ArgumentParser,
     NotFinite,
-    Problems,
     available_cores,
     byte_count,
     count_from_zero,
@@ -24,6 +23,7 @@ from pack_data.cli.command import (
     progress_bar,
     run_main,
 )
+from pack_data.reading.words import Problems
 from tests.imports import ROOT
 from tests.refusals import refusal_of
 

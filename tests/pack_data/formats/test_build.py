@@ -15,10 +15,10 @@ from pack_data import BuildOptions, build
 from pack_data.building import inputs
 from pack_data.building.command import main as build_main
 from pack_data.building.verify import verify
-from pack_data.cli.bad_records import Origin
 from pack_data.cli.command import run_main
 from pack_data.formats.records import Record, RowWidths
 from pack_data.formats.source import open_source
+from pack_data.reading.bad_records import Origin
 from pack_data.store.data_set import PackStore
 from tests.format_samples import (
     example,

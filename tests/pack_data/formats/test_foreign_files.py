@@ -21,11 +21,11 @@ pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pack_data.cli.bad_records import BadRecords
 from pack_data.formats import saved as saved_metadata
 from pack_data.formats.rows import column_types, identity, read_rows
 from pack_data.formats.source import open_source
 from pack_data.reading import files
+from pack_data.reading.bad_records import BadRecords
 from tests.format_samples import example, frame, mlperf_row, tf_example, write_hdf5
 from tests.refusals import refused
 

@@ -7,9 +7,9 @@ import pytest
 
 from pack_data.building.command import BuildOptions, build
 from pack_data.building.convert import main
-from pack_data.cli.bad_records import BadRecords
 from pack_data.formats import megatron
 from pack_data.formats.source import open_source
+from pack_data.reading.bad_records import BadRecords
 from tests.refusals import refused
 from tests.token_sequences import random_sequences, sequences_of, write_megatron
 

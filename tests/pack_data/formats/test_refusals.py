@@ -8,10 +8,10 @@ pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf
 pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
 
 from pack_data.building import convert
-from pack_data.cli.bad_records import Origin
 from pack_data.formats import sequence_output
 from pack_data.formats.records import Record, RowWidths, fits, integers
 from pack_data.formats.source import open_source
+from pack_data.reading.bad_records import Origin
 from pack_data.store.data_set import read_manifest
 from tests.format_samples import CLS_LAST, example, frame, pack_from_examples, records, tf_example, write_packed
 from tests.refusals import refused

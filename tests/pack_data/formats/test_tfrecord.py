@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf)")
 pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
 
-from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats import tfrecord
 from pack_data.formats.records import Record, RowWidths
 from pack_data.formats.source import open_source
+from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.store.packs import FIELDS
 from tests.format_samples import (
     CLS_LAST,

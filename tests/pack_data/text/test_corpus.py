@@ -14,8 +14,8 @@ import pytest
 
 from pack_data.building.command import main
 from pack_data.building.held_out import held_out_folder
-from pack_data.cli.bad_records import BadRecords
 from pack_data.cli.command import run_main
+from pack_data.reading.bad_records import BadRecords
 from pack_data.store.data_set import read_manifest
 from pack_data.text import corpus
 from pack_data.text.copies import hashed, without_copies
