@@ -28,8 +28,8 @@ from typing import (
 )
 
 from ipu_packed_bert.settings.config import Config
+from pack_data.reading.compressed import open_unpacked
 from pack_data.reading.fields import Fields, named, one_line, parse_json, shown
-from pack_data.reading.files import open_unpacked
 from pack_data.reading.words import Problems, counted
 
 STANDARD_INPUT = "-"

@@ -51,9 +51,10 @@ from pack_data.cli.command import progress_bar
 from pack_data.formats.source import Source, integer_columns, open_source
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.reading.bad_records import BadRecords
+from pack_data.reading.compressed import COMPRESSED
 from pack_data.reading.durable import naming, rename, sync_file, sync_folder, write_atomically
 from pack_data.reading.fields import Fields, read_object, said_of
-from pack_data.reading.files import COMPRESSED, sha256_of
+from pack_data.reading.files import sha256_of
 from pack_data.reading.words import counted
 from pack_data.store.data_set import MANIFEST
 from pack_data.store.packs import BERT, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type

@@ -14,8 +14,9 @@ from typing import Dict, List, Set, Tuple
 
 from pack_data.formats.detect import SUFFIXES, suffix_format
 from pack_data.formats.saved import WAY_OUT, saved_data_set
+from pack_data.reading.compressed import without_compression
 from pack_data.reading.fields import Fields, read_object
-from pack_data.reading.files import check_regular, without_compression
+from pack_data.reading.files import check_regular
 
 _PART = re.compile(r"part-\d+(-of-\d+)?")  # as MLPerf's scripts write them
 _SHARD = re.compile(r"(?P<before>.*?)(?P<number>\d+)-of-(?P<total>\d+)(?P<after>.*)")

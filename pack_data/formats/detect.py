@@ -13,8 +13,9 @@ from pack_data.formats import bert_tfrecord, tfrecord
 from pack_data.formats.megatron import MAGIC as MEGATRON_MAGIC
 from pack_data.formats.records import RecordError
 from pack_data.reading.bad_records import BadRecords
+from pack_data.reading.compressed import open_unpacked, without_compression
 from pack_data.reading.fields import said_of
-from pack_data.reading.files import open_regular, open_unpacked, without_compression
+from pack_data.reading.files import open_regular
 from pack_data.reading.npy import refuse_sequences
 
 # Format -> the module of this package that reads it.

@@ -16,9 +16,9 @@ import numpy as np
 from pack_data.formats.columns import COMPANIONS, TOKENS, FileRow, token_columns
 from pack_data.formats.records import Record, RecordError, tokens_from_columns
 from pack_data.reading.bad_records import BadRecords, Origin
+from pack_data.reading.compressed import open_unpacked
 from pack_data.reading.encodings import HEAD_BYTES, check_encoding
 from pack_data.reading.fields import shown
-from pack_data.reading.files import open_unpacked
 from pack_data.reading.words import counted
 
 _WAY_OUT = "pass a JSONL file"

@@ -18,8 +18,8 @@ import numpy as np
 
 from pack_data.formats.records import Record, RecordError, Value
 from pack_data.reading.bad_records import BadRecords, Origin
+from pack_data.reading.compressed import open_unpacked
 from pack_data.reading.durable import replacing
-from pack_data.reading.files import open_unpacked
 from pack_data.reading.packages import load_package
 
 _HEADER = struct.Struct("<QI")

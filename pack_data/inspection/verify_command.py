@@ -13,8 +13,8 @@ from pack_data.cli.reading_options import add_columns, add_split
 from pack_data.formats.detect import suffix_format
 from pack_data.lengths.options import named_histogram
 from pack_data.packing.packing import Packing, statement
+from pack_data.reading.compressed import open_unpacked
 from pack_data.reading.fields import said_of
-from pack_data.reading.files import open_unpacked
 from pack_data.reading.words import counted
 from pack_data.store.data_set import MANIFEST
 

@@ -23,8 +23,9 @@ from pack_data.display.picture import Axis, Bars, Series
 from pack_data.display.table import Table, account, facts_table
 from pack_data.packing.histogram import PUBLISHED, LengthHistogram, is_heading, unfit, whole_of
 from pack_data.reading.bad_records import MOST_RECORD_BYTES
+from pack_data.reading.compressed import COMPRESSED, open_unpacked
 from pack_data.reading.encodings import HEAD_BYTES, check_encoding
-from pack_data.reading.files import COMPRESSED, open_unpacked, short_lines
+from pack_data.reading.files import short_lines
 from pack_data.reading.npy import map_array
 from pack_data.reading.words import counted
 from pack_data.store.data_set import MANIFEST, read_manifest

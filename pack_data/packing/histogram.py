@@ -14,9 +14,10 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
 
 import numpy as np
 
+from pack_data.reading.compressed import open_unpacked
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import Fields, said_of, shown, whole_number
-from pack_data.reading.files import open_unpacked, short_lines
+from pack_data.reading.files import short_lines
 from pack_data.store.sequences import LONGEST, check_multiple, rounded_up
 
 # Histograms shipped with this package; the number at the end is S.

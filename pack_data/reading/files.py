@@ -1,28 +1,21 @@
-"""Reading of ordinary and compressed files, and locks for files and directories that one process writes."""
+"""Reading of ordinary files, and locks for files and directories that one process writes."""
 
 from __future__ import annotations
 
-import bz2
 import errno
-import gzip
 import hashlib
-import io
 import itertools
 import json
-import lzma
 import os
 import platform
 import stat
 import sys
 import time
-import zipfile
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Callable, Dict, Iterator, Optional, Tuple, Union
+from typing import IO, Any, BinaryIO, Callable, Dict, Iterator, Optional, Union
 
 from pack_data.reading.durable import remove_stale
-from pack_data.reading.packages import load_package
 
 
 @contextmanager
@@ -116,148 +109,6 @@ def file_in(folder: Union[str, os.PathLike], name: str, *, way_out: str) -> Path
     ):
         raise ValueError(f"{path}: is a link that leads out of its directory; {way_out}")
     return path
-
-
-# Bytes that are read or unpacked at a time.
-_CHUNK = 1 << 16
-# Bytes of Zstandard that are unpacked at a time: 1 KiB unpacks to 32 MiB at most, as a block of four bytes may
-# stand for 128 KiB.
-_ZSTANDARD_CHUNK = 1 << 10
-
-_Chunks = Iterator[bytes]
-
-
-def _chunks_of(opened: Callable[..., Any]) -> Callable[[BinaryIO], _Chunks]:
-    """Return a function that unpacks a file with a module of Python."""
-
-    def chunks(raw: BinaryIO) -> _Chunks:
-        with opened(raw) as file:
-            yield from iter(lambda: file.read(_CHUNK), b"")
-
-    return chunks
-
-
-def _zstandard_chunks(raw: BinaryIO) -> _Chunks:
-    zstandard = load_package("zstandard", "a .zst file")
-
-    def chunks() -> _Chunks:
-        frame = None
-        for data in iter(lambda: raw.read(_ZSTANDARD_CHUNK), b""):
-            while data:
-                if frame is None or frame.eof:
-                    frame = zstandard.ZstdDecompressor().decompressobj()
-                yield frame.decompress(data)
-                data = frame.unused_data
-        if frame is None or not frame.eof:
-            raise EOFError("its last frame is not complete")
-
-    return chunks()
-
-
-def _zip_chunks(raw: BinaryIO) -> _Chunks:
-    """Yield the files of an archive one after another, each from the beginning of a line."""
-    end = b"\n"
-    with zipfile.ZipFile(raw) as archive:
-        for member in archive.infolist():
-            if member.is_dir() or member.filename.startswith("__MACOSX/"):
-                continue
-            if end != b"\n":
-                yield b"\n"
-            with archive.open(member) as file:
-                for chunk in iter(partial(file.read, _CHUNK), b""):
-                    yield chunk
-                    end = chunk[-1:]
-
-
-# Suffix of a compressed file -> its first bytes, and the function that unpacks it.
-COMPRESSED: Dict[str, Tuple[bytes, Callable[[BinaryIO], _Chunks]]] = {
-    ".gz": (b"\x1f\x8b", _chunks_of(gzip.open)),
-    ".xz": (b"\xfd7zXZ\x00", _chunks_of(lzma.open)),
-    ".bz2": (b"BZh", _chunks_of(bz2.open)),
-    ".zst": (b"\x28\xb5\x2f\xfd", _zstandard_chunks),
-    ".zip": (b"PK", _zip_chunks),
-}
-# No text in UTF-8 begins with the first bytes of these, so they are unpacked under any name.
-_UNMISTAKABLE = (".gz", ".xz", ".zst")
-# Texts and tables unpack to 3 to 20 times their size; a large file that unpacks to more was made to fill a memory.
-MOST_TIMES, ALWAYS_UNPACKED = 40, 1 << 24
-
-
-def without_compression(path: Union[str, os.PathLike]) -> str:
-    """Return the path in lower case without the suffix of a compressed file."""
-    stem, suffix = os.path.splitext(str(path).lower())
-    return stem if suffix in COMPRESSED else stem + suffix
-
-
-@contextmanager
-def open_unpacked(
-    path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file"
-) -> Iterator[BinaryIO]:
-    """Open an ordinary file for reading bytes, unpacked if its suffix or first bytes are of a compressed file.
-
-    Raises ValueError in one line if this cannot be done. Python's modules take an empty file, and for two of them one
-    of zeros, for nothing at all: a lost file would go unnoticed.
-    """
-    suffix = os.path.splitext(str(path).lower())[1]
-    with open_regular(path, way_out=way_out) as raw:
-        head = raw.read(6)
-        raw.seek(0)
-        if suffix not in COMPRESSED:
-            matching = [name for name in _UNMISTAKABLE if head.startswith(COMPRESSED[name][0])]
-            if not matching:
-                yield raw
-                return
-            suffix = matching[0]
-        magic, unpacked = COMPRESSED[suffix]
-        if not head.startswith(magic):
-            raise ValueError(
-                f"{path}: cannot be read as text: empty, damaged or not compressed as its name says; copy it again"
-            )
-        most = max(ALWAYS_UNPACKED, MOST_TIMES * os.fstat(raw.fileno()).st_size)
-        with io.BufferedReader(_Unpacked(unpacked(raw), path, most), _CHUNK) as counted:
-            yield counted
-
-
-class _Unpacked(io.RawIOBase):
-    """The unpacked chunks of a compressed file as a file; ValueError if it is damaged or unpacks to too many bytes."""
-
-    def __init__(self, chunks: _Chunks, path: Union[str, os.PathLike], most: int) -> None:
-        self._chunks = chunks
-        self._path = path
-        self._left = most
-        self._chunk = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._chunk:
-            chunk = self._next_chunk()
-            if chunk is None:
-                return 0
-            self._chunk = memoryview(chunk)
-        size = min(len(buffer), len(self._chunk))
-        buffer[:size] = self._chunk[:size]
-        self._chunk = self._chunk[size:]
-        return size
-
-    def _next_chunk(self) -> Optional[bytes]:
-        try:
-            chunk = next(self._chunks, None)
-        except Exception as error:  # each module has errors of its own
-            # Errors of gzip and bz2 have no number; a damaged archive seeks to an invalid place.
-            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-                raise
-            reason = f"{error}" or "it takes too much memory"
-            raise ValueError(
-                f"{self._path}: the compressed file is cut or damaged ({reason}); copy it again"
-            ) from None
-        self._left -= len(chunk or b"")
-        if self._left < 0:
-            raise ValueError(
-                f"{self._path}: unpacks to more than {MOST_TIMES} times its size; unpack it first, if that is right"
-            )
-        return chunk
 
 
 @contextmanager

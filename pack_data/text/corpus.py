@@ -35,9 +35,10 @@ from typing import (
 from pack_data.formats.columns import TOKENS
 from pack_data.formats.rows import column_types, read_rows
 from pack_data.reading.bad_records import BadRecords, Origin
+from pack_data.reading.compressed import open_unpacked
 from pack_data.reading.encodings import HEAD_BYTES, check_encoding
 from pack_data.reading.fields import shown
-from pack_data.reading.files import open_unpacked, sha256_of
+from pack_data.reading.files import sha256_of
 from pack_data.text.corpus_files import (
     EMBEDDED,
     TABLES,

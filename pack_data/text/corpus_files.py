@@ -13,7 +13,7 @@ from typing import Dict, Iterator, List, NamedTuple, Sequence, Union
 
 from pack_data.formats.data_files import METADATA, check_copies, data_files
 from pack_data.formats.detect import content_format, suffix_format
-from pack_data.reading.files import open_unpacked, without_compression
+from pack_data.reading.compressed import open_unpacked, without_compression
 from pack_data.reading.npy import refuse_sequences
 from pack_data.reading.words import counted
 from pack_data.store.data_set import MANIFEST

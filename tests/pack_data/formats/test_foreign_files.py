@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from pack_data.formats import saved as saved_metadata
 from pack_data.formats.rows import column_types, identity, read_rows
 from pack_data.formats.source import open_source
-from pack_data.reading import files
+from pack_data.reading import compressed
 from pack_data.reading.bad_records import BadRecords
 from tests.format_samples import example, frame, mlperf_row, tf_example, write_hdf5
 from tests.refusals import refused
@@ -285,8 +285,8 @@ REFUSED = [
     ("cut.json", content(b'[{"input_ids": [1]}, {"input'), ("record 1", "cut")),
     ("mixed.json", content(b'[{"input_ids": [1]}, 5, {"input_ids": [2]}]'), ("record 1", "5")),
     ("bad.json", content(b'[{"input_ids": [1]}, {"input_ids": 1,}]'), ("record 1", "not JSON")),
-    ("bomb.jsonl.zst", zstd(b"[1]\n" + b" " * 40_000_000, level=9), (files.MOST_TIMES, "bomb.jsonl.zst")),
-    ("bomb.zip", zipped(b"[1]\n" + b" " * 40_000_000), (files.MOST_TIMES, "bomb.zip")),
+    ("bomb.jsonl.zst", zstd(b"[1]\n" + b" " * 40_000_000, level=9), (compressed.MOST_TIMES, "bomb.jsonl.zst")),
+    ("bomb.zip", zipped(b"[1]\n" + b" " * 40_000_000), (compressed.MOST_TIMES, "bomb.zip")),
     ("cut.jsonl.zst", lambda path: (zstd(LINES)(path), path.write_bytes(path.read_bytes()[:-5])), ("cut",)),
     ("cut.jsonl.zip", lambda path: (zipped(LINES)(path), path.write_bytes(path.read_bytes()[:-9])), ("cut",)),
     ("a.parquet.gz", content(gzip.compress(b"PAR1")), ("parquet", "decompress")),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pack_data.formats.records import integers
-from pack_data.reading import files
+from pack_data.reading import compressed, files
 from pack_data.reading.encodings import check_encoding
 from pack_data.reading.fields import Fields
 from pack_data.reading.hugging_face import lengths_of
@@ -17,15 +17,15 @@ from tests.refusals import refused
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_the_limit_of_decompression(tmp_path, monkeypatch, more):
-    monkeypatch.setattr(files, "ALWAYS_UNPACKED", 1000)
-    monkeypatch.setattr(files, "MOST_TIMES", 1)
+    monkeypatch.setattr(compressed, "ALWAYS_UNPACKED", 1000)
+    monkeypatch.setattr(compressed, "MOST_TIMES", 1)
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(bytes(1000 + more)))
     if not more:
-        with files.open_unpacked(path) as file:
+        with compressed.open_unpacked(path) as file:
             assert len(file.read()) == 1000
         return
-    with refused("a.txt.gz", "1 times"), files.open_unpacked(path) as file:
+    with refused("a.txt.gz", "1 times"), compressed.open_unpacked(path) as file:
         file.read()
 
 

@@ -1,0 +1,257 @@
+"""Reading of compressed files: gzip, xz, bzip2, Zstandard and zip, also files of several parts.
+
+Parallel writers, `cat` and dumps with several streams write a file as parts: members (gzip), streams (xz, bzip2) or
+frames (Zstandard). Modules of Python stop at the first part that they cannot read, without an error. Here one loop
+reads part after part; between parts it takes only the padding that the format permits, and everything else is damage.
+"""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import io
+import lzma
+import os
+import zipfile
+import zlib
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, BinaryIO, Callable, Dict, Iterator, NamedTuple, Optional, Tuple, Union
+
+from pack_data.reading.files import open_regular
+from pack_data.reading.packages import load_package
+
+# Bytes that are read or unpacked at a time.
+_CHUNK = 1 << 16
+# Bytes of Zstandard that are unpacked at a time: 1 KiB unpacks to 32 MiB at most, as a block of four bytes may
+# stand for 128 KiB.
+_ZSTANDARD_CHUNK = 1 << 10
+
+_Chunks = Iterator[bytes]
+
+
+class _GzipMember:
+    """A member of a gzip file, with the interface of `bz2.BZ2Decompressor`."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
+
+    @property
+    def eof(self) -> bool:
+        return self._inflate.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._inflate.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inflate.unused_data
+
+    def decompress(self, data: bytes, most: int) -> bytes:
+        return self._inflate.decompress(self._inflate.unconsumed_tail + data, most)
+
+
+class _ZstandardFrame:
+    """A frame of a Zstandard file, which may be a skippable one, with the interface of `bz2.BZ2Decompressor`."""
+
+    needs_input = True
+
+    def __init__(self, zstandard: Any) -> None:
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+
+    @property
+    def eof(self) -> bool:
+        return self._frame.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._frame.unused_data
+
+    def decompress(self, data: bytes, most: int) -> bytes:
+        return self._frame.decompress(data)
+
+
+def _parts(
+    raw: BinaryIO, new_part: Callable[[], Any], padding: int = 0, size: int = _CHUNK
+) -> _Chunks:
+    """Yield the content of all parts of a compressed file.
+
+    new_part: returns a decompressor with the interface of `bz2.BZ2Decompressor`. padding: zero bytes may follow a part
+    in multiples of this number; 0: no byte may. size: bytes read at a time.
+    """
+    data = raw.read(size)
+    while data:
+        part = new_part()
+        while not part.eof:
+            if not data and part.needs_input:
+                data = raw.read(size)
+                if not data:
+                    raise EOFError("its last part is not complete")
+            yield part.decompress(data, _CHUNK)
+            data = b""
+        data = part.unused_data or raw.read(size)
+        if padding:
+            data = _after_padding(data, raw, padding)
+
+
+def _after_padding(data: bytes, raw: BinaryIO, padding: int) -> bytes:
+    """Return the first bytes of the next part; b"" at the end of the file."""
+    zeros = 0
+    while data:
+        rest = data.lstrip(b"\0")
+        zeros += len(data) - len(rest)
+        if rest:
+            break
+        data = raw.read(_CHUNK)
+    if zeros % padding:
+        raise EOFError(f"{zeros} zero bytes after a part, not a multiple of {padding}")
+    return data.lstrip(b"\0")
+
+
+def _zstandard_chunks(raw: BinaryIO) -> _Chunks:
+    zstandard = load_package("zstandard", "a .zst file")
+    return _parts(raw, partial(_ZstandardFrame, zstandard), size=_ZSTANDARD_CHUNK)
+
+
+def _zip_chunks(raw: BinaryIO) -> _Chunks:
+    """Yield the files of an archive one after another, each from the beginning of a line."""
+    end = b"\n"
+    with zipfile.ZipFile(raw) as archive:
+        _check_member_count(raw, len(archive.infolist()))
+        for member in archive.infolist():
+            # Opening compares the name with the one that stands before the content, also if the content is left out.
+            with archive.open(member) as file:
+                if member.is_dir() or member.filename.startswith("__MACOSX/"):
+                    continue
+                if end != b"\n":
+                    yield b"\n"
+                for chunk in iter(partial(file.read, _CHUNK), b""):
+                    yield chunk
+                    end = chunk[-1:]
+
+
+def _check_member_count(raw: BinaryIO, members: int) -> None:
+    """Raise BadZipFile unless the end of an archive states this number of members.
+
+    zipfile ignores the number, and believes a damaged size of the directory of members, which hides some of them.
+    """
+    size = raw.seek(0, os.SEEK_END)
+    raw.seek(max(0, size - _LONGEST_ZIP_END))
+    tail = raw.read()
+    record = tail[tail.rfind(_ZIP_END) :]
+    stated = int.from_bytes(record[10:12], "little")
+    if stated not in (members, _IN_ZIP64):
+        raise zipfile.BadZipFile(f"it has {members} of {stated} members")
+
+
+_ZIP_END = b"PK\5\6"
+# The record at the end has 22 bytes and a comment of up to 65,535.
+_LONGEST_ZIP_END = 22 + (1 << 16)
+# The number of members then stands elsewhere.
+_IN_ZIP64 = 0xFFFF
+
+
+class _Format(NamedTuple):
+    """A compressed format."""
+
+    # The first bytes of a file.
+    magic: Tuple[bytes, ...]
+    # Yields the content.
+    chunks: Callable[[BinaryIO], _Chunks]
+
+
+_SKIPPABLE = tuple(bytes([low]) + b"\x2a\x4d\x18" for low in range(0x50, 0x60))
+
+# By the suffix of the file.
+COMPRESSED: Dict[str, _Format] = {
+    ".gz": _Format((b"\x1f\x8b",), partial(_parts, new_part=_GzipMember, padding=1)),
+    ".xz": _Format(
+        (b"\xfd7zXZ\x00",),
+        partial(_parts, new_part=partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), padding=4),
+    ),
+    ".bz2": _Format((b"BZh",), partial(_parts, new_part=bz2.BZ2Decompressor)),
+    ".zst": _Format((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), _zstandard_chunks),
+    ".zip": _Format((b"PK",), _zip_chunks),
+}
+# No text in UTF-8 begins with the first bytes of these, so they are unpacked under any name.
+_UNMISTAKABLE = (".gz", ".xz", ".zst")
+# Texts and tables unpack to 3 to 20 times their size; a large file that unpacks to more was made to fill a memory.
+MOST_TIMES, ALWAYS_UNPACKED = 40, 1 << 24
+
+
+def without_compression(path: Union[str, os.PathLike]) -> str:
+    """Return the path in lower case without the suffix of a compressed file."""
+    stem, suffix = os.path.splitext(str(path).lower())
+    return stem if suffix in COMPRESSED else stem + suffix
+
+
+@contextmanager
+def open_unpacked(
+    path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file"
+) -> Iterator[BinaryIO]:
+    """Open an ordinary file for reading bytes, unpacked if its suffix or first bytes are of a compressed file.
+
+    Raises ValueError in one line if this cannot be done. Python's modules take an empty file, and for two of them one
+    of zeros, for nothing at all: a lost file would go unnoticed.
+    """
+    suffix = os.path.splitext(str(path).lower())[1]
+    with open_regular(path, way_out=way_out) as raw:
+        head = raw.read(6)
+        raw.seek(0)
+        if suffix not in COMPRESSED:
+            matching = [name for name in _UNMISTAKABLE if head.startswith(COMPRESSED[name].magic)]
+            if not matching:
+                yield raw
+                return
+            suffix = matching[0]
+        format = COMPRESSED[suffix]
+        if not head.startswith(format.magic):
+            raise ValueError(
+                f"{path}: cannot be read as text: empty, damaged or not compressed as its name says; copy it again"
+            )
+        most = max(ALWAYS_UNPACKED, MOST_TIMES * os.fstat(raw.fileno()).st_size)
+        with io.BufferedReader(_Unpacked(format.chunks(raw), path, most), _CHUNK) as counted:
+            yield counted
+
+
+class _Unpacked(io.RawIOBase):
+    """The unpacked chunks of a compressed file as a file; ValueError if it is damaged or unpacks to too many bytes."""
+
+    def __init__(self, chunks: _Chunks, path: Union[str, os.PathLike], most: int) -> None:
+        self._chunks = chunks
+        self._path = path
+        self._left = most
+        self._chunk = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._chunk:
+            chunk = self._next_chunk()
+            if chunk is None:
+                return 0
+            self._chunk = memoryview(chunk)
+        size = min(len(buffer), len(self._chunk))
+        buffer[:size] = self._chunk[:size]
+        self._chunk = self._chunk[size:]
+        return size
+
+    def _next_chunk(self) -> Optional[bytes]:
+        try:
+            chunk = next(self._chunks, None)
+        except Exception as error:  # each module has errors of its own
+            # Errors of bz2 have no number; a damaged archive seeks to an invalid place.
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise
+            reason = f"{error}" or "it takes too much memory"
+            raise ValueError(
+                f"{self._path}: the compressed file is cut or damaged ({reason}); copy it again"
+            ) from None
+        self._left -= len(chunk or b"")
+        if self._left < 0:
+            raise ValueError(
+                f"{self._path}: unpacks to more than {MOST_TIMES} times its size; unpack it first, if that is right"
+            )
+        return chunk
