@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pack_data.building.options import BuildOptions as BuildOptions
     from pack_data.building.verify import Verified as Verified
     from pack_data.building.verify import verify as verify
+    from pack_data.display.accounting import plot as plot
+    from pack_data.display.accounting import table as table
     from pack_data.formats.source import open_source as open_source
     from pack_data.pack_lengths import PackedLengths as PackedLengths
     from pack_data.pack_lengths import pack as pack
@@ -73,7 +75,9 @@ _PLACES = {
     "pack_groups": "pack_lengths",
     "pack_in_order": "pack_lengths",
     "pack_with_capacity": "pack_lengths",
+    "plot": "display.accounting",
     "prove": "packing.packing",
+    "table": "display.accounting",
     "verify": "building.verify",
 }
 

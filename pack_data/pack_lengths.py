@@ -80,10 +80,6 @@ class PackedLengths:
         """Return the accounting of the packing for a notebook."""
         return self.packing._repr_html_()
 
-    def plot(self, path: Union[str, Path]) -> None:
-        """Draw the padding before and after packing into a .png, .pdf or .svg file."""
-        self.packing.plot(path)
-
     @property
     def rounding(self) -> int:
         """Slots that multiple_of added; `packing` counts them as tokens."""

@@ -41,10 +41,10 @@ run_pretraining
 """
 PACK_DATA = f"""
 reading
-cli display
+cli
 store
 packing
-formats packers solver
+display formats packers solver
 lengths text
 {" ".join(PACKERS)} sort
 building

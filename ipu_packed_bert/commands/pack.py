@@ -16,6 +16,7 @@ from pack_data.cli.command import (
     positive_int,
     typed,
 )
+from pack_data.display.accounting import table
 from pack_data.packers import PACKERS
 
 _DEFAULT = "optimal"
@@ -103,7 +104,7 @@ def _main_of_rows(argv: Sequence[str]) -> int:
     except ValueError as error:
         raise ValueError(f"{', '.join(args.source)}: {error}") from None
     packed.save_rows(args.rows)
-    print(packed.packing.table())
+    print(table(packed.packing))
     if packed.fitted.longer.longer:
         print(f"\n{packed.fitted.longer}")
     print(f"\nrows written to {args.rows}")

@@ -27,6 +27,7 @@ from pack_data.building.stages import Built, Stages
 from pack_data.building.work_folder import check_out, work_folder
 from pack_data.cli.command import ArgumentParser, positive_int, typed
 from pack_data.cli.reading_options import add_reading_options
+from pack_data.display.accounting import table
 from pack_data.packers import get_packer
 from pack_data.packing.packing import Packing
 from pack_data.reading import hugging_face
@@ -234,7 +235,7 @@ def _report(built: Built) -> int:
             print(f"nothing to build: {store.folder} holds exactly this already")
             return 0
         manifest = store.manifest
-        print(built.packing.table(f"{store.folder}"))
+        print(table(built.packing, str(store.folder)))
         remarks = [f"skipped {line}" for line in manifest.made_with.get("skipped", ())]
         for remark in (*remarks, *built.remarks):
             print(remark, file=sys.stderr)

@@ -13,6 +13,7 @@ from pack_data.cli.command import (
     parse_depth,
     positive_int,
 )
+from pack_data.display.accounting import table
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packing.histogram import PUBLISHED
 from pack_data.packing.packing import Packing
@@ -94,7 +95,7 @@ def run_packer(
         print(json.dumps(packing.to_json()))
         return 0
 
-    print(packing.table(histogram.name))
+    print(table(packing, histogram.name))
     if args.multiple_of > 1:
         added = counted(histogram.tokens - unrounded.tokens, "slot")
         print(

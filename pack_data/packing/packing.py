@@ -14,8 +14,6 @@ from typing import Any, Dict, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from pack_data.display.picture import plot_padding
-from pack_data.display.table import account
 from pack_data.packing.certificate import Certificate, Proof, proven_bound
 from pack_data.packing.histogram import LengthHistogram, whole_slots
 from pack_data.reading.durable import write_atomically
@@ -43,7 +41,6 @@ _ACCOUNTING = (
     "solve_seconds",
 )
 _MOST_SLOTS = 1 << 62  # of all packs; they are counted in int64
-_BAR_CELLS = 30  # characters of the bar that shows the efficiency
 # Below this largest possible packing factor, packing shortens an epoch by less than a tenth.
 _LITTLE_GAIN = 1.1
 
@@ -256,60 +253,9 @@ class Packing:
         accounting = {name: getattr(self, name) for name in _ACCOUNTING}
         return {**accounting, "strategies": len(self.strategies)}
 
-    def table(self, name: str = "") -> str:
-        """Return the accounting as text.
-
-        Args:
-            name: of the histogram, for the title.
-        """
-        D = self.max_sequences_per_pack
-        depth = f"at most {D} sequences"
-        if D is None:
-            depth = "any number of sequences"
-        elif D == 1:
-            depth = "one sequence"
-        title = f"{self.algorithm.upper()}  {depth} in a pack of {self.max_sequence_length:,} slots"
-        if name:
-            title += f"  ({name})"
-
-        filled = int(self.efficiency * _BAR_CELLS)
-        bar = "[" + "#" * filled + "." * (_BAR_CELLS - filled) + "]"
-        kinds = (
-            "1 strategy" if len(self.strategies) == 1 else f"{len(self.strategies):,} strategies"
-        )
-        strategies = f"{kinds}, the deepest holds {self.largest_depth}"
-        rows = [
-            ("sequences", f"{self.sequences:,}", ""),
-            ("tokens", f"{self.tokens:,}", ""),
-            ("packs", f"{self.packs:,}", strategies),
-            ("slots", f"{self.slots:,}", ""),
-            ("padding", f"{self.padding_tokens:,}", f"{1 - self.efficiency:.3%} of all slots"),
-            ("efficiency", f"{self.efficiency:.3%}", bar),
-            (
-                "packing factor",
-                f"{self.packing_factor:.3f}",
-                of_at_most(self.theoretical_speedup),
-            ),
-        ]
-        if self.lower_bound is not None:
-            verdict = "proven optimal"
-            if self.gap:
-                share = f" ({self.gap / self.lower_bound:.2%})" if self.lower_bound else ""
-                verdict = f"{self.gap:,} packs above it{share}"
-            rows.append(("lower bound", f"{self.lower_bound:,}", verdict))
-        seconds = self.solve_seconds
-        rows.append(
-            ("solved in", f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s", "")
-        )
-        return account(title, rows)
-
     def _repr_html_(self) -> str:
         """Return the accounting for a notebook."""
-        return f"<pre>{html.escape(self.table())}</pre>"
-
-    def plot(self, path: Union[str, Path]) -> None:
-        """Draw the padding before and after packing into a .png, .pdf or .svg file."""
-        plot_padding(path, self.tokens, self.sequences, self.packs, self.max_sequence_length)
+        return f"<pre>{html.escape(json.dumps(self.to_json(), indent=1))}</pre>"
 
     def save(self, path: Union[str, os.PathLike]) -> None:
         """Write the recipe as JSON, atomically: the strategies, their repeats, the certificate and the accounting.

@@ -38,7 +38,6 @@ from typing import (
 
 import numpy as np
 
-from pack_data.display.picture import plot_padding
 from pack_data.reading.durable import (
     finish,
     naming,
@@ -636,12 +635,6 @@ class PackStore:
         )
         text = "\n".join(lines)
         return f"<pre>{html.escape(text)}</pre>"
-
-    def plot(self, path: Union[str, Path]) -> None:
-        """Draw the padding before and after packing into a .png, .pdf or .svg file."""
-        manifest = self.manifest
-        slots = self.schema.max_sequence_length
-        plot_padding(path, manifest.tokens, manifest.sequences, manifest.packs, slots)
 
     @classmethod
     def open(cls, folder: Path) -> PackStore:

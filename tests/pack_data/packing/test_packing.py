@@ -45,12 +45,12 @@ def test_nothing_packed():
     assert (packing.packs, packing.sequences, packing.tokens, packing.largest_depth) == (0, 0, 0, 0)
     assert (packing.efficiency, packing.packing_factor, packing.theoretical_speedup) == (1.0, 1.0, 1.0)
     packing.check(LengthHistogram.from_lengths([], 10))
-    assert "packs" in packing.table()
+    assert "packs" in pack_data.table(packing)
 
 
 def test_a_bound_of_no_packs_has_no_share():
     made = Packing("hand", 10, None, ((4,),), (3,), lower_bound=0, lp_bound=0.0)
-    assert "3 packs above it" in made.table()
+    assert "3 packs above it" in pack_data.table(made)
 
 
 def test_normal_form():
@@ -161,12 +161,14 @@ def test_a_recipe_that_is_no_json(tmp_path):
 
 
 def test_the_table_says_what_matters(packing):
-    table = packing.table("my data")
+    table = pack_data.table(packing, "my data")
     for text in ("HAND", "my data", "at most 3 sequences", "90.000%", "2.250", "proven optimal", "1.50 s"):
         assert text in table
-    assert "2 packs above it" in Packing("x", 10, 1, ((5,),), (4,), lower_bound=2).table()
-    assert "of at most 1.111: rows are nearly full without packing" not in Packing("x", 10, 1, ((9,),), (4,)).table()
-    assert "of at most 1.000: rows are nearly full without packing" in Packing("x", 10, 1, ((10,),), (4,)).table()
+    above_the_bound = Packing("x", 10, 1, ((5,),), (4,), lower_bound=2)
+    assert "2 packs above it" in pack_data.table(above_the_bound)
+    nearly_full = "rows are nearly full without packing"
+    assert nearly_full not in pack_data.table(Packing("x", 10, 1, ((9,),), (4,)))
+    assert f"of at most 1.000: {nearly_full}" in pack_data.table(Packing("x", 10, 1, ((10,),), (4,)))
 
 
 ODD = (None, True, -1, 0, 10**40, 0.5, "", "x", [], [[1]], {"a": 1}, ["1"], [1.0], [True], ...)
@@ -226,7 +228,9 @@ def test_a_packing_depth_is_a_whole_number_in_every_packer(name, value):
 def test_a_notebook_shows_the_accounting(tmp_path):
     packed = pack_data.pack([300, 200, 512, 17], max_sequence_length=512)
     shown = packed._repr_html_()
-    assert shown == packed.packing._repr_html_() and html.unescape(shown) == f"<pre>{packed.packing.table()}</pre>"
+    assert shown == packed.packing._repr_html_()
+    accounting = json.loads(html.unescape(shown)[len("<pre>") : -len("</pre>")])
+    assert accounting == packed.packing.to_json()
     with build_small(write_corpus(tmp_path / "texts", 6), tmp_path / "a<b") as store:
         text = store._repr_html_()
         assert "a&lt;b" in text and f"{len(store):,} packs" in text and f"{store.manifest.efficiency:.1%}" in text
@@ -239,7 +243,7 @@ def test_results_and_data_sets_draw_their_padding(tmp_path, monkeypatch):
     packed = pack_data.pack([300, 200, 512, 17], max_sequence_length=512)
     with build_small(write_corpus(tmp_path / "texts", 6), tmp_path / "data") as store:
         for each in (packed, packed.packing, store):
-            each.plot("a.svg")
+            pack_data.plot(each, "a.svg")
         slots, manifest = store.schema.max_sequence_length, store.manifest
     tokens, padding = drawn[0].series
     assert drawn[0] == drawn[1] and tokens.values == (1029,) * 2 and padding.values == (4 * 512 - 1029, 3 * 512 - 1029)
