@@ -10,13 +10,15 @@ a head (H / N), I intermediate size, V vocabulary, P slots for masked tokens, D 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ipu_packed_bert.settings.schema import ModelConfig
+if TYPE_CHECKING:
+    from ipu_packed_bert.settings.schema import ModelConfig
+
 
 ATTENTIONS = ("eager", "sdpa")
 

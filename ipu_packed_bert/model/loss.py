@@ -14,13 +14,14 @@ Letters: B rows, P slots for masked tokens, D slots for sequences, V vocabulary.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ipu_packed_bert.settings.schema import LossConfig
+if TYPE_CHECKING:
+    from ipu_packed_bert.settings.schema import LossConfig
 
 
 class PretrainingOutput(NamedTuple):

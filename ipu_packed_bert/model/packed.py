@@ -7,15 +7,17 @@ Letters as in `bert.py`: B rows, S slots, P slots for masked tokens, D slots for
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import torch
 from torch import nn
 
 from ipu_packed_bert.model.bert import ATTENTIONS, BertModel, BertPreTrainingHeads, initialise
 from ipu_packed_bert.model.loss import PretrainingLoss, PretrainingOutput
-from ipu_packed_bert.settings.schema import LossConfig, ModelConfig
 from pack_data.store.packs import FIELDS
+
+if TYPE_CHECKING:
+    from ipu_packed_bert.settings.schema import LossConfig, ModelConfig
 
 # Arguments of `PackedBertForPreTraining.forward`.
 BATCH_FIELDS = (*FIELDS, "mlm_scale", "nsp_scale")
