@@ -12,6 +12,7 @@ import io
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple
 from unittest import mock
@@ -25,6 +26,7 @@ from ipu_packed_bert import __main__ as packed_bert  # noqa: E402
 from ipu_packed_bert.settings.config import Config, settings_of  # noqa: E402
 from ipu_packed_bert.settings.declare import Setting, shown  # noqa: E402
 from ipu_packed_bert.settings.finetuning import TASKS  # noqa: E402
+from pack_data.lengths import packer_command  # noqa: E402
 from pack_data.packers import PACKERS  # noqa: E402
 
 PAGES = ("configuration.md", "commands.md")
@@ -239,8 +241,10 @@ def options_page() -> str:
     experiments = {
         f"python -m evidence {name}": (evidence.main, name) for name in evidence.EXPERIMENTS
     }
-    modules = [*(f"pack_data.{name}" for name in PACKERS), *_MODULES]
-    alone = {f"python -m {name}": (importlib.import_module(name).main,) for name in modules}
+    packers = {
+        f"python -m pack_data.{name}": (partial(packer_command.main, name),) for name in PACKERS
+    }
+    alone = {f"python -m {name}": (importlib.import_module(name).main,) for name in _MODULES}
     if str(_EXAMPLES) not in sys.path:
         # Examples import each other.
         sys.path.append(str(_EXAMPLES))
@@ -249,7 +253,7 @@ def options_page() -> str:
         f"python examples/{name}.py": (importlib.import_module(name).main,) for name in scripts
     }
     parts = []
-    for name, call in {**commands, **rows, **experiments, **alone, **examples}.items():
+    for name, call in {**commands, **rows, **experiments, **packers, **alone, **examples}.items():
         parts.append(f"## {name}\n\n```text\n{help_of(name, *call)}```\n")
     return "\n".join(parts)
 

@@ -8,11 +8,8 @@ Longest-pack-first histogram-packing (lpfhp) is the same rule, and gives the sam
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Optional
 
-from pack_data.cli.command import run_main
-from pack_data.lengths.packer_command import run_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth
@@ -38,10 +35,7 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
     )
 
 
-main = partial(
-    run_packer, pack=pack, name="best_fit", description="Best-fit decreasing over samples."
-)
-
-
 if __name__ == "__main__":
-    raise SystemExit(run_main(main))
+    from pack_data.lengths.packer_command import run
+
+    raise SystemExit(run("best_fit"))

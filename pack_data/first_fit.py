@@ -7,13 +7,10 @@ rule or by best fit, usually without a limit on depth.
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import List, Optional
 
 import numpy as np
 
-from pack_data.cli.command import run_main
-from pack_data.lengths.packer_command import run_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth
@@ -92,10 +89,7 @@ def _runs_of_packs(histogram: LengthHistogram, max_sequences_per_pack: Optional[
     return list(zip(strategies, runs[2].tolist()))
 
 
-main = partial(
-    run_packer, pack=pack, name="first_fit", description="First-fit decreasing over samples."
-)
-
-
 if __name__ == "__main__":
-    raise SystemExit(run_main(main))
+    from pack_data.lengths.packer_command import run
+
+    raise SystemExit(run("first_fit"))

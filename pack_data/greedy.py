@@ -7,13 +7,11 @@ pack (next fit). The result depends on the order of arrival, which is an argumen
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from pack_data.cli.command import count_from_zero, progress_bar, run_main
-from pack_data.lengths.packer_command import run_packer
+from pack_data.cli.command import progress_bar
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth, whole_number
@@ -132,20 +130,7 @@ def _count_rows(rows: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int
     return zip(map(tuple, rows[firsts].tolist()), counts.tolist())
 
 
-main = partial(
-    run_packer,
-    pack=pack,
-    name="greedy",
-    description="Concatenates sequences as they arrive, in a random order.",
-    options={
-        "--seed": dict(
-            type=count_from_zero,
-            default=0,
-            help="draws the order in which the sequences arrive; default 0",
-        )
-    },
-)
-
-
 if __name__ == "__main__":
-    raise SystemExit(run_main(main))
+    from pack_data.lengths.packer_command import run
+
+    raise SystemExit(run("greedy"))

@@ -7,11 +7,8 @@ into each pack as fit, also into new packs. This is best-fit decreasing, so `bes
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Optional
 
-from pack_data.cli.command import run_main
-from pack_data.lengths.packer_command import run_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth
@@ -37,13 +34,7 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
     )
 
 
-main = partial(
-    run_packer,
-    pack=pack,
-    name="lpfhp",
-    description="Longest-pack-first histogram-packing: fast, best fit.",
-)
-
-
 if __name__ == "__main__":
-    raise SystemExit(run_main(main))
+    from pack_data.lengths.packer_command import run
+
+    raise SystemExit(run("lpfhp"))

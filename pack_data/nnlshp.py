@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from functools import partial
 from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
-from pack_data.cli.command import positive_int, run_main
-from pack_data.lengths.packer_command import run_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth, whole_number
@@ -175,22 +172,7 @@ def _without(
     return list(remaining.items())
 
 
-main = partial(
-    run_packer,
-    pack=pack,
-    name="nnlshp",
-    own_depth=3,
-    description="Non-negative least squares histogram-packing: strategies that fill a pack.",
-    options={
-        "--rounds": dict(
-            type=positive_int,
-            default=1,
-            metavar="N",
-            help="solve again for what is left, N times at most: 1 is the paper (default), 20 the MLPerf variant",
-        )
-    },
-)
-
-
 if __name__ == "__main__":
-    raise SystemExit(run_main(main))
+    from pack_data.lengths.packer_command import run
+
+    raise SystemExit(run("nnlshp"))

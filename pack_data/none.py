@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Optional
 
-from pack_data.cli.command import run_main
-from pack_data.lengths.packer_command import run_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth
@@ -26,15 +23,7 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int] = 
     return Packing.of("none", histogram, 1, packs, solve_seconds=time.perf_counter() - start)
 
 
-main = partial(
-    run_packer,
-    pack=pack,
-    name="none",
-    description="The baseline: one sequence in each pack.",
-    default_depth=1,
-    own_depth=1,
-)
-
-
 if __name__ == "__main__":
-    raise SystemExit(run_main(main))
+    from pack_data.lengths.packer_command import run
+
+    raise SystemExit(run("none"))

@@ -8,13 +8,10 @@ rounded to whole packs (solver/rounding.py); its prices, as whole numbers, becom
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Optional
 
-from pack_data.cli.command import positive_seconds, run_main
-from pack_data.lengths.packer_command import run_packer
 from pack_data.packing.histogram import LengthHistogram
-from pack_data.packing.packing import Packing, statement
+from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth, shown
 from pack_data.solver.free_slots import count_packs
 from pack_data.solver.search import Limits, ProvedPacks, pack_quickly
@@ -84,23 +81,7 @@ def _search(
     return improved(best)
 
 
-main = partial(
-    run_packer,
-    pack=pack,
-    name="optimal",
-    description="As few packs as possible, with a proof: the cutting-stock linear programme, rounded.",
-    options={
-        "--budget": dict(
-            type=positive_seconds,
-            metavar="SECONDS",
-            help="stop improving after this time, with the best packing so far and its proven gap; the result then "
-            "depends on how fast the machine is",
-        )
-    },
-    rare=["--budget"],
-    statement=statement,
-)
-
-
 if __name__ == "__main__":
-    raise SystemExit(run_main(main))
+    from pack_data.lengths.packer_command import run
+
+    raise SystemExit(run("optimal"))

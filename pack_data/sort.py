@@ -7,16 +7,12 @@ batch length (paper section 4.1), and the lengths within a batch are similar.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Tuple
 
 import numpy as np
 
-from pack_data.cli.command import ArgumentParser, count_from_zero, positive_int, run_main
-from pack_data.display.table import account
-from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.reading.fields import whole_number
 
@@ -65,29 +61,6 @@ class Batching:
     def to_json(self) -> Dict[str, Any]:
         return {"algorithm": "sort", **{name: getattr(self, name) for name in _REPORTED}}
 
-    def table(self, name: str = "") -> str:
-        title = f"SORT  batches of {self.batch_size}, each padded to its longest sequence"
-        if name:
-            title += f"  ({name})"
-        rows = [
-            ("sequences", f"{self.sequences:,}", ""),
-            ("tokens", f"{self.tokens:,}", ""),
-            (
-                "batches",
-                f"{self.batches:,}",
-                f"of {self.shapes:,} different lengths: a static engine compiles each",
-            ),
-            ("slots", f"{self.slots:,}", ""),
-            ("padding", f"{self.padding_tokens:,}", f"{1 - self.efficiency:.3%} of all slots"),
-            ("efficiency", f"{self.efficiency:.3%}", ""),
-            (
-                "speed-up",
-                f"{self.speedup:.3f}",
-                "fewer slots than unsorted; recompilation is not counted",
-            ),
-        ]
-        return account(title, rows)
-
 
 def batch(histogram: LengthHistogram, *, batch_size: int, seed: int = 0) -> Batching:
     """Sort, cut into batches and shuffle the batches, without expanding the histogram to single sequences.
@@ -119,30 +92,7 @@ def batch(histogram: LengthHistogram, *, batch_size: int, seed: int = 0) -> Batc
     )
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(
-        prog="python -m pack_data.sort", description="Sorted batching: batches of similar lengths."
-    )
-    add_histogram_arguments(parser)
-    parser.add_argument(
-        "--batch-size",
-        type=positive_int,
-        default=256,
-        metavar="N",
-        help="rows in a batch; default 256",
-    )
-    parser.add_argument(
-        "--seed", type=count_from_zero, default=0, help="draws the order of the batches; default 0"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object instead of the table"
-    )
-    args = parser.parse_args(argv)
-    histogram = histogram_from(args)
-    batching = batch(histogram, batch_size=args.batch_size, seed=args.seed)
-    print(json.dumps(batching.to_json()) if args.json else batching.table(histogram.name))
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(run_main(main))
+    from pack_data.lengths.sort_command import run
+
+    raise SystemExit(run())

@@ -7,6 +7,7 @@ above the highest level that it imports from; the packages of an import cycle ha
 import ast
 from functools import lru_cache
 from pathlib import Path
+from typing import Collection
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
@@ -35,14 +36,14 @@ def imported_modules(path: Path):
     yield from modules_imported_by(path.read_text(encoding="utf-8"))
 
 
-def modules_imported_by(source: str, *, at_run_time: bool = False):
+def modules_imported_by(source: str, *, without: Collection[str] = ()):
     """Yield the modules that this source text imports; see `imported_modules`.
 
-    With `at_run_time`, imports below `if TYPE_CHECKING` and `if __name__ == "__main__"` are left out.
+    Args:
+        source: the text of a Python file.
+        without: names of conditions, such as TYPE_CHECKING. Imports below an `if` that names one are left out.
     """
-    tree = ast.parse(source)
-    if at_run_time:
-        tree = _WithoutTypesAndMain().visit(tree)
+    tree = _WithoutConditions(without).visit(ast.parse(source))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -59,22 +60,29 @@ def modules_imported_by(source: str, *, at_run_time: bool = False):
                 yield argument.value
 
 
-class _WithoutTypesAndMain(ast.NodeTransformer):
-    """Remove the bodies of `if TYPE_CHECKING` and `if __name__ == "__main__"`."""
+class _WithoutConditions(ast.NodeTransformer):
+    """Remove the bodies of `if` statements whose conditions contain one of these names."""
+
+    def __init__(self, names):
+        self.names = set(names)
 
     def visit_If(self, node):
         names = {inner.id for inner in ast.walk(node.test) if isinstance(inner, ast.Name)}
-        if names & {"TYPE_CHECKING", "__name__"}:
+        if names & self.names:
             return [self.visit(statement) for statement in node.orelse]
         return self.generic_visit(node)
 
 
 @lru_cache(None)
 def graph(*, at_run_time: bool = False):
-    """Return a dictionary: file -> the files that it imports; see `modules_imported_by`."""
+    """Return a dictionary: file -> the files that it imports, as a module and not as a program.
+
+    With `at_run_time`, imports below `if TYPE_CHECKING` are left out.
+    """
+    without = ("__name__", "TYPE_CHECKING") if at_run_time else ("__name__",)
     imports = {}
     for path in SOURCES:
-        names = modules_imported_by(path.read_text(encoding="utf-8"), at_run_time=at_run_time)
+        names = modules_imported_by(path.read_text(encoding="utf-8"), without=without)
         targets = {MODULES[name] for name in names if name in MODULES}
         imports[path] = targets - {path}
     return imports

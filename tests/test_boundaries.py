@@ -45,8 +45,8 @@ cli
 store
 packing
 display formats packers solver
-lengths text
 {" ".join(PACKERS)} sort
+lengths text
 building
 pack_lengths
 batching inspection
@@ -97,7 +97,7 @@ def test_reach_follows_late_imports_but_neither_types_nor_the_main_block():
         "if TYPE_CHECKING:\n    import a\nelse:\n    import b\n"
         "def f():\n    import c\nif __name__ == '__main__':\n    import d\n"
     )
-    assert list(modules_imported_by(source, at_run_time=True)) == ["b", "c"]
+    assert list(modules_imported_by(source, without=("TYPE_CHECKING", "__name__"))) == ["b", "c"]
     assert list(modules_imported_by(source)) == ["a", "b", "c", "d"]
 
 

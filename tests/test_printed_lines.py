@@ -15,7 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from ipu_packed_bert.settings.launch_lines import start_lines
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from pack_data.cli.command import run_main
+from pack_data.lengths import packer_command
 from tests.imports import ROOT
 from tests.test_docs_blocks import run_blocks
 
@@ -194,7 +195,7 @@ def test_each_command_of_a_page_is_taken(page, line, monkeypatch):
         taken(line, page, monkeypatch)
         return
     name, words = packer_words(line)
-    parse(words, monkeypatch, importlib.import_module(f"pack_data.{name}").main)
+    parse(words, monkeypatch, partial(packer_command.main, name))
     executed(line, page)
 
 

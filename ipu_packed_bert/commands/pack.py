@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Optional, Sequence
 
 from pack_data.cli.command import (
@@ -17,6 +16,7 @@ from pack_data.cli.command import (
     typed,
 )
 from pack_data.display.accounting import table
+from pack_data.lengths import packer_command
 from pack_data.packers import PACKERS
 
 _DEFAULT = "optimal"
@@ -38,7 +38,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         names = f"NAME is one of\n{', '.join(PACKERS)} (default {_DEFAULT})\n"
         print(f"{typed('pack')} [--packer NAME] [options]; {names}")
         print(f"{typed('pack')} --rows FILE SOURCE writes the indices of each row; add --help\n")
-    return importlib.import_module(f"pack_data.{args.packer}").main(others)
+    return packer_command.main(args.packer, others)
 
 
 def _main_of_rows(argv: Sequence[str]) -> int:

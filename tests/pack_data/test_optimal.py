@@ -1,6 +1,7 @@
 """The optimal packer: known optima of the linear programme, degenerate data sets, the command."""
 
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from pack_data import optimal
 from pack_data.cli.command import run_main
+from pack_data.lengths import packer_command
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, prove
@@ -250,21 +252,24 @@ def test_the_command_writes_a_recipe_and_says_what_it_proved(tmp_path, capsys):
     table, recipe = tmp_path / "lengths.csv", tmp_path / "recipe.json"
     table.write_text("length,count\n3,10\n5,7\n9,2\n")
     argv = ["--histogram", str(table), "--max-sequence-length", "10", "--out", str(recipe)]
-    assert run_main(optimal.main, argv) == 0
+    assert run_main(partial(packer_command.main, "optimal"), argv) == 0
     printed = capsys.readouterr().out
     assert "no packing has fewer" in printed
     assert prove(Packing.load(recipe)).lower_bound == 9  # 9 | 9 | 5 5 three times | 5 3 | 3 3 3 three times
 
 
 def test_a_budget_of_0_is_refused():
-    assert run_main(optimal.main, ["--budget", "0"]) == 2
+    assert run_main(partial(packer_command.main, "optimal"), ["--budget", "0"]) == 2
     for budget in (0, -1.0, float("nan"), "1"):
         with refused("budget = ", "seconds above 0"):
             optimal.pack(LengthHistogram.from_lengths([1], 1), max_sequences_per_pack=None, budget=budget)
 
 
 def test_quick_packing_shows_no_progress(capsys):
-    assert run_main(optimal.main, ["--synthetic", "uniform:max=256,n=3000,seed=1", "--json"]) == 0
+    assert (
+        run_main(partial(packer_command.main, "optimal"), ["--synthetic", "uniform:max=256,n=3000,seed=1", "--json"])
+        == 0
+    )
     assert capsys.readouterr().err == ""
 
 

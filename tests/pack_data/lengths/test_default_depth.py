@@ -4,20 +4,21 @@ import json
 
 import pytest
 
-from pack_data import best_fit, nnlshp, none, optimal, spfhp
+from pack_data.lengths import packer_command
 
 
 @pytest.mark.parametrize(
-    "module, own, published", [(spfhp, None, 3), (optimal, None, 3), (best_fit, None, 3), (nnlshp, 3, 3), (none, 1, 1)]
+    "name, own, published",
+    [("spfhp", None, 3), ("optimal", None, 3), ("best_fit", None, 3), ("nnlshp", 3, 3), ("none", 1, 1)],
 )
-def test_the_default_depth_depends_on_whose_lengths_they_are(tmp_path, capsys, module, own, published):
+def test_the_default_depth_depends_on_whose_lengths_they_are(tmp_path, capsys, name, own, published):
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("3\n" * 40)
     for source, depth in (
         (["--histogram", str(lengths), "--max-sequence-length", "30"], own),
         (["--synthetic", "sample:squad_1_1_384,n=400"], published),
     ):
-        assert module.main([*source, "--json"]) == 0
+        assert packer_command.main(name, [*source, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["max_sequences_per_pack"] == depth
 
 
@@ -26,6 +27,6 @@ def test_a_limit_on_depth_that_costs_packs_is_reported(tmp_path, capsys, depth, 
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("3\n" * 40)
     options = ["--histogram", str(lengths), "--max-sequence-length", "30", "--max-sequences-per-pack", depth]
-    assert best_fit.main(options) == 0
+    assert packer_command.main("best_fit", options) == 0
     report = f"limit of {depth} sequences per pack costs packs: {packs} instead of at most 4"
     assert (report in capsys.readouterr().out) == (packs is not None)

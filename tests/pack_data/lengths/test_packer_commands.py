@@ -1,6 +1,5 @@
 """`python -m pack_data.<packer>`: what a user types and sees."""
 
-import importlib
 import json
 import shlex
 import subprocess
@@ -9,13 +8,14 @@ import sys
 import pytest
 
 from pack_data.cli.command import run_main
+from pack_data.lengths import packer_command, sort_command
 from pack_data.packers import PACKERS
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 
 
 def run(name, *arguments):
-    return run_main(importlib.import_module(f"pack_data.{name}").main, list(arguments))
+    return run_main(lambda argv: packer_command.main(name, argv), list(arguments))
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_options_of_their_own(capsys, lengths_csv):
     reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     seeds = [{**report, "solve_seconds": 0} for report in reports[1:]]
     assert seeds[0] == seeds[1]
-    assert run("sort", *lengths_csv, "--batch-size", "4") == 0
+    assert sort_command.main([*lengths_csv, "--batch-size", "4"]) == 0
     assert "different lengths" in capsys.readouterr().out
     options = "--histogram squad_1_1_384 --max-sequence-length 512 --max-sequences-per-pack unlimited"
     assert run("spfhp", *options.split()) == 0
