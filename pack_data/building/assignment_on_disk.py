@@ -32,11 +32,15 @@ from pack_data.building.tasks import (
 from pack_data.cli.command import progress_bar
 from pack_data.packing.packing import Packing
 from pack_data.reading.durable import raw_bytes, write_array, write_atomically
+from pack_data.reading.fields import Fields, parse_json
+from pack_data.reading.files import read_regular
 from pack_data.reading.npy import read_array
 from pack_data.store.packs import PackSchema, smallest_type
 
 # Numbers that a task handles; it needs about 30 bytes for each.
 NUMBERS = 1 << 21
+_RECIPE = "recipe.json"
+_MOST_BYTES = 1 << 28
 # Streams of random numbers.
 _SCATTER = 0
 _SHUFFLE = 1
@@ -61,13 +65,16 @@ def _lists(places: Places, numbers: int) -> List[Tuple[int, int]]:
 
 
 def _places(work: Path) -> Places:
-    recipe = work / "recipe.json"
-    return _places_once(recipe, recipe.stat().st_mtime_ns)
+    """Return the places that the recipe of a build gives, computed once for all tasks."""
+    way_out = remove_and_build_again(work)
+    return _places_of(read_regular(work / _RECIPE, way_out=way_out, most_bytes=_MOST_BYTES))
 
 
 @lru_cache(maxsize=2)
-def _places_once(recipe: Path, _: int) -> Places:
-    return Places.of(Packing.load(recipe))
+def _places_of(recipe: bytes) -> Places:
+    way_out = "remove the work directory and build again"
+    fields = Fields.of(parse_json(recipe, _RECIPE, way_out), _RECIPE, way_out)
+    return Places.of(Packing.from_recipe(fields))
 
 
 class _Numbers:

@@ -40,6 +40,7 @@ from pack_data.building.tasks import (
     file_of,
     make_part,
     make_synthetic_part,
+    other_vocabulary,
     read_notes,
     read_text,
     remove_and_build_again,
@@ -62,7 +63,7 @@ from pack_data.store.sequences import Sequences
 from pack_data.text.copies import hashed, without_copies
 from pack_data.text.corpus import Document, content_digest, described, documents
 from pack_data.text.corpus_files import corpus_files
-from pack_data.text.vocabulary import TOKENIZER, load_either, train_vocabulary, vocabulary_files
+from pack_data.text.vocabulary import TOKENIZER, VocabularyFiles, train_vocabulary
 
 # Characters of text in one part: about 8 of the longest documents, thousands of ordinary ones.
 PART_CHARACTERS = 8 << 20
@@ -120,11 +121,12 @@ class BuildSide:
         return sum(note["digest"] for note in self.notes) % (1 << 64)
 
 
-class VocabularyFile(NamedTuple):
-    """Tokens in the vocabulary, 0 if unknown; its file in the work directory, None if there is none."""
+class BuildVocabulary(NamedTuple):
+    """Tokens in the vocabulary, 0 if unknown; its files, None if there are none; and their digest."""
 
     size: int
-    path: Optional[Path]
+    files: Optional[VocabularyFiles] = None
+    sha256: str = ""
 
 
 class _BuildInput(abc.ABC):
@@ -166,28 +168,24 @@ class _BuildInput(abc.ABC):
         return "vocab.txt" if self.options.tokenizer is None else TOKENIZER
 
     @abc.abstractmethod
-    def vocabulary(self) -> VocabularyFile:
+    def vocabulary(self) -> BuildVocabulary:
         """Load or train the vocabulary."""
 
     def _copy_vocabulary(self, path: Path) -> None:
         """Copy the user's vocabulary to the work directory, with the files that belong to it."""
-        *beside, vocabulary = vocabulary_files(Path(str(self.given_vocabulary)))
-        for file in beside:
-            write_atomically(path.with_name(file.name), file.read_bytes())
-        write_atomically(path, vocabulary.read_bytes())
+        VocabularyFiles.read(str(self.given_vocabulary)).write(path)
 
-    def _loaded(self, path: Path) -> VocabularyFile:
+    def _loaded(self, path: Path) -> BuildVocabulary:
         """Load a vocabulary of the work directory. ValueError if it is not the one that the build began with."""
         way_out = remove_and_build_again(self.work)
         note_file = self.work / "vocabulary.json"
-        sha256 = sha256_of(path)
+        files = VocabularyFiles.read(path)
+        sha256 = files.sha256
         if not note_file.exists():
             write_json(note_file, {"sha256": sha256})
         if read_object(note_file, way_out=way_out).hex_digest("sha256", 64) != sha256:
-            raise ValueError(
-                f"{path}: differs from the vocabulary that the build began with; {way_out}"
-            )
-        return VocabularyFile(len(load_either(path, self.options.lower_case)), path)
+            raise other_vocabulary(path)
+        return BuildVocabulary(len(files.parse(self.options.lower_case)), files, sha256)
 
     def schema(self, vocabulary_size: int) -> PackSchema:
         """Return the columns of the parts."""
@@ -199,7 +197,7 @@ class _BuildInput(abc.ABC):
         )
 
     @abc.abstractmethod
-    def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[Any]:
+    def tasks(self, schema: PackSchema, vocabulary: BuildVocabulary) -> Iterator[Any]:
         """Yield the work in numbered tasks, each with `work` and `part`. They depend on nothing but the input."""
 
     def made(self) -> int:
@@ -255,7 +253,7 @@ class _TextInput(_BuildInput):
         tokens = characters / _CHARACTERS_PER_TOKEN * self.options.duplication_factor
         return characters + tokens * _BYTES_PER_TOKEN
 
-    def vocabulary(self) -> VocabularyFile:
+    def vocabulary(self) -> BuildVocabulary:
         """Load the vocabulary, or train one on the training side."""
         options = self.options
         path = self.work / self.vocabulary_name
@@ -270,12 +268,13 @@ class _TextInput(_BuildInput):
                     documents, options.vocabulary_size, options.lower_case
                 )
             write_atomically(path, vocabulary.text)
+        loaded = self._loaded(path)
+        assert loaded.files is not None
         for side in self.sides[1:]:
-            for file in vocabulary_files(path):
-                write_atomically(side.work / file.name, file.read_bytes())
-        return self._loaded(path)
+            loaded.files.write(side.work / path.name)
+        return loaded
 
-    def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[ExamplesTask]:
+    def tasks(self, schema: PackSchema, vocabulary: BuildVocabulary) -> Iterator[ExamplesTask]:
         lower_case = self.options.lower_case
         for side, texts in zip(self.sides, self._spread_text().texts):
             for part, text in enumerate(texts):
@@ -285,6 +284,7 @@ class _TextInput(_BuildInput):
                     text,
                     lower_case,
                     self.vocabulary_name,
+                    vocabulary.sha256,
                     self.example_options,
                     schema,
                 )
@@ -510,10 +510,10 @@ class _SourceInput(_BuildInput):
     def remarks(self) -> Iterator[str]:
         yield from filter(None, [self._source.summary()])
 
-    def vocabulary(self) -> VocabularyFile:
+    def vocabulary(self) -> BuildVocabulary:
         path = self.work / self.vocabulary_name
         if self.given_vocabulary is None:
-            return VocabularyFile(0, None)
+            return BuildVocabulary(0)
         if not path.exists():
             self._copy_vocabulary(path)
         return self._loaded(path)
@@ -540,7 +540,7 @@ class _SourceInput(_BuildInput):
         predictions = self.example_options.max_predictions_per_sequence
         return PackSchema.bert(S, 1, predictions, vocabulary_size=1 << 31, extra=extra)
 
-    def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[_SourceTask]:
+    def tasks(self, schema: PackSchema, vocabulary: BuildVocabulary) -> Iterator[_SourceTask]:
         for group, source in enumerate(self._source.groups(GROUP_BYTES)):
             yield _SourceTask(self.work, group, source, schema)
 
@@ -628,10 +628,10 @@ class _SyntheticInput(_BuildInput):
     def need(self) -> float:
         return self.options.sequences * self._histogram.mean_length * _BYTES_PER_TOKEN
 
-    def vocabulary(self) -> VocabularyFile:
-        return VocabularyFile(self.options.vocabulary_size, None)
+    def vocabulary(self) -> BuildVocabulary:
+        return BuildVocabulary(self.options.vocabulary_size)
 
-    def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[SyntheticTask]:
+    def tasks(self, schema: PackSchema, vocabulary: BuildVocabulary) -> Iterator[SyntheticTask]:
         histogram = self._histogram
         if histogram.longest > self.options.max_sequence_length:
             raise ValueError(
@@ -643,7 +643,7 @@ class _SyntheticInput(_BuildInput):
         for part, first in enumerate(range(0, total, SYNTHETIC_PART)):
             count = min(SYNTHETIC_PART, total - first)
             yield SyntheticTask(
-                self.work, part, count, weights, self.example_options, vocabulary_size, schema
+                self.work, part, count, weights, self.example_options, vocabulary.size, schema
             )
 
 

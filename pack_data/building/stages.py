@@ -26,7 +26,7 @@ from pack_data.building.held_out import (
     held_out_folder,
     split_overfull,
 )
-from pack_data.building.inputs import BuildSide, VocabularyFile, one_sided, open_input
+from pack_data.building.inputs import BuildSide, BuildVocabulary, one_sided, open_input
 from pack_data.building.options import AUTO, BuildOptions
 from pack_data.building.runner import TaskRunner
 from pack_data.building.tasks import (
@@ -49,7 +49,7 @@ from pack_data.cli.command import progress_bar
 from pack_data.packers import DEEPEST, get_packer, packs_at_depth
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
-from pack_data.reading.durable import free_bytes, write_array, write_atomically
+from pack_data.reading.durable import free_bytes, write_array
 from pack_data.reading.fields import Fields, read_object
 from pack_data.reading.files import sha256_of
 from pack_data.reading.npy import map_array, read_array
@@ -58,12 +58,7 @@ from pack_data.solver.free_slots import cost_of_depth
 from pack_data.solver.search import fewest_packs, smallest_depth
 from pack_data.store.data_set import PackStore, StoredFile, finish_data_set
 from pack_data.store.packs import PREDICTION, PackSchema, predictions_per_pack
-from pack_data.text.vocabulary import (
-    load_either,
-    load_tokenizer,
-    load_vocabulary,
-    vocabulary_files,
-)
+from pack_data.text.vocabulary import load_tokenizer, load_vocabulary
 
 # Note that every part is made, with the number of parts of each side.
 _GATHERED = "examples.json"
@@ -134,7 +129,7 @@ class Stages:
             self.sides = [BuildSide(None, self.work, self.out)]
         self.input = open_input(options, self.sides)
         self._plan: Dict[str, Any] = {}
-        self._vocabulary = VocabularyFile(0, None)
+        self._vocabulary = BuildVocabulary(0)
         self._parts_schema: PackSchema
 
     @contextmanager
@@ -299,7 +294,7 @@ class Stages:
 
     def uncounted(self) -> Iterator[Any]:
         """Yield the tasks whose parts are missing."""
-        for task in self.input.tasks(self._parts_schema, self._vocabulary.size):
+        for task in self.input.tasks(self._parts_schema, self._vocabulary):
             if not (task.work / file_of(self.input.note, task.part, "json")).exists():
                 yield task
 
@@ -566,11 +561,11 @@ class Stages:
         replace(packing, solve_seconds=0.0).save(side.ready / "recipe.json")
         vocabulary = self._vocabulary
         vocabulary_sha256 = ""
-        if vocabulary.path is not None:
-            vocabulary_sha256 = load_either(vocabulary.path).sha256
-            for file in vocabulary_files(vocabulary.path):
-                files.append(file.name)
-                write_atomically(side.ready / file.name, file.read_bytes())
+        if vocabulary.files is not None:
+            vocabulary_sha256 = vocabulary.files.parse(self.options.lower_case).sha256
+            name = self.input.vocabulary_name
+            files += [name, *(stating for stating, _ in vocabulary.files.beside)]
+            vocabulary.files.write(side.ready / name)
 
         def tables() -> Iterator[np.ndarray]:
             way_out = remove_and_build_again(self.work)

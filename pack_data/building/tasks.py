@@ -36,7 +36,7 @@ from pack_data.store.packs import (
 from pack_data.store.sequences import Sequences, digest
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, make_examples, masked_count, tokenise
-from pack_data.text.vocabulary import AnyVocabulary, load_either
+from pack_data.text.vocabulary import AnyVocabulary, VocabularyFiles
 
 
 def remove_and_build_again(work: Path) -> str:
@@ -242,20 +242,39 @@ def save_examples(
 
 
 class ExamplesTask(NamedTuple):
-    """Part `part` of a corpus. vocabulary: the name of its file in the work directory."""
+    """Part `part` of a corpus.
+
+    vocabulary: the name of its file in the work directory; vocabulary_sha256: the digest of its files.
+    """
 
     work: Path
     part: int
     text: TextFile
     lower_case: bool
     vocabulary: str
+    vocabulary_sha256: str
     options: ExampleOptions
     schema: PackSchema
 
 
 @lru_cache(maxsize=2)
-def _vocabulary(path: Path, lower_case: bool) -> AnyVocabulary:
-    return load_either(path, lower_case)
+def _parsed(files: VocabularyFiles, lower_case: bool) -> AnyVocabulary:
+    return files.parse(lower_case)
+
+
+def _vocabulary_of(task: ExamplesTask) -> AnyVocabulary:
+    """Return the vocabulary of a build, parsed once for all parts. ValueError unless it is that of the task."""
+    path = task.work / task.vocabulary
+    files = VocabularyFiles.read(path)
+    if files.sha256 != task.vocabulary_sha256:
+        raise other_vocabulary(path)
+    return _parsed(files, task.lower_case)
+
+
+def other_vocabulary(path: Path) -> ValueError:
+    """Return the error for a vocabulary that was changed in a work directory."""
+    way_out = remove_and_build_again(path.parent)
+    return ValueError(f"{path}: differs from the vocabulary that the build began with; {way_out}")
 
 
 def make_part(task: ExamplesTask) -> Dict[str, Any]:
@@ -264,7 +283,7 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
     text = task.work / file_of("text", task.part, "jsonl")
     if not note.exists():  # a cluster may run a finished task again
         documents = list(read_text(task.work, task.part, task.text))
-        vocabulary = _vocabulary(task.work / task.vocabulary, task.lower_case)
+        vocabulary = _vocabulary_of(task)
         tokenised = tokenise(documents, vocabulary)
         sequences = make_examples(tokenised, vocabulary, task.options, task.part)
         unknown = 0

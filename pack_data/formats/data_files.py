@@ -73,7 +73,7 @@ def _files_of_directory(path: str, split: str) -> List[str]:
         return data_files(os.path.join(path, _chosen(path, splits, split)))
     saved = saved_data_set(path)
     if saved:
-        saved.check_complete(path)
+        saved.check_complete()
         if split not in ("", saved.split):
             raise ValueError(
                 f"{path}: state.json: _split is {saved.split}, --split asks for {split}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import (
     Any,
     Dict,
+    Iterable,
     List,
     Mapping,
     NamedTuple,
@@ -24,12 +25,14 @@ from typing import (
 
 import numpy as np
 
-from pack_data.reading.fields import Fields, one_line, read_object, shown
+from pack_data.reading.fields import Fields, one_line, parse_json, shown
+from pack_data.reading.files import read_regular
 
 _Numbers = TypeVar("_Numbers", int, np.ndarray)
 _Ids = Union[Sequence[int], np.ndarray]
 # Files beside a tokenizer.json that name its special tokens.
 STATING_FILES = ("special_tokens_map.json", "tokenizer_config.json")
+_MOST_BYTES = 1 << 28
 # The special tokens of BERT and those of RoBERTa.
 _FAMILIES = (
     {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "pad_token": "[PAD]"},
@@ -73,16 +76,34 @@ class StatedToken(NamedTuple):
     fields: Fields  # the file
 
 
-def stated_tokens(tokenizer: Path) -> Dict[str, StatedToken]:
+def read_stating_files(tokenizer: Path) -> Tuple[Tuple[str, bytes], ...]:
+    """Return name and content of the files beside a tokenizer.json that name its special tokens."""
+    way_out = _way_out(tokenizer)
+    paths = filter(Path.exists, map(tokenizer.with_name, STATING_FILES))
+    return tuple(
+        (path.name, read_regular(path, way_out=way_out, most_bytes=_MOST_BYTES)) for path in paths
+    )
+
+
+def _way_out(tokenizer: Path) -> str:
+    return f"correct it, or move it away from {tokenizer.name}"
+
+
+def stated_tokens(tokenizer: str, files: Iterable[Tuple[str, bytes]]) -> Dict[str, StatedToken]:
     """Return the special tokens that files beside a tokenizer.json name, by kind, such as "cls_token".
 
-    Raises ValueError if the files contradict each other.
+    Args:
+        tokenizer: the path of the tokenizer.json, for messages.
+        files: what `read_stating_files` returned.
+
+    Raises:
+        ValueError: the files contradict each other.
     """
+    way_out = _way_out(Path(tokenizer))
     stated: Dict[str, StatedToken] = {}
-    for path in map(tokenizer.with_name, STATING_FILES):
-        if not path.exists():
-            continue
-        fields = read_object(path, way_out=f"correct it, or move it away from {tokenizer.name}")
+    for name, content in files:
+        path = Path(tokenizer).with_name(name)
+        fields = Fields.of(parse_json(content, path, way_out), path, way_out)
         for kind in _FAMILIES[0]:
             text = fields.optional(kind, _token_text)
             if text is None:

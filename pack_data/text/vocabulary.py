@@ -30,6 +30,7 @@ from typing import (
 
 import numpy as np
 
+from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import Fields, one_line, parse_json
 from pack_data.reading.files import read_regular
 from pack_data.text.corpus import Document
@@ -37,6 +38,7 @@ from pack_data.text.special_tokens import (
     STATING_FILES,
     StatedToken,
     Template,
+    read_stating_files,
     special_tokens_of,
     stated_tokens,
 )
@@ -177,10 +179,16 @@ def load_vocabulary(path: Union[str, Path], lower_case: bool = True) -> Vocabula
         raise ValueError(
             f"{path}: no such vocabulary; pass a vocab.txt, or leave it out to train one on the corpus"
         )
+    content = read_regular(
+        path, way_out="pass a vocab.txt, one token a line", most_bytes=_MOST_BYTES
+    )
+    return _parse_vocabulary(content, str(path), lower_case)
+
+
+def _parse_vocabulary(content: bytes, path: str, lower_case: bool) -> Vocabulary:
+    """Return the vocabulary of a vocab.txt. path: for messages."""
     try:
-        text = read_regular(
-            path, way_out="pass a vocab.txt, one token a line", most_bytes=_MOST_BYTES
-        ).decode("utf-8")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path}: not UTF-8 text ({error.reason}); a vocab.txt has one token a line"
@@ -352,7 +360,9 @@ def load_tokenizer(path: Union[str, Path]) -> TokenizerFile:
     if not os.path.exists(path):
         raise ValueError(f"{path}: no such tokenizer; pass a tokenizer.json")
     content = read_regular(Path(path), way_out="pass a tokenizer.json", most_bytes=_MOST_BYTES)
-    return TokenizerFile(content, str(path), stated_tokens(Path(path)))
+    return TokenizerFile(
+        content, str(path), stated_tokens(str(path), read_stating_files(Path(path)))
+    )
 
 
 def load_either(path: Union[str, Path], lower_case: bool = True) -> AnyVocabulary:
@@ -372,3 +382,43 @@ def vocabulary_files(path: Path) -> List[Path]:
     """Return the file of a vocabulary, after the files beside a tokenizer.json that name its special tokens."""
     beside = map(path.with_name, STATING_FILES if path.suffix == ".json" else ())
     return [*filter(Path.exists, beside), path]
+
+
+class VocabularyFiles(NamedTuple):
+    """The content of a vocabulary, read once, so that what is checked, parsed and copied are the same bytes.
+
+    path: of its file, for messages. content: of that file. beside: name and content of the files that name the special
+    tokens of a tokenizer.json.
+    """
+
+    path: str
+    content: bytes
+    beside: Tuple[Tuple[str, bytes], ...] = ()
+
+    @classmethod
+    def read(cls, path: Union[str, Path]) -> VocabularyFiles:
+        """Read the files. ValueError if one of them cannot be read."""
+        path = Path(path)
+        content = read_regular(path, way_out="pass a vocabulary", most_bytes=_MOST_BYTES)
+        beside = read_stating_files(path) if path.suffix == ".json" else ()
+        return cls(str(path), content, beside)
+
+    @property
+    def sha256(self) -> str:
+        """The digest of all files."""
+        digests = hashlib.sha256(self.content).hexdigest()
+        for name, content in self.beside:
+            digests += f" {name} {hashlib.sha256(content).hexdigest()}"
+        return hashlib.sha256(digests.encode()).hexdigest()
+
+    def parse(self, lower_case: bool) -> AnyVocabulary:
+        """Return the vocabulary. ValueError if it is none."""
+        if Path(self.path).suffix == ".json":
+            return TokenizerFile(self.content, self.path, stated_tokens(self.path, self.beside))
+        return _parse_vocabulary(self.content, self.path, lower_case)
+
+    def write(self, path: Path) -> None:
+        """Write the files to `path` and beside it, the vocabulary last."""
+        for name, content in self.beside:
+            write_atomically(path.with_name(name), content)
+        write_atomically(path, self.content)

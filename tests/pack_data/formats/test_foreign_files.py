@@ -399,10 +399,22 @@ def saved(folder, state=(), files=1):
 
 
 def test_the_metadata_of_many_shards_is_read_once(tmp_path, monkeypatch):
-    reads = []
-    read = saved_metadata.read_object
-    monkeypatch.setattr(saved_metadata, "read_object", lambda path, **how: reads.append(path) or read(path, **how))
-    assert len(numbers(saved(tmp_path, files=20))) == 40 and len(reads) == 2  # state.json and dataset_info.json
+    parsed = []
+    parse = saved_metadata.parse_json
+    monkeypatch.setattr(saved_metadata, "parse_json", lambda *what: parsed.append(what) or parse(*what))
+    assert len(numbers(saved(tmp_path, files=20))) == 40 and len(parsed) == 2  # state.json and dataset_info.json
+
+
+def test_metadata_that_is_replaced_within_a_tick_of_the_clock_is_read_again(tmp_path):
+    saved(tmp_path, files=2)
+    state = tmp_path / "state.json"
+    before = state.stat()
+    assert len(numbers(tmp_path)) == 4
+    text = state.read_text().replace('{"filename": "data-00000-of-00002.arrow"}, ', "")
+    with open(state, "r+") as file:
+        file.write(text.ljust(before.st_size))
+    os.utime(state, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert len(numbers(tmp_path)) == 2
 
 
 def test_state_json_lists_the_files_of_a_saved_data_set(tmp_path):
