@@ -15,7 +15,10 @@ class SquadConfig(TaskConfig):
     """Questions and paragraphs, which are cut into windows as in BERT's own code."""
 
     stride: int = setting(
-        128, "tokens from the start of one window to the start of the next", minimum=1
+        128,
+        "tokens from the start of one window to the start of the next; fewer if windows would overlap by less than "
+        "`max_answer_length` - 1 tokens, or half a window if that is less",
+        minimum=1,
     )
     max_answer_length: int = setting(30, "tokens of an answer at most", minimum=1, resume=FREE)
     null_answers: bool = setting(False, "version 2: a question may have no answer")

@@ -187,13 +187,23 @@ class QuestionsTask(ExampleTask):
     def inputs(self, examples: Sequence[Question], what: str) -> Inputs:
         with said_of(str(self.sources[what])):
             self.windows = _make_windows(
-                examples, self.tokenizer, self._squad, self.max_sequence_length
+                examples,
+                self.tokenizer,
+                self._squad,
+                self.max_sequence_length,
+                training=what == "training",
             )
         lengths = self.windows.inputs.lengths
-        self.notes.append(
+        note = (
             f"{what}: {counted(len(examples), 'question')} in {counted(len(lengths), 'window')} "
             f"of {lengths.mean():.0f} tokens"
         )
+        unheld = self.windows.unheld
+        if unheld:
+            note += f"; {counted(unheld, 'answer')} whole in no window"
+            if what == "training":
+                note += ", whose questions are left out"
+        self.notes.append(note)
         return self.windows.inputs
 
     @property
@@ -394,6 +404,7 @@ class Windows(NamedTuple):
     paragraphs: Dict[str, Tokens]
     windows: List[Window]
     inputs: Inputs
+    unheld: int  # answers that no window contains whole
 
 
 def _make_windows(
@@ -401,11 +412,15 @@ def _make_windows(
     tokenizer: Tokenizer,
     settings: SquadConfig,
     max_sequence_length: int,
+    *,
+    training: bool,
 ) -> Windows:
     """Make the windows of all questions, those of a question one after another.
 
     The targets `start_positions` and `end_positions` are the slots of the first answer, or 0, the slot of [CLS], in a
-    window that does not contain all of it.
+    window that does not contain all of it. In training, an answer that no window contains gets a further window, and a
+    question whose answer is longer than a window has no windows, because all of them would teach that it has no answer.
+    Windows to evaluate do not depend on the answers.
     """
     texts = list(dict.fromkeys(question.paragraph for question in questions))
     paragraphs = dict(zip(texts, tokenizer.encode(texts)))
@@ -417,53 +432,101 @@ def _make_windows(
     ids: List[np.ndarray] = []
     segments: List[np.ndarray] = []
     targets: List[Tuple[int, int]] = []
+    unheld = 0
     encoded = tokenizer.encode([question.text for question in questions])
     for number, (question, question_tokens) in enumerate(zip(questions, encoded)):
         query = question_tokens.ids[:most_of_question]
         paragraph = paragraphs[question.paragraph]
-        answer = _answer_tokens(question, paragraph)
+        answer = _answer_tokens(question, paragraph, required=training)
         offset = len(template.before) + len(query) + len(template.between)
         room = room_for_texts - len(query)
-        for first, count in _cut(len(paragraph.ids), room, settings.stride):
-            row, kinds = tokenizer.joined([query, paragraph.ids[first : first + count]])
-            windows.append(Window(number, first, count, offset))
+        parts = _cut(len(paragraph.ids), room, _stride(settings, room))
+        if answer is not None and not any(_holds(part, answer) for part in parts):
+            if training:
+                parts = _with_answer(parts, answer, len(paragraph.ids), room)
+            unheld += answer.last - answer.first >= room or not training
+        for part in parts:
+            row, kinds = tokenizer.joined(
+                [query, paragraph.ids[part.first : part.first + part.tokens]]
+            )
+            windows.append(Window(number, part.first, part.tokens, offset))
             ids.append(row)
             segments.append(kinds)
             target = (0, 0)
-            if answer is not None and first <= answer[0] and answer[1] < first + count:
-                shift = offset - first
-                target = (answer[0] + shift, answer[1] + shift)
+            if answer is not None and _holds(part, answer):
+                shift = offset - part.first
+                target = (answer.first + shift, answer.last + shift)
             targets.append(target)
+    if not windows:
+        raise ValueError("all answers are longer than a window; raise data.max_sequence_length")
     starts, ends = np.array(targets, np.int64).reshape(-1, 2).T
     places = {"start_positions": starts, "end_positions": ends}
     inputs = Inputs.of(ids, np.concatenate(segments), slot_targets=places)
-    return Windows(questions, paragraphs, windows, inputs)
+    return Windows(questions, paragraphs, windows, inputs, unheld)
 
 
-def _cut(tokens: int, room: int, stride: int) -> List[Tuple[int, int]]:
-    """Return (first token, number of tokens) of windows that begin every ``stride`` tokens, up to the end."""
-    windows = []
-    first = 0
-    while True:
-        count = min(tokens - first, room)
-        windows.append((first, count))
-        if first + count == tokens:
-            return windows
-        first += min(count, stride)
+class _Part(NamedTuple):
+    """The tokens of a paragraph in one window."""
+
+    first: int
+    tokens: int
 
 
-def _answer_tokens(question: Question, paragraph: Tokens) -> Optional[Tuple[int, int]]:
-    """Return the first and last token that overlap the first answer; None if there is no answer."""
+class _TokenSpan(NamedTuple):
+    """The first and the last token of an answer."""
+
+    first: int
+    last: int
+
+
+def _stride(settings: SquadConfig, room: int) -> int:
+    """Return the tokens between the starts of windows with ``room`` tokens of the paragraph.
+
+    The configured stride is reduced so that windows overlap: every span of `max_answer_length` tokens, or of half a
+    window if that is shorter, is whole in one of them. At 384 slots the default values need no reduction.
+    """
+    overlap = min(settings.max_answer_length - 1, room // 2)
+    return min(settings.stride, room - overlap)
+
+
+def _cut(tokens: int, room: int, stride: int) -> List[_Part]:
+    """Return windows that begin every ``stride`` tokens, at most ``room`` tokens long, up to the end."""
+    starts = range(0, max(0, tokens - room) + stride, stride)
+    return [_Part(first, min(tokens - first, room)) for first in starts]
+
+
+def _with_answer(parts: List[_Part], answer: _TokenSpan, tokens: int, room: int) -> List[_Part]:
+    """Add a window with the answer in its middle; return no window if the answer is longer than one."""
+    if answer.last - answer.first >= room:
+        return []
+    middle = (answer.first + answer.last + 1) // 2
+    first = max(0, min(middle - room // 2, tokens - room))
+    return [*parts, _Part(first, min(room, tokens))]
+
+
+def _holds(part: _Part, answer: _TokenSpan) -> bool:
+    return part.first <= answer.first and answer.last < part.first + part.tokens
+
+
+def _answer_tokens(
+    question: Question, paragraph: Tokens, *, required: bool
+) -> Optional[_TokenSpan]:
+    """Return the tokens that overlap the first answer; None without an answer.
+
+    An answer without a token raises ValueError if it is ``required``.
+    """
     if not question.answers:
         return None
     answer = question.answers[0]
     starts, ends = paragraph.spans.T
     inside = np.flatnonzero((ends > answer.start) & (starts < answer.start + len(answer.text)))
     if not len(inside):
+        if not required:
+            return None
         raise ValueError(
             f"question {named(question.id)}: the answer {shown(answer.text)} has no token; correct the file"
         )
-    return int(inside[0]), int(inside[-1])
+    return _TokenSpan(int(inside[0]), int(inside[-1]))
 
 
 # ---- answers -------------------------------------------------------------------------------------------------------

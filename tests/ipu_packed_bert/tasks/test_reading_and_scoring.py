@@ -220,9 +220,9 @@ def test_windows_by_hand(tmp_path):
         found = asked(tmp_path, paragraph, answer, 10, query=3, stride=2)
         assert [(window.first, window.tokens) for window in found.windows.windows] == [(0, 4), (2, 4), (4, 4)]
         assert targets_of(found) == (starts, ends), answer
-    # A stride longer than the window would jump over tokens: the windows then follow one another.
+    # A stride of more than half a window would cut answers: it is reduced.
     for text, slots, stride, windows in (
-        (paragraph, 10, 100, [(0, 4), (4, 4)]),
+        (paragraph, 10, 100, [(0, 4), (2, 4), (4, 4)]),
         (paragraph + " seven music", 12, 3, [(0, 6), (3, 6), (6, 4)]),
         ("", 10, 2, [(0, 0)]),
     ):
