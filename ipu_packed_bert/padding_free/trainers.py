@@ -40,6 +40,7 @@ from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.batching.sampler import IndexBatchSampler
 from pack_data.batching.share import splits_over_workers
+from pack_data.batching.trained_labels import IGNORED, LABELS, MASKS, labels_of
 from pack_data.store.boundaries import OF_SEQUENCES, sequences_in
 
 _logger = logging.getLogger(__name__)
@@ -527,8 +528,9 @@ def _loader(original: Any, planned: _Planned, trainer: Any) -> DataLoader:
     settings = {name: getattr(original, name) for name in (*names, "multiprocessing_context")}
     size = trainer._train_batch_size
     tokens = size * planned.longer.max_sequence_length
-    dataset, hidden = _with_boundaries(original.dataset, trainer.train_dataset)
-    collate = _JoiningCollator(original.collate_fn, trainer.model, tokens, hidden)
+    masks = _masks_of(trainer)
+    dataset, hidden = _with_hidden(original.dataset, trainer.train_dataset, (*OF_SEQUENCES, *masks))
+    collate = _JoiningCollator(original.collate_fn, trainer.model, tokens, hidden, masks)
     if isinstance(planned, PackedStream):
         packs = _EndlessPacks(planned, trainer.train_dataset)
         return DataLoader(packs, batch_size=size, collate_fn=collate.of_packs, **settings)
@@ -536,12 +538,20 @@ def _loader(original: Any, planned: _Planned, trainer: Any) -> DataLoader:
     return _RowLoader(view, batch_sampler=planned, collate_fn=collate, **settings)
 
 
-def _with_boundaries(dataset: Any, source: Any) -> Tuple[Any, List[str]]:
-    """Return the data set with the columns of boundaries that the trainer has removed, and their names."""
+def _masks_of(trainer: Any) -> List[str]:
+    """List the masks of the loss that apply; TRL has an option to train on prompts as well."""
+    parts = (trainer, trainer.args, trainer.data_collator)
+    if any(getattr(part, "completion_only_loss", None) is False for part in parts):
+        return [name for name in MASKS if name != "completion_mask"]
+    return list(MASKS)
+
+
+def _with_hidden(dataset: Any, source: Any, names: Sequence[str]) -> Tuple[Any, List[str]]:
+    """Return the data set with those of the columns `names` that the trainer has removed, and list them."""
     kept = getattr(dataset, "column_names", None)
     if kept is None or not _is_map_style(source):
         return dataset, []
-    removed = [name for name in OF_SEQUENCES if name in source.column_names and name not in kept]
+    removed = [name for name in names if name in source.column_names and name not in kept]
     return (source.select_columns([*kept, *removed]) if removed else dataset), removed
 
 
@@ -585,7 +595,7 @@ class _JoiningCollator:
     """Examples -> the model's inputs of one padding-free row, with the labels of another collator.
 
     The other collator gets one example at a time, so that its changes to the labels are kept.  Examples that are rows
-    of several sequences keep their boundaries.
+    of several sequences keep their boundaries, and the masks of the loss apply even if the other collator ignores them.
     """
 
     def __init__(
@@ -594,11 +604,13 @@ class _JoiningCollator:
         model: Any,
         most_tokens: int,
         hidden: Sequence[str] = (),
+        masks: Sequence[str] = (),
     ) -> None:
         self._collator = collator
         self._model = model
         self._most_tokens = most_tokens
         self._hidden = hidden  # columns that the other collator does not get
+        self._masks = masks  # columns that leave tokens out of the loss
         self._longest = 0  # tokens of an example in a compared batch
 
     def __call__(self, examples: Sequence[Any]) -> Inputs:
@@ -673,4 +685,20 @@ class _JoiningCollator:
                 _, lengths = sequences_in({"input_ids": row["input_ids"], **example}, "an example")
                 if len(lengths) > 1:
                     row["seq_lengths"] = lengths
+                if any(example.get(name) is not None for name in self._masks):
+                    row[LABELS] = self._masked(row, example)
         return rows
+
+    def _masked(self, row: Mapping[str, Any], example: Mapping[str, Any]) -> np.ndarray:
+        """Return the labels of a collated row, -100 where the masks of its example are 0."""
+        stated = {"input_ids", LABELS, *self._masks}.intersection(example)
+        wanted = labels_of({name: example[name] for name in stated}, "an example")
+        labels = np.asarray(row[LABELS]).copy()
+        real, _ = sequences_in(row, "a collated example")
+        if len(labels[real]) != len(wanted):
+            raise ValueError(
+                f"the trainer's data collator makes {len(labels[real])} tokens of an example of {len(wanted)} tokens "
+                "with a mask of the loss; use a collator that keeps the tokens"
+            )
+        labels[real][wanted == IGNORED] = IGNORED
+        return labels

@@ -1,26 +1,40 @@
 """Examples of different lengths -> the arrays of one batch, for causal models.
 
-An example is a mapping with input_ids and, if they differ from them, labels: integers, equally many. Labels are not
-shifted; the model does that, as Hugging Face models do. An example that is a row of several sequences
-(`pack_data.store.boundaries`) counts as these sequences. All arrays are int64, except the cumulative lengths, which
-attention kernels take as int32.
+An example is a mapping with input_ids and, if they differ from them, labels: integers, equally many. Masks of the loss
+apply to the labels (`pack_data.batching.trained_labels`). Labels are not shifted; the model does that, as Hugging Face
+models do. An example that is a row of several sequences (`pack_data.store.boundaries`) counts as these sequences. All
+arrays are int64, except the cumulative lengths, which attention kernels take as int32. A column that a batch does not
+have is named once, in a warning.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import abc
+from functools import lru_cache
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from pack_data.reading.fields import whole_number
-from pack_data.store.boundaries import OF_SEQUENCES, cumulative, positions_of, sequences_in
+from pack_data.batching.trained_labels import (
+    IGNORED,
+    LABELS,
+    LOSS_MASK,
+    MASKS,
+    labels_of,
+    states_labels,
+)
+from pack_data.reading.fields import shown, whole_number
+from pack_data.store.boundaries import OF_SEQUENCES, STATING, cumulative, positions_of, sequences_in
 from pack_data.store.sequences import rounded_up
 
 Example = Mapping[str, Union[Sequence[int], np.ndarray]]
 
-_IGNORED = -100  # the label of a token that is not predicted
+_logger = logging.getLogger(__name__)
+
 _WITHOUT_TOKEN_VALUES = (str, bytes, abc.Mapping)  # have a length, but no values for tokens
+# Columns that are in a batch, or in its boundaries and labels; the last one matters to masked models' collators only.
+_IN_BATCH = frozenset(("input_ids", LABELS, *MASKS, *STATING, "special_tokens_mask"))
 
 
 def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
@@ -28,23 +42,26 @@ def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
 
     The boundaries of a row of several sequences become position_ids that restart, so that they may be cut as well.
 
-    name: of the example, for messages. Labels or a loss_mask of another length raise ValueError, because without them
-    all tokens would be learnt; so do input_ids of several dimensions.
+    name: of the example, for messages. Labels and masks of the loss that `labels_of` refuses raise ValueError, because
+    without them all tokens would be learnt; so do input_ids of several dimensions.
     """
     ids = example["input_ids"]
     if getattr(ids, "ndim", 1) != 1 or len(ids) and np.ndim(ids[0]):
         raise ValueError(f"{name}: input_ids has the shape {np.shape(ids)}; pass one dimension")
+    if states_labels(example):
+        labels_of(example, name)
     columns = {}
+    left_out = []
     for column, values in example.items():
-        is_list = hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0
-        if not is_list or isinstance(values, _WITHOUT_TOKEN_VALUES) or column in OF_SEQUENCES:
+        if values is None or column in OF_SEQUENCES:
             continue
-        if len(values) == len(ids):
+        is_list = hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0
+        has_token_values = is_list and not isinstance(values, _WITHOUT_TOKEN_VALUES)
+        if has_token_values and len(values) == len(ids):
             columns[column] = values
-        elif column in ("labels", "loss_mask"):
-            raise ValueError(
-                f"{name} has {len(ids)} input_ids and {len(values)} {column}; pass one for each token"
-            )
+        else:
+            left_out.append(column)
+    _warn_left_out(*left_out)
     span, lengths = sequences_in(example, name)
     if len(lengths) > 1:
         positions = np.zeros(len(ids), np.int64)
@@ -54,21 +71,41 @@ def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
 
 
 def alike(examples: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
-    """Return the examples with labels and a loss_mask in all if one has them: without them all tokens are learnt."""
-    completed = list(examples)
-    for column, default in (("labels", np.asarray), ("loss_mask", np.ones_like)):
-        if not any(column in example for example in completed):
-            continue
-        for number, example in enumerate(completed):
-            if column not in example:
-                completed[number] = {**example, column: default(example["input_ids"])}
+    """Return the examples with labels and masks of the loss in all if one has them: without them all tokens are learnt.
+
+    The labels of all are then those that `labels_of` returns, so that they agree with the masks also in a row.
+    """
+    if not any(map(states_labels, examples)):
+        return list(examples)
+    present = {column for example in examples for column in example if example[column] is not None}
+    completed: List[Mapping[str, Any]] = []
+    for number, example in enumerate(examples):
+        labels = labels_of(example, f"example {number} of the row")
+        columns = dict(example)
+        if LABELS in present:
+            columns[LABELS] = labels
+        for column in present.intersection(MASKS):
+            if columns.get(column) is None:
+                is_trained = labels != IGNORED if column == LOSS_MASK else np.ones(len(labels))
+                columns[column] = is_trained.astype(np.int64)
+        completed.append(columns)
     return completed
+
+
+@lru_cache(maxsize=None)
+def _warn_left_out(*columns: str) -> None:
+    """Warn, once in a process, of columns that do not reach the batch."""
+    if columns:
+        _logger.warning(
+            "the columns %s are left out of batches, which have input_ids, labels and positions",
+            shown(list(columns)),
+        )
 
 
 def _padding(tokens: int, pad_id: int) -> Dict[str, np.ndarray]:
     return {
         "input_ids": np.full(tokens, pad_id, np.int64),
-        "labels": np.full(tokens, _IGNORED, np.int64),
+        LABELS: np.full(tokens, IGNORED, np.int64),
     }
 
 
@@ -76,14 +113,15 @@ def _columns(examples: Sequence[Example], pad_id: int) -> List[Dict[str, np.ndar
     """Return input_ids and labels of each sequence; for none, one padding token that is not predicted."""
     columns = []
     for number, example in enumerate(examples):
+        name = f"example {number} of the batch"
         ids = np.asarray(example["input_ids"], np.int64)
-        labels = np.asarray(example.get("labels", ids), np.int64)
-        if ids.ndim != 1 or not len(ids) or len(labels) != len(ids):
+        if ids.ndim != 1 or not len(ids):
             raise ValueError(
-                f"example {number} of the batch has {len(ids)} input_ids and {len(labels)} labels; "
-                "pass equally many, in one dimension, and at least 1"
+                f"{name} has {ids.size} input_ids in {ids.ndim} dimensions; pass at least 1, in one dimension"
             )
-        span, lengths = sequences_in(example, f"example {number} of the batch")
+        labels = labels_of(example, name)
+        _warn_left_out(*(column for column in example if column not in _IN_BATCH))
+        span, lengths = sequences_in(example, name)
         start = span.start
         for length in lengths.tolist():
             stop = start + length
@@ -106,7 +144,7 @@ def padding_free_batch(
     Source: "Enhancing Training Efficiency Using Packing with Flash Attention", section 3.4.
 
     Args:
-        examples: mappings with input_ids and, if they differ from them, labels.
+        examples: mappings with input_ids and, optionally, labels and masks of the loss.
         pad_id: token id of padding.
         slots: tokens of every row, if all rows must have one shape. Each padding token is an example of its own.
         multiple_of: each example begins at a multiple of it, and the row ends at one. The padding behind an example is
@@ -123,7 +161,8 @@ def padding_free_batch(
         begins and where the row ends, as Transformer Engine defines them; padding is no example in these.
 
     Raises:
-        ValueError: an example is empty or has labels of another length, or the examples have more tokens than slots.
+        ValueError: an example is empty, its labels or masks are refused (`labels_of`), or the examples have more tokens
+            than slots.
     """
     columns = _columns(examples, pad_id)
     multiple_of = whole_number("multiple_of", multiple_of, least=1)
@@ -152,7 +191,7 @@ def padding_free_batch(
     for name, values in row.items():
         values[places] = np.concatenate([column[name] for column in columns])
     if causal:
-        row["labels"][boundaries[:-1]] = _IGNORED
+        row["labels"][boundaries[:-1]] = IGNORED
 
     padded_boundaries = cumulative(padded)
     padded_boundaries[-1] = width
@@ -174,7 +213,7 @@ def padded_batch(
     """Pad each example on the right to the longest, one row for each.
 
     Args:
-        examples: mappings with input_ids and, if they differ from them, labels.
+        examples: mappings with input_ids and, optionally, labels and masks of the loss.
         pad_id: token id of padding.
         multiple_of: the row length is rounded up to a multiple of it.
 
@@ -183,7 +222,7 @@ def padded_batch(
         without examples has one token with attention_mask 1, as some kernels return NaN for a row of zeros.
 
     Raises:
-        ValueError: an example is empty or has labels of another length.
+        ValueError: an example is empty, or its labels or masks are refused (`labels_of`).
     """
     columns = _columns(examples, pad_id)
     multiple_of = whole_number("multiple_of", multiple_of, least=1)
@@ -194,7 +233,7 @@ def padded_batch(
     batch = {
         "input_ids": np.full(is_token.shape, pad_id, np.int64),
         "attention_mask": is_token.astype(np.int64),
-        "labels": np.full(is_token.shape, _IGNORED, np.int64),
+        "labels": np.full(is_token.shape, IGNORED, np.int64),
         "position_ids": np.where(is_token, positions, 0),
     }
     for name in ("input_ids", "labels"):

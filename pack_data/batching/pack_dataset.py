@@ -8,6 +8,7 @@ An `IndexBatchSampler` over `rows.lengths` adds ranks, epochs and resume.
 
 from __future__ import annotations
 
+import logging
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
@@ -16,7 +17,9 @@ import numpy as np
 
 from pack_data.batching.collators import alike, padding_free_batch, token_columns
 from pack_data.batching.identity import digest_of_examples, digest_of_values
+from pack_data.batching.trained_labels import IGNORED, labels_of, states_labels
 from pack_data.formats.source import open_source
+from pack_data.lengths.overlong import Longer
 from pack_data.pack_lengths import PackedLengths, pack
 from pack_data.reading import hugging_face
 from pack_data.reading.fields import shown
@@ -25,7 +28,10 @@ from pack_data.store.data_set import MANIFEST, PackStore
 from pack_data.store.packs import BERT, decode
 from pack_data.store.sequences import Sequences, starts_of
 
+_logger = logging.getLogger(__name__)
+
 _TOKENS = "input_ids"
+_OF_ROWS = ("input_mask", "positions")  # columns that a row has beside those of its examples
 _IDENTIFYING_EXAMPLES = 1024  # read for the identity: 0.1 s of a data set on disk
 _Row = Dict[str, np.ndarray]
 
@@ -44,7 +50,8 @@ class PackDataset:
         max_sequence_length: slots of a row, for a source that is not packed yet.
         packed: the packing that `pack` returned for the lengths of the examples, instead of packing them here.
         as_tensor: function applied to each array of a batch, such as torch.from_numpy.
-        options: further options of `pack_data.pack`.
+        options: further options of `pack_data.pack`. With longer="truncate" or "drop", one warning counts the tokens
+            that are lost, and names the examples that have no label left.
 
     Raises:
         ValueError: the options do not fit the source, or the source cannot be read.
@@ -78,6 +85,11 @@ class PackDataset:
                 )
             packed = pack(_lengths(examples), max_sequence_length=max_sequence_length, **options)
         self._rows = _PackedRows(examples, packed)
+
+    @property
+    def longer(self) -> Optional[Longer]:
+        """What became of the examples that are longer than a row; None for a data set that was built before."""
+        return self._rows.longer
 
     @property
     def lengths(self) -> np.ndarray:
@@ -114,7 +126,7 @@ class PackDataset:
     def collate(self, rows: Sequence[_Row]) -> Dict[str, Any]:
         """Return a batch of rows: token sequences as `padding_free_batch`, all in one row; rows of BERT stacked.
 
-        labels are the column of this name, else input_ids; ignored (-100) where a column loss_mask is 0.
+        labels are the column of this name, else input_ids; ignored (-100) where a mask of the loss is 0.
 
         Args:
             rows: from `rows[number]`.
@@ -132,6 +144,8 @@ class PackDataset:
 
 class _StoredRows:
     """The rows of a built data set. A worker process opens its directory for itself."""
+
+    longer = None
 
     def __init__(self, store: PackStore) -> None:
         self._store = store
@@ -180,6 +194,11 @@ class _PackedRows:
         self._examples = examples
         self._fitted = packed.fitted
         self._bins = packed.bins
+        self.longer = packed.fitted.longer
+        if self.longer.longer:
+            unlabelled = self._without_a_label_left()
+            count = f"; {len(unlabelled):,} examples keep no label: {shown(unlabelled)}"
+            _logger.warning("%s%s", self.longer, count if unlabelled else "")
         self.multiple_of = packed.multiple_of
         self.lengths = np.array(
             [self._fitted.lengths[bin_].sum() for bin_ in packed.bins], np.int64
@@ -213,6 +232,26 @@ class _PackedRows:
         else:
             content = [digest_of_examples(self._examples, _IDENTIFYING_EXAMPLES)]
         return digest_of_values(self.multiple_of, *packing, *content)
+
+    def _without_a_label_left(self) -> List[int]:
+        """Return the numbers of the examples of which truncation has left no label to predict."""
+        columns = getattr(self._examples, "column_names", None)
+        if columns is not None and not states_labels(dict.fromkeys(columns, True)):
+            return []  # without reading the table
+        fitted = self._fitted
+        cut = np.flatnonzero(fitted.lengths < fitted.example_lengths[fitted.example])
+        unlabelled = []
+        for piece in cut if fitted.longer.rule == "truncate" else ():
+            number, start = fitted.beginning(int(piece))
+            example = self._examples[number]
+            if not states_labels(example):
+                continue
+            # The first token is never predicted.
+            predicted = labels_of(example, f"example {number}")[1:] != IGNORED
+            kept = predicted[start : int(fitted.stop[piece]) - 1]
+            if predicted.any() and not kept.any():
+                unlabelled.append(number)
+        return unlabelled
 
     def _piece(self, number: int) -> _Row:
         example, start = self._fitted.beginning(number)
@@ -312,12 +351,8 @@ def _padding_free(rows: Sequence[_Row], multiple_of: int) -> _Row:
     for row in rows:
         firsts = np.flatnonzero((row["positions"] == 0) & (row["input_mask"] > 0))
         ends = firsts + np.bincount(row["input_mask"])[1:]
-        labels = row.get("labels", row[_TOKENS])
-        if "loss_mask" in row:
-            labels = np.where(row["loss_mask"] != 0, labels, -100)
+        # A built data set may have position_ids, of examples that are rows.
+        columns = {name: values for name, values in row.items() if name not in _OF_ROWS}
         for start, end in zip(firsts.tolist(), ends.tolist()):
-            columns = {_TOKENS: row[_TOKENS], "labels": labels}
-            if "position_ids" in row:  # a built data set may have examples that are rows
-                columns["position_ids"] = row["position_ids"]
             sequences.append({name: values[start:end] for name, values in columns.items()})
     return padding_free_batch(sequences, multiple_of=multiple_of)

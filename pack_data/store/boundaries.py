@@ -19,7 +19,7 @@ OF_SEQUENCES = ("seq_lengths", *_ENDS)
 # The second name of each is that of a `PackDataset`.
 _POSITIONS = ("position_ids", "positions")
 _MASKS = ("attention_mask", "input_mask")
-_STATING = frozenset((*OF_SEQUENCES, *_POSITIONS, *_MASKS))
+STATING = frozenset((*OF_SEQUENCES, *_POSITIONS, *_MASKS))
 
 
 def cumulative(lengths: np.ndarray) -> np.ndarray:
@@ -49,7 +49,7 @@ def sequences_in(example: Mapping[str, Any], name: str) -> Tuple[slice, np.ndarr
             positions have several axes (M-RoPE).
     """
     tokens = len(example["input_ids"])
-    if _STATING.isdisjoint(example):
+    if STATING.isdisjoint(example):
         return slice(0, tokens), np.array([tokens] if tokens else [], np.int64)
     columns = {column: example[column] for column in example if example[column] is not None}
     span = slice(0, tokens)

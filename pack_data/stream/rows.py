@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 import numpy as np
 
 from pack_data.batching.collators import alike, token_columns
+from pack_data.batching.trained_labels import LABELS, labels_of
 from pack_data.lengths.overlong import Longer
 from pack_data.pack_lengths import pack
 from pack_data.store.boundaries import positions_of, sequences_in
@@ -23,10 +24,9 @@ from pack_data.stream.pack_stream import PackStream
 _Row = Dict[str, List[int]]
 
 TOKENS = "input_ids"
-_LABELS = "labels"
 _LENGTHS = "seq_lengths"
 # Values of padding that are not 0. It is a sequence of its own, so it is not masked.
-_PADDING = {_LABELS: -100, "attention_mask": 1}
+_PADDING = {LABELS: -100, "attention_mask": 1}
 _COLUMNS = [TOKENS, "position_ids", _LENGTHS]  # of every row
 
 
@@ -51,7 +51,7 @@ def _row_of(examples: Sequence[Mapping[str, Any]], multiple_of: int = 1) -> _Row
         lengths += inside.tolist()
         columns = dict(example)
         if multiple_of > 1:
-            columns.setdefault(_LABELS, example[TOKENS])
+            columns.setdefault(LABELS, labels_of(example, "an example of a row"))
         parts.append(columns)
         gap = -len(example[TOKENS]) % multiple_of
         if gap:

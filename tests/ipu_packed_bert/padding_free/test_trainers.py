@@ -1,5 +1,6 @@
 """`pack_into`: Trainer and SFTTrainer on packs make the updates of a padded run, on any accumulation and ranks."""
 
+import itertools
 import json
 import logging
 import os
@@ -155,6 +156,28 @@ def test_labels_are_those_of_the_masks(kind, tmp_path):
         assert found[tuple(ids)] == [-100, *labels[1:]]
     ignored = sum(label == -100 for labels in found.values() for label in labels)
     assert len(found) < ignored < sum(map(len, found))
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("mask", ["completion_mask", "assistant_masks", "loss_mask"])
+def test_masks_that_the_trainer_ignores_apply(mask, is_stream, tmp_path):
+    """Trainer removes the column, and its collator learns all tokens."""
+    rows, wanted = [], {}
+    for row in tokens_with_labels():
+        ids, labels = row["input_ids"], row["labels"]
+        rows.append({"input_ids": ids, mask: [float(label != -100) for label in labels]})
+        wanted[tuple(ids)] = labels
+    trainer = a_trainer("trainer", tmp_path, max_steps=1)
+    trainer.train_dataset = datasets.Dataset.from_list(rows)
+    if is_stream:
+        trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
+    trainer.data_collator = lambda examples: Collator()([{**each, "labels": each["input_ids"]} for each in examples])
+    pack_into(trainer, max_sequence_length=ROW)
+    found = {}
+    for inputs in itertools.islice(trainer.get_train_dataloader(), 3):
+        for begin, end in zip(inputs["cu_seq_lens_q"], inputs["cu_seq_lens_q"][1:]):
+            found[tuple(inputs["input_ids"][0, begin:end].tolist())] = inputs["labels"][0, begin:end].tolist()
+    assert len(found) == len(wanted) and found == wanted
 
 
 @pytest.mark.parametrize("way", [FULL_ROWS, AS_MANY_EXAMPLES])

@@ -177,3 +177,21 @@ def test_data_sets_of_hugging_face(tmp_path):
         PackDataset(dataset.select_columns("text"), max_sequence_length=S)
     with refused("columns text", "length, lengths or input_ids"):
         pack(dataset.select_columns("text"), max_sequence_length=S)
+
+
+def test_what_is_cut_off_is_said_and_examples_without_a_label_are_named(caplog):
+    """Examples 1 and 3 lose all labels; of example 0 one stays, example 2 had none, and example 4 fits."""
+    labelled = {0: [3, 9], 1: [6, 9], 2: [], 3: [5], 4: [1]}
+    examples = []
+    for number, places in labelled.items():
+        ids = np.arange(4 if number == 4 else 10) + 10 * number
+        examples.append({"input_ids": ids, "completion_mask": np.isin(np.arange(len(ids)), places).astype(int)})
+    rows = PackDataset(examples, max_sequence_length=5, longer="truncate")
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert str(rows.longer) in said and "20 of 44 tokens" in said and "2 examples" in said and "1, 3" in said
+    assert rows.collate([rows[number] for number in range(len(rows))])["labels"].max() == 41
+
+    caplog.clear()
+    dropped = PackDataset(examples, max_sequence_length=5, longer="drop")
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == str(dropped.longer) and dropped.longer.lost_tokens == 40

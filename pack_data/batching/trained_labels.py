@@ -1,0 +1,86 @@
+"""The labels that an example trains, from its labels and its masks of the loss.
+
+    labels_of({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1]}, "example 0")  # [-100, 6, 7]
+
+completion_mask and assistant_masks hold together, as in TRL: a token is trained if both are 1. A loss_mask and labels
+state the trained tokens, so they may leave out more tokens, but train none that a mask leaves out. Labels that equal
+input_ids leave nothing out and state nothing: the masks apply to them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+import numpy as np
+
+from pack_data.reading.fields import shown
+
+LABELS = "labels"
+IGNORED = -100  # the label of a token that is not predicted
+LOSS_MASK = "loss_mask"
+# Masks of the loss: whole numbers, 1 where a token is predicted.
+MASKS = (LOSS_MASK, "completion_mask", "assistant_masks")
+
+
+def states_labels(example: Mapping[str, Any]) -> bool:
+    """Return True if an example has labels or a mask of the loss; else all its tokens are trained."""
+    return any(example.get(column) is not None for column in (LABELS, *MASKS))
+
+
+def labels_of(example: Mapping[str, Any], name: str) -> np.ndarray:
+    """Return the label of each token, int64 [tokens], -100 where a token is not predicted.
+
+    Args:
+        example: a mapping with input_ids and, optionally, labels and masks of the loss; None counts as absent.
+        name: of the example, for messages.
+
+    Raises:
+        ValueError: labels or masks are not one whole number for each token, a mask has other values than 0 and 1, or
+            they contradict each other.
+    """
+    ids = np.asarray(example["input_ids"], np.int64)
+    labels = ids
+    if example.get(LABELS) is not None:
+        labels = _of_tokens(example, LABELS, name)
+    trained = np.ones(len(ids), bool)
+    for column in reversed(MASKS):
+        if example.get(column) is None:
+            continue
+        mask = _of_tokens(example, column, name)
+        if ((mask != 0) & (mask != 1)).any():
+            values = shown(np.unique(mask).tolist())
+            raise ValueError(f"{name}: {column} has the values {values}; pass 0 and 1 only")
+        is_predicted = mask == 1
+        if column == LOSS_MASK:
+            _refuse_contradiction(is_predicted & ~trained, f"{name}: {column}")
+        trained &= is_predicted
+
+    if not np.array_equal(labels, ids):
+        _refuse_contradiction((labels != IGNORED) & ~trained, f"{name}: {LABELS}")
+    return labels if trained.all() else np.where(trained, labels, IGNORED)
+
+
+def _of_tokens(example: Mapping[str, Any], column: str, name: str) -> np.ndarray:
+    """Return a column as one whole number for each token, int64 [tokens]."""
+    values = np.asarray(example[column])
+    tokens = len(example["input_ids"])
+    if values.shape != (tokens,):
+        count = len(values) if values.ndim == 1 else f"values of shape {values.shape} in"
+        raise ValueError(
+            f"{name} has {tokens} input_ids and {count} {column}; pass one for each token"
+        )
+    is_whole = values.dtype.kind in "biu"
+    if values.dtype.kind == "f":
+        is_whole = bool((np.isfinite(values) & (values == np.trunc(values))).all())
+    if not is_whole:
+        raise ValueError(f"{name}: {column} has values that are not whole; pass integers")
+    return values.astype(np.int64)
+
+
+def _refuse_contradiction(is_wrong: np.ndarray, title: str) -> None:
+    """Raise ValueError if the column `title` trains a token that a mask leaves out."""
+    if is_wrong.any():
+        raise ValueError(
+            f"{title} trains token {int(is_wrong.argmax())}, which a mask of the loss leaves out; remove the column "
+            "that is wrong"
+        )
