@@ -118,6 +118,18 @@ def test_a_package_that_does_not_load_is_not_called_missing(tmp_path, monkeypatc
         load_package("h5py", "this")
 
 
+def test_a_pyarrow_that_runs_code_in_files_is_refused(monkeypatch):
+    arrow = pytest.importorskip("pyarrow")
+    for version, is_safe in (("14.0.0", False), ("9.0.0", False), ("14.0.1", True), ("15.0.0.dev3", True)):
+        monkeypatch.setattr(arrow, "__version__", version)
+        if is_safe:
+            load_package("pyarrow.parquet", "this")
+            continue
+        with pytest.raises(ValueError, match=r"CVE-2023-47248.*pyarrow>=14\.0\.1"):
+            load_package("pyarrow.parquet", "this")
+    assert "pyarrow>=14.0.1\n" in (ROOT / "setup.cfg").read_text()
+
+
 def test_no_hint_names_a_package_that_no_index_has():
     for package in ("pack_data", "ipu_packed_bert", "profiling"):
         for path in (ROOT / package).rglob("*.py"):

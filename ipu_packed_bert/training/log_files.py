@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 from ipu_packed_bert.run_files.folder import read_log
 from ipu_packed_bert.training.trackers import Tracker
 from pack_data.display.table import plain
-from pack_data.reading.durable import sync_file, sync_folder, write_atomically
+from pack_data.reading.durable import not_through_links, sync_file, sync_folder, write_atomically
 from pack_data.reading.fields import one_line
 
 
@@ -32,7 +32,9 @@ class JsonlWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - until close()
+        self._file = open(  # noqa: SIM115 - until close()
+            path, "ab", buffering=0, opener=not_through_links
+        )
         sync_folder(path.parent)
 
     def append(self, record: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ from pack_data.display.accounting import table
 from pack_data.packers import get_packer
 from pack_data.packing.packing import Packing
 from pack_data.reading import hugging_face
-from pack_data.reading.fields import shown
+from pack_data.reading.fields import printable, shown
 from pack_data.reading.words import counted
 from pack_data.store.data_set import PackStore, read_manifest
 
@@ -238,7 +238,7 @@ def _report(built: Built) -> int:
         print(table(built.packing, str(store.folder)))
         remarks = [f"skipped {line}" for line in manifest.made_with.get("skipped", ())]
         for remark in (*remarks, *built.remarks):
-            print(remark, file=sys.stderr)
+            print(printable(remark), file=sys.stderr)
         if manifest.schema.multiple_of > 1:
             multiple = manifest.schema.multiple_of
             rounding = counted(manifest.rounding, "slot")

@@ -18,6 +18,7 @@ from pack_data.formats import sequence_output
 from pack_data.formats.detect import FORMATS
 from pack_data.formats.records import NO_COLUMNS, UNPACKED, Record, RowWidths
 from pack_data.formats.source import Source, module_of, open_source
+from pack_data.reading.fields import printable
 from pack_data.reading.files import only_writer
 from pack_data.store.data_set import MANIFEST
 
@@ -207,17 +208,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     to_format, kind, written = _convert(
         source, args.destination, args.to_format, args.unpack, widths
     )
-    print(
+    line = (
         f"{args.source} ({source.format}, {_WORDS[source.kind]}) -> {args.destination} ({to_format}): "
         f"{written:,} {_WORDS[kind]}"
     )
+    print(printable(line))
     print(summary, file=sys.stderr)
     if source.bad.count:
         print(source.report(), file=sys.stderr)
         print(f"{source.bad.count} bad records skipped of {args.skip_bad} allowed", file=sys.stderr)
     if source.foreign_lost:
+        lost = printable(", ".join(source.foreign_lost))
         print(
-            f"left out: {', '.join(source.foreign_lost)} (a value for a whole pack belongs to no single sequence)",
+            f"left out: {lost} (a value for a whole pack belongs to no single sequence)",
             file=sys.stderr,
         )
     return 0

@@ -53,7 +53,14 @@ from pack_data.formats.source import Source, integer_columns, open_source
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.reading.bad_records import BadRecords
 from pack_data.reading.compressed import COMPRESSED
-from pack_data.reading.durable import naming, rename, sync_file, sync_folder, write_atomically
+from pack_data.reading.durable import (
+    naming,
+    new_file,
+    rename,
+    sync_file,
+    sync_folder,
+    write_atomically,
+)
 from pack_data.reading.fields import Fields, read_object, said_of
 from pack_data.reading.files import sha256_of
 from pack_data.reading.words import counted
@@ -687,7 +694,7 @@ class _TextWriter:
         self._waiting: Dict[Path, List[bytes]] = {}
         self._waiting_bytes = 0
         for path in self._hashes:
-            path.write_bytes(b"")
+            new_file(path)
 
     def add(self, path: Path, document: Document) -> None:
         """Write a document to the part at `path`."""

@@ -31,7 +31,7 @@ from pack_data.formats.records import (
 )
 from pack_data.formats.saved import selected_files
 from pack_data.reading.bad_records import MOST_RECORD_BYTES, BadRecords
-from pack_data.reading.fields import whole_number
+from pack_data.reading.fields import printable, whole_number
 from pack_data.store.data_set import MANIFEST, read_manifest
 from pack_data.store.sequences import Sequences
 
@@ -240,16 +240,18 @@ class Source:
         line = f"{self.kind.replace('_', ' ')} from {_pattern(self.files)}"
         first = next(self.examples(), None)
         if first is None or self.unpacked_kind != "tokens":
-            return f"{line} ({self.format})"
+            return printable(f"{line} ({self.format})")
         noun = "column" if len(first.value) == 1 else "columns"
         line += f", {noun} {', '.join(first.value)}"
         if ignored is None:
             ignored = sorted(set(first.foreign) - set(integer_columns(first)))
-        return f"{line}; ignored: {', '.join(ignored)}" if ignored else line
+        if ignored:
+            line += f"; ignored: {', '.join(ignored)}"
+        return printable(line)
 
     def report(self) -> str:
         """Return the bad records of the last reading, one per line."""
-        return "\n".join(f"skipped {bad}" for bad in self.bad.found)
+        return "\n".join(printable(f"skipped {bad}") for bad in self.bad.found)
 
 
 def _pattern(files: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,10 @@ import numpy as np
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 # Errors of file systems that have no hard links, and of a target on another file system.
 _CANNOT_LINK = (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOTSUP, errno.ENOSYS)
+# Errors of opening a link that is not to be followed; the second on FreeBSD.
+_IS_LINK = (errno.ELOOP, errno.EMLINK)
+# Permissions of a new file, less those of the umask.
+_MODE = 0o666
 # A number for this machine, in the names of what is not complete: another machine's process may be alive.
 _MACHINE = zlib.crc32(platform.node().encode("utf-8", "surrogateescape"))
 
@@ -72,6 +77,7 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = temporary_name(path)
     try:
         with naming(path):
+            new_file(temporary)
             yield temporary
         finish(temporary, path)
     except BaseException as error:
@@ -80,6 +86,34 @@ def replacing(path: Path) -> Iterator[Path]:
         if isinstance(error, OSError) and str(error.filename) == str(temporary):
             error.filename = str(path)
         raise
+
+
+def new_file(path: Path) -> None:
+    """Create an empty file in place of a file or a link of this name, so that no link leads a writer elsewhere."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE))
+
+
+def not_through_links(path: str, flags: int) -> int:
+    """Open a file of ours for writing; an `opener` of `open`.
+
+    Raises ValueError for a link and for a file of several names or of another kind: what it leads to is not ours.
+    """
+    refusal = ValueError(
+        f"{path}: is a link, or not an ordinary file with one name, and is not written; remove it"
+    )
+    try:
+        descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), _MODE)
+    except OSError as error:
+        if error.errno in _IS_LINK:
+            raise refusal from None
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise refusal
+    return descriptor
 
 
 @contextmanager

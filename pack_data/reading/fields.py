@@ -86,6 +86,15 @@ def one_line(words: Any, most: int = 300) -> str:
 _CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), 127)}
 
 
+def printable(line: str) -> str:
+    """Escape what is not printable in a line with foreign names: it could control a terminal."""
+    escaped = (
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in line
+    )
+    return "".join(escaped)
+
+
 @contextmanager
 def said_of(source: Union[str, os.PathLike]) -> Iterator[None]:
     """Prefix a ValueError of the block with this file or directory, unless the message names it."""

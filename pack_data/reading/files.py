@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Callable, Dict, Iterator, Optional, Union
 
-from pack_data.reading.durable import remove_stale
+from pack_data.reading.durable import not_through_links, remove_stale
 
 
 @contextmanager
@@ -142,6 +142,7 @@ def locked(
     A lock that is held is tried again for `patience` seconds (None: `LOCK_PATIENCE`). shared: with other processes that
     share it (POSIX systems alone).
     On a file system without locks nothing is held, and a line on stderr says so.
+    No link is followed, and a file that is not a lock is refused and stays as it is.
 
     Processes on several machines see each other's locks over NFS as Linux mounts it (since 2.6.12 a lock there is one
     of the server's byte ranges). They do not if a machine keeps locks to itself: NFS mounted with `nolock` or
@@ -149,7 +150,7 @@ def locked(
     machine that wrote here last and did not end in order. If a machine dies, an NFS server keeps its lock until the
     lease is over (NFS 4, about 90 s) or the machine is back (NFS 3).
     """
-    with open(path, "a+", encoding="utf-8", errors="replace") as file:
+    with open(path, "a+", encoding="utf-8", errors="replace", opener=not_through_links) as file:
         try:
             _lock_soon(file, shared, LOCK_PATIENCE if patience is None else patience)
         except OSError as error:
@@ -168,6 +169,7 @@ def locked(
         if shared:
             yield
             return
+        _check_is_lock(file, path)
         last = _holder(file)
         if last and last["host"] != platform.node():
             print(
@@ -193,6 +195,17 @@ def _leads_to(path: Path, file: Any) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     except OSError:
         return False
+
+
+def _check_is_lock(file: Any, path: Path) -> None:
+    """Raise ValueError if the file holds anything but a signature, or the beginning of one after a power cut."""
+    file.seek(0)
+    text = file.read(len(_SIGNATURE)).strip("\0")
+    if not _SIGNATURE.startswith(text):
+        raise ValueError(f"{path}: is not a lock of ours and would be emptied; move it away")
+
+
+_SIGNATURE = '{"process": '
 
 
 def _sign(file: Any, text: str) -> None:

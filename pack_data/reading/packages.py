@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import re
 from types import ModuleType
-from typing import Optional
+from typing import Optional, Tuple
 
 # What is imported -> what is installed, where the names differ.
 _INSTALLED_AS = {"yaml": "pyyaml", "google.protobuf": "protobuf", "google_crc32c": "google-crc32c"}
+# Package -> the oldest version that reads untrusted files safely, and the fault of the versions before it.
+_SAFE_SINCE = {"pyarrow": ("14.0.1", "runs code that a Parquet file holds (CVE-2023-47248)")}
 # Everything else of ours that can be missing.
 _PACKAGES = (
     "numpy scipy tokenizers tqdm torch tensorboard safetensors transformers matplotlib jinja2 h5py pyarrow dask "
@@ -16,8 +19,9 @@ _PACKAGES = (
 
 
 def load_package(module: str, what: str) -> ModuleType:
-    """Import a module that `what` needs.  Raises ValueError if its package is missing or does not load."""
+    """Import a module that `what` needs.  Raises ValueError if its package is missing, unsafe or does not load."""
     try:
+        _check_version(module.split(".")[0])
         return importlib.import_module(module)
     except ImportError as error:
         package = package_of(module) or module.split(".")[0]
@@ -26,6 +30,20 @@ def load_package(module: str, what: str) -> ModuleType:
         raise ValueError(
             f"{what} needs the package {package}, which does not load here: {error}"
         ) from None
+
+
+def _check_version(package: str) -> None:
+    """Raise ValueError for a version of a package that is not safe."""
+    if package not in _SAFE_SINCE:
+        return
+    oldest, fault = _SAFE_SINCE[package]
+    version = importlib.import_module(package).__version__
+    if _numbers(version) < _numbers(oldest):
+        raise ValueError(f"{package} {version} {fault}: pip install '{package}>={oldest}'")
+
+
+def _numbers(version: str) -> Tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 def require(what: str, *modules: str) -> None:

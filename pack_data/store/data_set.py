@@ -41,6 +41,7 @@ import numpy as np
 from pack_data.reading.durable import (
     finish,
     naming,
+    new_file,
     remove_stale,
     sync_folder,
     temporary_name,
@@ -353,6 +354,7 @@ def _write_table(
     checksums: List[int] = []
     written = 0
     temporary = temporary_name(folder / stem)
+    new_file(temporary)
     with naming(temporary), open(temporary, "wb") as out:
         out.write(header.getvalue())
         for table in filter(len, tables):

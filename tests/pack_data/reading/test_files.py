@@ -46,7 +46,7 @@ def test_a_process_of_another_machine_that_did_not_end_in_order_is_named(tmp_pat
     """It may still run, where machines do not see each other's locks."""
     path = tmp_path / "lock"
     own = json.dumps({"process": 7, "host": platform.node(), "since": "now"})
-    for text in (b"", b"{", b"[]", b'{"host": 3}', b"\xff", own.encode()):
+    for text in (b"", b"{", bytes(9), b'{"process": "7"}', b'{"process": \xff', own.encode()):
         path.write_bytes(text)
         with locked(path, "taken"):
             pass
