@@ -208,11 +208,7 @@ def schema_text() -> str:
 
 # Commands that are neither one of packed-bert nor a packer.
 _MODULES = (
-    "evidence.benches.packing",
-    "evidence.benches.assignment",
-    "evidence.benches.batching",
     "evidence.benches.micro_batches",
-    "evidence.benches.padding_free",
     "evidence.figures",
 )
 _EXAMPLES = ROOT / "examples"

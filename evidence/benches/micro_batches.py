@@ -11,24 +11,83 @@ budget. Ranks with fewer micro-batches than others get empty ones.
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from functools import partial
 from itertools import count
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+from numpy.random import Generator
 
-from evidence.benches.cases import DRAWN
 from pack_data.batching.micro_batches import dealt, micro_batches
 from pack_data.cli.command import ArgumentParser, run_main
 from pack_data.cli.timing import timed
 from pack_data.display.table import text_table
+from pack_data.packing.histogram import LengthHistogram
 
 _Parts = List[List[int]]
 _Summed = Tuple[int, List[int]]  # tokens of a part, and its sequences
 _KINDS = ("Wikipedia", "log-normal", "around S / 3.5", "bimodal")
 _SIZES = ((64, 4), (512, 8), (4096, 64))  # sequences, ranks
 _MAX_TOKENS = 16384
+
+
+# ---- lengths ---------------------------------------------------------------------------------------------------------
+
+
+def _whole(drawn: np.ndarray, slots: int) -> np.ndarray:
+    return np.clip(np.rint(drawn), 1, slots).astype(np.int64)
+
+
+def _triplets(random: Generator, n: int, slots: int) -> np.ndarray:
+    """Draw triplets of lengths that fill a row exactly, each between a quarter and a half of the row."""
+    triplets = -(-n // 3)
+    drawn = random.uniform(0.25 * slots, 0.5 * slots, (2, triplets))
+    first, second = np.rint(drawn)
+    third = slots - first - second
+    lengths = np.concatenate([first, second, third])
+    return _whole(lengths[:n], slots)
+
+
+def _wikipedia(random: Generator, n: int, slots: int) -> np.ndarray:
+    """Draw the lengths of the paper's Wikipedia, scaled to the slots."""
+    counts = LengthHistogram.published("wikipedia_512").counts
+    lengths = random.choice(len(counts), n, p=counts / counts.sum())
+    return _whole(lengths * (slots / 512), slots)
+
+
+def _one_short(random: Generator, n: int, slots: int) -> np.ndarray:
+    drawn = random.normal(slots / 2, 0.08 * slots, n - 1)
+    return np.append(_whole(drawn, slots), 1)
+
+
+def _bimodal(random: Generator, n: int, slots: int) -> np.ndarray:
+    is_short = random.random(n) < 0.7
+    short = random.normal(0.1, 0.03, n)
+    long = random.normal(0.55, 0.08, n)
+    shares = np.where(is_short, short, long)
+    return _whole(shares * slots, slots)
+
+
+def _log_normal(center: float, sigma: float, random: Generator, n: int, slots: int) -> np.ndarray:
+    """Draw lengths around slots / center."""
+    mean = math.log(slots / center)
+    return _whole(random.lognormal(mean, sigma, n), slots)
+
+
+DRAWN: Dict[str, Callable[[Generator, int, int], np.ndarray]] = {
+    "uniform": lambda random, n, slots: random.integers(1, slots + 1, n),
+    "bimodal": _bimodal,
+    "triplets": _triplets,
+    "around S / 3.5": partial(_log_normal, 3.5, 0.6),
+    "log-normal": partial(_log_normal, 8, 1.0),
+    "one short": _one_short,
+    "Wikipedia": _wikipedia,
+}
+
+
+# ---- rules -----------------------------------------------------------------------------------------------------------
 
 
 class Result(NamedTuple):

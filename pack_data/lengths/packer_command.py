@@ -27,7 +27,7 @@ from pack_data.solver.free_slots import cost_of_depth
 
 
 class _Command(NamedTuple):
-    """What the command line of a packer adds to the options that all packers share."""
+    """A packer's command line: its description, its own options and default depths."""
 
     description: str
     # The packer's own options, with the arguments of `add_argument`. Each is a keyword of `pack`.

@@ -3,7 +3,7 @@
 Each operation syncs the data, then gives it its name, then syncs the directory. A note that states what is complete is
 a file like any other: write it by `write_atomically` once everything that it names has been written here.
 
-No other module of the product calls `os.replace`, `os.rename`, `os.link`, `os.fsync`, `numpy.save` or `tofile`.
+No other module of the product calls `os.replace`, `os.rename`, `os.link`, `os.fsync`, `numpy.save` or `.tofile()`.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from evidence.batching_report import _Properties, _sorted, report
-from evidence.benches.batching import main
-from pack_data.batching.plans import WAYS, BatchOptions, get_way
-from pack_data.cli.command import run_main
+from pack_data.batching.plans import BatchOptions, get_way
 from tests.batching_ways import MSL, drawn, every_way
 from tests.refusals import refused
 
@@ -64,10 +62,3 @@ def test_the_report_detects_leaks_and_missing_tokens():
 
     with refused("RandomSampling", "0 times"):
         report(replace(get_way("RandomSampling+Padding"), group=losing), lengths, options)
-
-
-def test_the_command_prints_all_nine(capsys):
-    assert run_main(main, ["--examples", "200", "--histogram", "squad_1_1_384"]) == 0
-    out = capsys.readouterr().out
-    assert all(name in out for name in WAYS)
-    assert run_main(main, ["--ranks", "0"]) == 2
