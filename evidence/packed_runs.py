@@ -708,10 +708,7 @@ class ChangedBatches(GlobalBatches):
         if self._alone is None:
             return super()._load(packs, numbers, epoch)
         batch = packs.alone(numbers, epoch)
-        number = -(-len(batch["input_ids"]) // self._alone)
-        shape = self.layout._replace(
-            micro_batches_per_update=number, packs_per_update=number * self._alone
-        )
+        shape = self.layout._replace(micro_batch=self._alone).of_packs(len(batch["input_ids"]))
         return shape.filled(batch)
 
     def held_out(self) -> Iterator[Batch]:

@@ -273,7 +273,7 @@ def batches_case(folder: Path) -> Case:
 
     def case(state: Any, rng: random.Random) -> Opened:
         parts = rng.choice((1, 2, 4))
-        layout = Layout(("input_ids",), {}, 4, 4)
+        layout = Layout(("input_ids",), {}, 1, 4, 4)
         of_parts: List[Any] = [
             GlobalBatches(StoredPacks(store, seed=2), layout, share=(part, parts), prefetch=rng.randint(1, 3))
             for part in range(parts)

@@ -45,6 +45,8 @@ class Packs(abc.ABC):
     digest: int  # of the sequences
     # Identifies which sequences share a pack, and the order of packs; empty if the settings determine both.
     arrangement = ""
+    # True: the updates of an epoch differ by one pack at most; False: all but the last have the same number of packs.
+    even_updates = False
 
     @abc.abstractmethod
     def order(self, epoch: int) -> np.ndarray:
@@ -211,17 +213,27 @@ class Layout(NamedTuple):
 
     fields: Tuple[str, ...]
     scales: Mapping[str, str]  # field -> field with the entries that are counted over the update
+    micro_batch: int  # rows of a forward pass
     micro_batches_per_update: int
-    packs_per_update: int
+    packs_per_update: int  # packs of data; empty packs fill the last micro-batches
+
+    @property
+    def rows(self) -> int:
+        """Rows of the global batch: the packs of data and the empty ones."""
+        return self.micro_batches_per_update * self.micro_batch
+
+    def of_packs(self, packs: int) -> Layout:
+        """Return the layout of an update of another number of packs, in micro-batches of the same size."""
+        number = -(-packs // self.micro_batch)
+        return self._replace(micro_batches_per_update=number, packs_per_update=packs)
 
     def shared(self, parts: int) -> Layout:
         """Return the layout of one of several processes, which have equal numbers of micro-batches.
 
         The last micro-batches may be empty.
         """
-        rows = self.packs_per_update // self.micro_batches_per_update
         number = -(-self.micro_batches_per_update // parts)
-        return self._replace(micro_batches_per_update=number, packs_per_update=number * rows)
+        return self.of_packs(number * self.micro_batch)
 
     def read(
         self,
@@ -244,7 +256,7 @@ class Layout(NamedTuple):
         part, parts = share
         if parts == 1:
             return self.filled(packs.batch(numbers, epoch), like)
-        rows = self.shared(parts).packs_per_update
+        rows = self.shared(parts).rows
         batch = packs.batch(numbers[part * rows : (part + 1) * rows], epoch)
         counts = packs.count(numbers, epoch, self.scales.values())
         return self.filled(batch, like, counts=counts, rows=rows)
@@ -257,7 +269,7 @@ class Layout(NamedTuple):
         counts: Optional[Mapping[str, int]] = None,
         rows: Optional[int] = None,
     ) -> Batch:
-        """Fill a batch with empty packs (all fields 0) up to the size of an update, and compute its scales.
+        """Fill a batch with empty packs (all fields 0) up to whole micro-batches, and compute its scales.
 
         A scale is the micro-batches of the update divided by a count over the update, one value per row. The mean over
         all micro-batches of summed losses is then the loss normalised over the whole update.
@@ -268,7 +280,7 @@ class Layout(NamedTuple):
             counts: counts of the whole update by field, if the batch is a part of it.
             rows: rows to fill up to, if the batch is a part of an update.
         """
-        rows = self.packs_per_update if rows is None else rows
+        rows = self.rows if rows is None else rows
         shapes = batch if like is None else like
         filled: Batch = {}
         for name in self.fields:
@@ -316,8 +328,8 @@ class Position(NamedTuple):
 class GlobalBatches:
     """An endless iterator over the batches of ``Engine.step``.
 
-    Every epoch has each training pack once. Empty packs without weight fill the last batch of an epoch, so that no pack
-    is dropped.
+    Every epoch has each training pack once. Empty packs without weight fill incomplete batches, so that no pack is
+    dropped.
 
     Args:
         packs: packs to train on.
@@ -352,7 +364,7 @@ class GlobalBatches:
 
     @property
     def packs_per_update(self) -> int:
-        """Rows of a global batch."""
+        """The most packs of data in a global batch, which may have further, empty rows."""
         return self.layout.packs_per_update
 
     @property
@@ -362,7 +374,7 @@ class GlobalBatches:
 
     @property
     def updates_per_epoch(self) -> int:
-        """Global batches of an epoch; the last one may be incomplete."""
+        """Global batches of an epoch."""
         return -(-len(self.packs) // self.packs_per_update)
 
     @property
@@ -415,21 +427,17 @@ class GlobalBatches:
     def same_sequences(self, updates: int) -> Iterator[SameSequences]:
         """Yield the first batches of the current epoch and their sequences unpacked, without advancing.
 
-        At most ``updates`` batches without empty packs, but at least one. Micro-batches have the same rows on both
+        At most ``updates`` complete batches, but at least one batch. Micro-batches have the same rows on both
         sides.
         """
         epoch = self._position.epoch
         size = self.packs_per_update
-        micro_batch = size // self.micro_batches_per_update
         order = self._executor.submit(self.packs.order, epoch).result()
         for update in range(max(1, min(updates, len(order) // size))):
             numbers = order[update * size : (update + 1) * size]
             packed = self._executor.submit(self.packs.batch, numbers, epoch).result()
             unpacked = self._executor.submit(self.packs.alone, numbers, epoch).result()
-            number = -(-len(unpacked["input_ids"]) // micro_batch)
-            shape = self.layout._replace(
-                micro_batches_per_update=number, packs_per_update=number * micro_batch
-            )
+            shape = self.layout.of_packs(len(unpacked["input_ids"]))
             yield SameSequences(self.layout.filled(packed), shape.filled(unpacked))
 
     def state(self) -> Dict[str, Any]:
@@ -481,11 +489,25 @@ class GlobalBatches:
         epoch = position.epoch
         if self._order[0] != epoch:
             self._order = (epoch, self.packs.order(epoch))
-        numbers = self._order[1][position.packs : position.packs + self.packs_per_update]
-        used = position.packs + len(numbers)
-        if used == len(self.packs):
-            return numbers, Position(epoch + 1, 0)
-        return numbers, Position(epoch, used)
+        numbers = self._order[1][position.packs : self._end(position.packs)]
+        return numbers, self.after(position)
+
+    def after(self, position: Position) -> Position:
+        """Return the position after the update at a position."""
+        end = self._end(position.packs)
+        if end == len(self.packs):
+            return Position(position.epoch + 1, 0)
+        return position._replace(packs=end)
+
+    def _end(self, used: int) -> int:
+        """Return the packs of an epoch that are used after the update that begins at pack ``used``."""
+        packs = len(self.packs)
+        if not self.packs.even_updates:
+            return min(used + self.packs_per_update, packs)
+        # Update n (1-based) of the epoch ends at pack n x packs / updates, rounded down.
+        updates = self.updates_per_epoch
+        number = -(-(used + 1) * updates // packs)
+        return number * packs // updates
 
     def _load(self, packs: Packs, numbers: np.ndarray, epoch: int) -> Batch:
         return self.layout.read(packs, numbers, epoch, share=self.share)

@@ -45,8 +45,8 @@ class _Update(NamedTuple):
 
     factor: PackingFactor
     accumulation: int
-    packs: int
-    unpacked: Optional[int] = None  # the accumulation that the packing factor may divide
+    packs: int  # of data
+    rows: int  # the packs of data, and the empty ones that fill the last micro-batches
 
 
 class _Words(NamedTuple):
@@ -164,9 +164,11 @@ def plan(
     return _of_packs(config, manifest, packing_factor)
 
 
-def _update(config: Config, factor: PackingFactor, unpacked: Optional[int] = None) -> _Update:
+def _update(config: Config, factor: PackingFactor) -> _Update:
     accumulation = config.accumulation(factor.value)
-    return _Update(factor, accumulation, config.packs_per_update(factor.value), unpacked)
+    packs = config.packs_per_update(factor.value)
+    rows = config.micro_batches_per_update(factor.value) * config.batch.micro_batch
+    return _Update(factor, accumulation, packs, rows)
 
 
 def _updates_per_epoch(packs: int, update: _Update) -> int:
@@ -185,7 +187,7 @@ def _of_packs(
     if factor is not None:
         config = config.with_micro_batch(factor.value)
         check_accumulation(config, factor.value)
-        update = _update(config, factor, unpacked=config.batch.gradient_accumulation)
+        update = _update(config, factor)
     config = config.with_micro_batch(1.0)  # without an update, its memory
 
     packs: Optional[int] = None

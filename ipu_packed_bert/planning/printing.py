@@ -57,11 +57,10 @@ _MEMORY = """\
   MiB of {ipu:,.0f} ({tile} KiB x {tiles:,} tiles); computed, without code and exchange.
   Optimiser state is {state}; layers are {layers}."""
 _UPDATE = """\
-  update    {update.packs:,} {row}s, about {sequences:,.0f} sequences = micro-batch {batch.micro_batch} x accumulation \
-{update.accumulation:,}{divided} x replicas {replicas}
+  update    {words}
   packing   {update.factor.value:.3f} sequences in a {row}, from {update.factor.source}{betas}"""
 _TRAFFIC = """\
-  traffic   {sent:,.{digits}f} MiB an update from host to device ({update.packs:,} {row}s of {num_bytes:,} bytes)"""
+  traffic   {sent:,.{digits}f} MiB an update from host to device ({update.rows:,} {row}s of {num_bytes:,} bytes)"""
 _FITS = (
     "fits: at most {run.fullest:.0%} of a tile is counted; the fullest published run has {ran:.0%}"
 )
@@ -90,7 +89,7 @@ def print_plan(run: RunPlan, options: Sequence[str] = ()) -> int:
     if run.fits is not False:
         micro_batches = None
         if run.update is not None and run.config.command != FINETUNE:
-            micro_batches = run.update.packs // run.config.batch.micro_batch
+            micro_batches = run.update.rows // run.config.batch.micro_batch
         text += start_lines(run.config, options, micro_batches=micro_batches)
     print("\n".join(text))
     return 1 if run.fits is False else 0
@@ -113,7 +112,12 @@ def memory_words(run: RunPlan, smaller: Optional[int]) -> List[str]:
         kept=fullest.total / IPU_BYTES,
         ran=FULLEST_THAT_RAN,
     )
-    return [text, _NOTHING_FITS if smaller is None else run.config.on_micro_batch(smaller)]
+    if smaller is None:
+        return [text, _NOTHING_FITS]
+    if run.update is None:
+        return [text, f"--set batch.micro_batch={smaller} fits"]
+    options = run.config.on_micro_batch(smaller, run.update.factor.value)
+    return [text, f"{options} fits; an update keeps its {run.update.packs:,} {run.words.row}s"]
 
 
 def _lines(run: RunPlan) -> List[str]:
@@ -126,7 +130,7 @@ def _lines(run: RunPlan) -> List[str]:
     if run.words.run:
         text.append(f"  run       {run.words.run}")
     if not host and run.update is not None:
-        sent = run.update.packs * run.bytes_per_pack
+        sent = run.update.rows * run.bytes_per_pack
         traffic = _TRAFFIC.format(
             sent=sent / _MIB,
             digits=1 if sent >= _MIB else 2,
@@ -144,9 +148,6 @@ def _update_lines(run: RunPlan) -> str:
     if update is None:
         return f"  update    {run.words.unknown}"
     factor = update.factor.value
-    divided = ""
-    if update.unpacked not in (None, update.accumulation):
-        divided = f" ({update.unpacked:,} / {factor:.3f}, rounded up)"
     betas = ""
     if run.config.optimizer.packing_adjustment == "betas":
         adjusted = run.config.betas(factor)
@@ -154,10 +155,7 @@ def _update_lines(run: RunPlan) -> str:
     return _UPDATE.format(
         update=update,
         row=run.words.row,
-        sequences=update.packs * factor,
-        batch=run.config.batch,
-        divided=divided,
-        replicas=run.config.placement.replicas,
+        words=run.config.update_words(factor, run.words.row),
         betas=betas,
     )
 

@@ -326,14 +326,12 @@ def way_out(
             "keep the optimiser state off the chip: --set placement.optimizer_state_off_chip=true"
         )
 
-    micro_batch = config.batch.micro_batch
     if smaller is None:
-        smaller = micro_batch // 2
+        smaller = config.batch.micro_batch // 2
     if smaller:
-        accumulation = -(-micro_batch * config.batch.gradient_accumulation // smaller)
+        # The packing factor of the data is unknown here; it may change how the number of micro-batches is rounded.
         changes.append(
-            f"reduce the micro-batch at the same size of an update: --set batch.micro_batch={smaller} "
-            f"--set batch.gradient_accumulation={accumulation}"
+            f"reduce the micro-batch at about the same size of an update: {config.on_micro_batch(smaller, 1.0)}"
         )
 
     layers = _with_a_layer_moved(placement.layers_per_ipu, ipu, memory)

@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Type, 
 
 import yaml
 
-from ipu_packed_bert.settings.declare import AUTO, Setting, declared, nested, plain
+from ipu_packed_bert.settings.declare import AUTO, Chosen, Setting, declared, nested, plain
 from ipu_packed_bert.settings.schema import (
     FINETUNE,
     PRETRAIN,
@@ -276,34 +276,73 @@ class Config:
         updates = self.run.steps if self.command == PRETRAIN else 1
         return self.optimizer.schedule_steps or updates
 
-    def rows_of_replica(self, packing_factor: float) -> int:
-        """Return the rows of one replica in an update of fine-tuning, at a mean of sequences per row."""
-        rows = max(1, round(self.batch.sequences_per_update / packing_factor))
-        return math.ceil(rows / self.placement.replicas)
+    def packs_per_update(self, packing_factor: float) -> int:
+        """Return the packs of data in one update, the same for any number of ranks.
+
+        In fine-tuning they hold `batch.sequences_per_update` sequences on average, for any micro-batch and any number
+        of replicas. In pre-training they are counted by `batch.gradient_accumulation`: in micro-batches as stated, or
+        in packs if the micro-batch is `auto`. That number is unpacked; it is divided by the packing factor and rounded
+        up if ``optimizer.packing_adjustment`` is "accumulation" (packedBERT, section 3.3).
+        """
+        batch = self.batch
+        if self.command == FINETUNE:
+            return max(1, round(batch.sequences_per_update / packing_factor))
+        counted = batch.gradient_accumulation
+        if self.optimizer.packing_adjustment == "accumulation":
+            counted = math.ceil(counted / packing_factor)
+        packs_of_each = 1 if self.automatic_micro_batch else batch.micro_batch
+        return counted * packs_of_each * self.placement.replicas
+
+    @property
+    def automatic_micro_batch(self) -> bool:
+        """True if `batch.micro_batch` is `auto`, also after the run has chosen a number."""
+        return isinstance(self.batch.micro_batch, (str, Chosen))
+
+    def packs_of_replica(self, packing_factor: float) -> int:
+        """Return the packs of data of one replica in an update; the last replica may have fewer."""
+        return math.ceil(self.packs_per_update(packing_factor) / self.placement.replicas)
 
     def accumulation(self, packing_factor: float) -> int:
-        """Return the micro-batches per update and replica.
-
-        In fine-tuning it follows from the rows. In pre-training it is the unpacked value, divided by the packing factor
-        and rounded up if ``optimizer.packing_adjustment`` is "accumulation" (packedBERT, section 3.3).
-        """
-        if self.command == FINETUNE:
-            return math.ceil(self.rows_of_replica(packing_factor) / self.batch.micro_batch)
-        if self.optimizer.packing_adjustment == "accumulation":
-            return math.ceil(self.batch.gradient_accumulation / packing_factor)
-        return self.batch.gradient_accumulation
+        """Return the micro-batches per update and replica, the last of which may have empty packs."""
+        return math.ceil(self.packs_of_replica(packing_factor) / self.batch.micro_batch)
 
     def micro_batches_per_update(self, packing_factor: float) -> int:
         """Return the micro-batches of all replicas in one update."""
         return self.accumulation(packing_factor) * self.placement.replicas
 
-    def packs_per_update(self, packing_factor: float) -> int:
-        """Return the packs in one global batch, the rows of one ``Engine.step``."""
-        return self.micro_batches_per_update(packing_factor) * self.batch.micro_batch
-
     def expected_sequences_per_update(self, packing_factor: float) -> float:
-        """Return the mean number of sequences in one global batch."""
+        """Return the mean number of sequences in one update."""
         return self.packs_per_update(packing_factor) * packing_factor
+
+    def update_words(self, packing_factor: float, row: str = "pack") -> str:
+        """Describe an update: its packs and sequences, and the micro-batches that hold them.
+
+        Args:
+            packing_factor: sequences per pack.
+            row: the word for a pack.
+        """
+        packs = self.packs_per_update(packing_factor)
+        sequences = self.expected_sequences_per_update(packing_factor)
+        accumulation = self.accumulation(packing_factor)
+        replicas = self.placement.replicas
+        micro_batch = self.batch.micro_batch
+
+        unpacked = self.batch.gradient_accumulation
+        divided = ""
+        if self.command == PRETRAIN and self.optimizer.packing_adjustment == "accumulation":
+            if math.ceil(unpacked / packing_factor) != unpacked:
+                divided = f" ({unpacked:,} / {packing_factor:.3f}, rounded up)"
+        divided_packs = divided if self.automatic_micro_batch else ""
+        divided_passes = "" if self.automatic_micro_batch else divided
+        automatic = " (auto)" if self.automatic_micro_batch else ""
+        plural = "" if packs == 1 else "s"
+        empty = accumulation * replicas * micro_batch - packs
+        plural_empty = "" if empty == 1 else "s"
+        empty_rows = f", with {empty:,} empty {row}{plural_empty}" if empty else ""
+        return (
+            f"{packs:,} {row}{plural}{divided_packs}, about {sequences:,.0f} sequences = micro-batch"
+            f" {micro_batch}{automatic} x accumulation {accumulation:,}{divided_passes} x replicas {replicas}{empty_rows}"
+        )
 
     def betas(self, packing_factor: float) -> Tuple[float, float]:
         """Return beta1 and beta2, raised to the power of the packing factor if ``packing_adjustment`` is "betas"."""
@@ -324,13 +363,25 @@ class Config:
             options.append(f"--set batch.gradient_accumulation={accumulation}")
         return " ".join(options)
 
-    def on_micro_batch(self, rows: int) -> str:
-        """Return advice for a smaller micro-batch that fits, with the same number of sequences per update."""
-        option = f"--set batch.micro_batch={rows}"
+    def on_micro_batch(self, rows: int, packing_factor: float) -> str:
+        """Return the --set options for the largest micro-batch of at most ``rows`` packs with updates of the same size.
+
+        Args:
+            rows: packs of a micro-batch that fit.
+            packing_factor: sequences per pack.
+        """
         if self.command == FINETUNE:
-            return f"{option} fits; the size of an update stays the same"
-        accumulation = -(-self.batch.micro_batch * self.batch.gradient_accumulation // rows)
-        return f"{option} fits; add --set batch.gradient_accumulation={accumulation} to keep the size of an update"
+            return f"--set batch.micro_batch={rows}"
+        packs = self.packs_of_replica(packing_factor)
+        while packs % rows:
+            rows -= 1
+        # The same unpacked update, unless the number of micro-batches is rounded up otherwise.
+        accumulation = self.batch.micro_batch * self.batch.gradient_accumulation // rows
+        smaller = self.changed("batch", micro_batch=rows, gradient_accumulation=accumulation)
+        if smaller.packs_of_replica(packing_factor) != packs:
+            smaller = smaller._with_accumulation(packs // rows, packing_factor)
+        accumulation = smaller.batch.gradient_accumulation
+        return f"--set batch.micro_batch={rows} --set batch.gradient_accumulation={accumulation}"
 
     def on_engine(self, kind: str) -> Config:
         """Return a copy for an engine (host, ipu, ipu_model), which a resumed run keeps."""
@@ -343,30 +394,24 @@ class Config:
         return self.changed("optimizer", schedule_steps=steps)
 
     def with_micro_batch(self, packing_factor: float, *, ranks: int = 1) -> Config:
-        """Return a copy whose micro-batch is a number that divides an update evenly.
+        """Return a copy whose micro-batch is a number that divides an update with few empty packs.
 
-        In fine-tuning, the packs of `batch.sequences_per_update` sequences, on average, are divided among the fewest
-        possible micro-batches, so an update has hardly more packs than stated; a pipeline gets at least one micro-batch
-        for each of its stages. In pre-training only the micro-batch `auto` changes: the packs of an update, which
-        `batch.gradient_accumulation` then counts, are divided among micro-batches of `fast_micro_batch`.
+        In fine-tuning, the packs of an update are divided among the fewest possible micro-batches; a pipeline gets at
+        least one for each of its stages. In pre-training only the micro-batch `auto` changes, to that of
+        `fast_micro_batch`.
 
         Args:
             packing_factor: sequences per pack.
             ranks: processes that share an update.
         """
-        if self.command == FINETUNE:
-            rows = self.rows_of_replica(packing_factor)
-        elif self.batch.micro_batch == AUTO:
-            rows = self.accumulation(packing_factor)
-        else:
+        if self.command == PRETRAIN and self.batch.micro_batch != AUTO:
             return self
-        micro_batch = self.rows_at_once(rows, ranks=ranks)
-        micro_batch = math.ceil(rows / math.ceil(rows / micro_batch))
-        micro_batch = max(1, min(micro_batch, rows // self.pipeline_stages))
-        config = self.changed("batch", micro_batch=micro_batch)
-        if self.command == PRETRAIN:
-            config = config._with_accumulation(math.ceil(rows / micro_batch), packing_factor)
-        return config
+        packs = self.packs_of_replica(packing_factor)
+        micro_batch = self.rows_at_once(packs, ranks=ranks)
+        micro_batch = math.ceil(packs / math.ceil(packs / micro_batch))
+        micro_batch = max(1, min(micro_batch, packs // self.pipeline_stages))
+        kind = Chosen if self.automatic_micro_batch else int
+        return self.changed("batch", micro_batch=kind(micro_batch))
 
     def rows_at_once(self, rows: int, *, ranks: int = 1) -> int:
         """Return the stated micro-batch or, if it is `auto`, that of `fast_micro_batch`.

@@ -28,6 +28,10 @@ _TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", 
 _LIST_EXAMPLES = {int: "3, 7", float: "0.1, 0.15", str: "data/a, data/b"}
 
 
+class Chosen(int):
+    """The number that `auto` stands for in one run; files and comparisons keep the word."""
+
+
 class Rule(NamedTuple):
     """The range of a setting; None: unbounded."""
 
@@ -189,6 +193,8 @@ def _number(raw: Any, kind: type) -> Any:
 
 def plain(value: Any) -> Any:
     """Return the value of a setting in types of YAML."""
+    if isinstance(value, Chosen):
+        return AUTO
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -234,7 +234,7 @@ def check_accumulation(config: Config, packing_factor: float) -> None:
     fewer = f", or use fewer than {replicas} replicas" if replicas > 1 else ""
     raise ConfigError(
         f"{config.path}: batch.sequences_per_update is {batch.sequences_per_update}, with a packing factor of "
-        f"{packing_factor:.3f} {config.rows_of_replica(packing_factor)} rows for each replica; must be at least a row "
+        f"{packing_factor:.3f} {config.packs_of_replica(packing_factor)} rows for each replica; must be at least a row "
         f"for each of the {stages} stages of the training pipeline: --set batch.sequences_per_update={sequences}{fewer}"
     )
 

@@ -111,6 +111,9 @@ class Inputs:
 class ExamplePacks(Packs):
     """The sequences in packs. Each epoch assigns sequences of equal length to packs anew.
 
+    A file has few updates in an epoch. If its last update had the remaining packs, their sequences would count several
+    times as much as others, because a loss is normalised over an update: the remainder is spread over all updates.
+
     Args:
         inputs: The sequences.
         packing: The lengths that share a pack.
@@ -120,6 +123,8 @@ class ExamplePacks(Packs):
     Raises:
         ValueError: A sequence is too long.
     """
+
+    even_updates = True
 
     def __init__(
         self, inputs: Inputs, packing: Packing, *, seed: int = 0, depth: Optional[int] = None

@@ -120,6 +120,7 @@ class Task(abc.ABC):
         return Layout(
             tuple(fields),
             {field: self.counts[count] for field, count in self.scales.items()},
+            config.batch.micro_batch,
             config.micro_batches_per_update(packing_factor),
             config.packs_per_update(packing_factor),
         )

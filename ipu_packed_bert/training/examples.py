@@ -53,13 +53,9 @@ class ExamplesRun(Prepared):
         if task.evaluation_packs is not None:
             _print_packing("evaluation", task.evaluation_packs.packing)
         if prepared.steps:
-            rows = batches.packs_per_update
-            sequences = rows * task.packs.packing.packing_factor
-            print(
-                f"updates   {prepared.steps:,}, {batches.updates_per_epoch:,} per epoch, of {counted(rows, 'row')}"
-                f" or about {sequences:,.0f} sequences ({batches.micro_batches_per_update:,} micro-batches of"
-                f" {prepared.config.batch.micro_batch})"
-            )
+            words = prepared.config.update_words(task.packs.packing.packing_factor, "row")
+            print(f"update    {words}")
+            print(f"updates   {prepared.steps:,}, {batches.updates_per_epoch:,} per epoch")
         if task.evaluation_packs is not None:
             print(f"scores    {', '.join(task.scores)}, if the evaluation file has labels")
         if batches.sharing:

@@ -97,9 +97,7 @@ class PacksRun(Prepared):
         factor = _factor_of_program(config, manifest, begun.packing_factor)
         if begun.choice.kind == "ipu_model":
             config = config.for_simulation(factor.value)
-        chosen = config.with_schedule().with_micro_batch(factor.value, ranks=processes.size)
-        automatic = chosen.batch.micro_batch != config.batch.micro_batch
-        config = chosen
+        config = config.with_schedule().with_micro_batch(factor.value, ranks=processes.size)
         check_accumulation(config, factor.value)
         rows = config.model.vocabulary_size
         packs = StoredPacks(store, seed=config.run.seed, vocabulary=rows)
@@ -116,7 +114,7 @@ class PacksRun(Prepared):
             config, task, packs, held_out_packs, begun, factor=factor.value, same=same
         )
         _print_data(config, manifest, resumed=begin.checkpoint is not None)
-        _print_batch(config, factor, manifest, batches, " (auto)" if automatic else "")
+        _print_batch(config, factor, manifest, batches)
         if begun.choice.hardware:
             _warn_of_epochs(config, manifest, batches)
         return cls(
@@ -206,20 +204,15 @@ def _print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:
 
 
 def _print_batch(
-    config: Config, factor: PackingFactor, manifest: Manifest, batches: GlobalBatches, source: str
+    config: Config, factor: PackingFactor, manifest: Manifest, batches: GlobalBatches
 ) -> None:
-    accumulation = config.accumulation(factor.value)
-    unpacked = config.batch.gradient_accumulation
-    divided = "" if accumulation == unpacked else f" ({unpacked} / {factor.value:.3f}, rounded up)"
-    sequences = config.expected_sequences_per_update(factor.value)
     limit = of_at_most(factor.value / manifest.efficiency)
     if config.engine.offline_export is not None:
         limit = f"of {factor.source}"
     print(f"packing   factor {factor.value:.3f} {limit}")
     print(
-        f"batch     {counted(batches.packs_per_update, 'pack')}, about {sequences:,.0f} sequences an update ="
-        f" micro-batch {config.batch.micro_batch}{source} x accumulation {accumulation}{divided}"
-        f" x replicas {config.placement.replicas}; {counted(batches.updates_per_epoch, 'update')} an epoch"
+        f"update    {config.update_words(factor.value)};"
+        f" {counted(batches.updates_per_epoch, 'update')} an epoch"
     )
     if batches.sharing:
         print(f"ranks     {batches.sharing}")

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
 
-from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, Packs, Position
+from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, Packs
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class BatchesAhead:
         except Exception as error:
             # PopTorch raises its own error or AssertionError if the process has ended.
             raise self._reading_error(error) from error
-        batches.load_state({**batches.state(), **self._next_position()._asdict()})
+        batches.load_state({**batches.state(), **batches.after(batches.position)._asdict()})
         return {name: tensor.numpy() for name, tensor in zip(batches.layout.fields, tensors)}
 
     @property
@@ -102,14 +102,6 @@ class BatchesAhead:
             f"the process that reads the batches has ended ({problem}), perhaps out of memory; use --set"
             " engine.asynchronous_loading=false to read them in the main process"
         )
-
-    def _next_position(self) -> Position:
-        """Return the position of the batch after the current one."""
-        epoch, packs = self._batches.position
-        packs += self._batches.packs_per_update
-        if packs >= len(self._batches.packs):
-            return Position(epoch + 1, 0)
-        return Position(epoch, packs)
 
     def load_state(self, state: Dict[str, Any], *, same_batch: bool = True) -> None:
         self._stop()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
+from ipu_packed_bert.data.global_batches import GlobalBatches, Layout, Packs, StoredPacks
 from ipu_packed_bert.settings.loading import config_from_tree
 from pack_data.building.held_out import held_out_folder
 from pack_data.store.data_set import PackStore
@@ -36,6 +36,49 @@ def opened(store, *overrides, factor=2.0, **options):
 def packs_in(batch):
     """The real packs of a batch as bytes, which tell them apart; packs of random tokens are all different."""
     return [row.tobytes() for row in batch["input_ids"] if row.any()]
+
+
+class Counted(Packs):
+    """Packs of one number each, for a layout of that field alone."""
+
+    seed = digest = 0
+    even_updates = True
+
+    def __init__(self, packs):
+        self._packs = packs
+
+    def __len__(self):
+        return self._packs
+
+    def order(self, epoch):
+        return np.arange(self._packs)
+
+    def batch(self, numbers, epoch):
+        return {"input_ids": 1 + numbers.reshape(-1, 1)}
+
+    def alone(self, numbers, epoch):
+        raise NotImplementedError
+
+    def again(self):
+        raise NotImplementedError
+
+
+@given(st.integers(1, 130), st.integers(1, 40), st.integers(1, 9), st.integers(1, 4))
+def test_updates_of_an_epoch_differ_by_one_pack_at_most(packs, most, micro_batch, ranks):
+    """103 texts, 32 an update: the last update had 3, which counted elevenfold."""
+    layout = Layout(("input_ids",), {}, micro_batch, -(-most // micro_batch), most)
+    of_ranks = [GlobalBatches(Counted(packs), layout, share=(rank, ranks)) for rank in range(ranks)]
+    sizes, seen = [], []
+    while of_ranks[0].position.epoch == 0:
+        shares = [next(batches)["input_ids"].ravel() for batches in of_ranks]
+        assert len({len(share) for share in shares}) == 1 and len(shares[0]) % micro_batch == 0
+        update = np.concatenate(shares)
+        sizes.append(np.count_nonzero(update))
+        seen += update[update > 0].tolist()
+    for batches in of_ranks:
+        batches.close()
+    assert seen == list(range(1, packs + 1))
+    assert len(sizes) == -(-packs // most) and max(sizes) - min(sizes) <= 1
 
 
 def all_packs(store):

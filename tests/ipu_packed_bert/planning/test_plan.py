@@ -213,17 +213,15 @@ def test_the_verdict_on_memory(micro_batch, fits, status, words, capsys):
     assert made.fits is fits and print_plan(plan(config, packing_factor=FACTOR)) == status
     text = capsys.readouterr().out
     assert words in text and bool(re.search(r"\d{3}% #{10}!", text)) == (fits is False)
-    # What it proposes: as many packs in an update, rounded up, and it fits; one more in a micro-batch does not.
+    # What it proposes: as many packs in an update, and it fits; more in a micro-batch than it names do not.
     proposed = re.findall(r"--set (\S+=\d+)", text)
     assert bool(proposed) == (not fits)
     if proposed:
         better = load_config(path, proposed)
-        more = better.packs_per_update(1.0) - config.packs_per_update(1.0)  # where they cannot be divided
-        assert 0 <= more < better.batch.micro_batch * better.placement.replicas
+        assert better.packs_per_update(FACTOR) == config.packs_per_update(FACTOR)
         assert plan(better, packing_factor=FACTOR).fits
-        assert not plan(
-            load_config(path, [f"batch.micro_batch={better.batch.micro_batch + 1}"]), packing_factor=FACTOR
-        ).fits
+        larger = load_config(path, [f"batch.micro_batch={made.micro_batch_that_fits() + 1}"])
+        assert not plan(larger, packing_factor=FACTOR).fits
 
 
 def test_where_no_micro_batch_fits(capsys):

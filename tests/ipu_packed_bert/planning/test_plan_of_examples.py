@@ -56,10 +56,10 @@ def command(*arguments):
     "name, factor, rows",
     [
         ("finetune_squad_packed_base_pod4", "2.2", "15 rows, about 33 sequences = micro-batch 1 x accumulation 15"),
-        ("finetune_squad_packed_base_pod16", "2.2", "32 rows, about 70 sequences = micro-batch 1 x accumulation 8"),
-        ("finetune_squad_packed_pod16", "2.2", "120 rows, about 264 sequences = micro-batch 3 x accumulation 20"),
+        ("finetune_squad_packed_base_pod16", "2.2", "29 rows, about 64 sequences = micro-batch 1 x accumulation 8"),
+        ("finetune_squad_packed_pod16", "2.2", "116 rows, about 255 sequences = micro-batch 3 x accumulation 20"),
         ("finetune_squad_packed_pod4", "2.2", "116 rows, about 255 sequences = micro-batch 2 x accumulation 58"),
-        ("finetune_classification_packed_base_pod4", "6", "22 rows, about 132 sequences = micro-batch 2 x acc"),
+        ("finetune_classification_packed_base_pod4", "6", "21 rows, about 126 sequences = micro-batch 2 x acc"),
         ("finetune_tokens_packed_base_pod4", "4", "16 rows, about 64 sequences = micro-batch 1 x accumulation 16"),
     ],
 )

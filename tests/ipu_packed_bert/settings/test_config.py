@@ -13,7 +13,7 @@ from ipu_packed_bert.settings.config import Config, ConfigError, fast_micro_batc
 from ipu_packed_bert.settings.loading import config_from_tree, filled_in, load_config
 from ipu_packed_bert.settings.reader import SettingsReader
 from ipu_packed_bert.settings.rules import check_accumulation
-from ipu_packed_bert.settings.schema import BatchConfig, EngineConfig, OptimizerConfig, PlacementConfig
+from ipu_packed_bert.settings.schema import BatchConfig, EngineConfig, OptimizerConfig, PlacementConfig, TaskConfig
 from tests.refusals import refused
 from tests.tiny_runs import tiny_settings
 
@@ -402,9 +402,42 @@ def test_an_automatic_micro_batch_keeps_the_update_and_has_the_fewest_empty_pack
     assert of_rank.get(size, 1) == min(of_rank.values(), default=1)
     assert size == 4 or of_rank.get(size, 1) < of_rank.get(4, math.inf)
     chosen = config.with_micro_batch(factor, ranks=ranks)
-    size = chosen.batch.micro_batch
-    assert rows <= chosen.packs_per_update(factor) < rows + size and chosen.accumulation(factor) == -(-rows // size)
-    assert chosen.with_micro_batch(factor) == chosen
+    assert chosen.accumulation(factor) == -(-rows // chosen.batch.micro_batch)
+    assert chosen.packs_per_update(factor) == config.packs_per_update(factor) == rows
+    assert chosen.with_micro_batch(factor) == chosen and chosen.as_dict() == config.as_dict()
+
+
+@given(st.integers(1, 300), st.integers(1, 9), st.sampled_from([1, 2, 4]), st.integers(1, 4), st.floats(1.0, 8.0))
+def test_an_update_of_fine_tuning_depends_on_neither_micro_batch_nor_ranks_nor_replicas(
+    sequences, micro_batch, replicas, ranks, factor
+):
+    """17 sequences in micro-batches of 1 to 5 were 12 updates an epoch or 9."""
+    config = Config(
+        task=TaskConfig(name="tokens"),
+        batch=BatchConfig(micro_batch, sequences_per_update=sequences),
+        placement=PlacementConfig(replicas=replicas),
+    )
+    chosen = config.with_micro_batch(factor, ranks=ranks)
+    packs = chosen.packs_per_update(factor)
+    assert packs == max(1, round(sequences / factor))
+    rows = chosen.micro_batches_per_update(factor) * chosen.batch.micro_batch
+    assert packs <= rows and chosen.batch.micro_batch <= micro_batch
+    # Empty packs only fill micro-batches: no replica has one that is empty from the start of the pipeline's fill.
+    least = max(math.ceil(packs / replicas), chosen.pipeline_stages)
+    assert rows < replicas * (least + chosen.batch.micro_batch)
+
+
+@given(st.integers(2, 40), st.integers(20, 300), st.integers(1, 39), st.sampled_from([1, 4]), st.floats(1.0, 3.0))
+def test_the_advised_micro_batch_keeps_the_size_of_an_update(micro_batch, accumulation, fits, replicas, factor):
+    batch = BatchConfig(micro_batch, gradient_accumulation=accumulation)
+    config = Config(batch=batch, placement=PlacementConfig(replicas=replicas))
+    advice = config.on_micro_batch(min(fits, micro_batch - 1), factor)
+    values = dict(word.split("=") for word in advice.split() if word != "--set")
+    followed = config.with_settings({name: int(value) for name, value in values.items()}, "--set")
+    assert 1 <= followed.batch.micro_batch <= fits
+    assert followed.packs_per_update(factor) == config.packs_per_update(factor)
+    rows = followed.micro_batches_per_update(factor) * followed.batch.micro_batch
+    assert rows == followed.packs_per_update(factor)
 
 
 def test_an_automatic_micro_batch_needs_the_host():

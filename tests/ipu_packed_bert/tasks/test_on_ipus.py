@@ -158,7 +158,7 @@ def test_a_packed_update_is_the_unpacked_one(sdk, checkpoint, tmp_path, kind, ma
     engine = sdk[0].engine.IpuEngine(config, made.task, made.engine.device, packing_factor=1.0)
     engine.load_state(made.engine.state())
     engine._program.double()
-    single = layout._replace(micro_batches_per_update=rows, packs_per_update=rows)
+    single = layout._replace(micro_batch=1).of_packs(rows)
     before = weights(host_of(made))
     losses = []
     for each, its, filled in ((made.engine, layout, layout.filled(packed)), (engine, single, single.filled(alone))):

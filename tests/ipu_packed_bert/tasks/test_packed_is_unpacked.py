@@ -33,16 +33,16 @@ def prepared(checkpoint, folder, kind, *, dtype=torch.float64, **sections):
 
 def both(made, epoch=0):
     """The batches of an epoch, and those of the same sequences each alone in its row; scales in float64."""
-    packs, layout, size = made.task.training_packs, made.batches.layout, made.config.batch.micro_batch
+    packs, layout = made.task.training_packs, made.batches.layout
     order = packs.order(epoch)
     for first in range(0, len(order), layout.packs_per_update):
         numbers = order[first : first + layout.packs_per_update]
         for batch in (packs.batch(numbers, epoch), packs.alone(numbers, epoch)):
-            micro_batches = -(-len(batch["input_ids"]) // size)
-            sizes = {"micro_batches_per_update": micro_batches, "packs_per_update": micro_batches * size}
-            filled = layout._replace(**sizes).filled(batch)
+            shape = layout.of_packs(len(batch["input_ids"]))
+            filled = shape.filled(batch)
             for name, counted in layout.scales.items():
-                filled[name] = np.full(len(filled["input_ids"]), micro_batches / np.count_nonzero(filled[counted]))
+                scale = shape.micro_batches_per_update / np.count_nonzero(filled[counted])
+                filled[name] = np.full(len(filled["input_ids"]), scale)
             yield filled
 
 
