@@ -67,7 +67,7 @@ class Ways:
         lengths: Lengths of the sequences, [n].
         packing: A packing of these lengths.
         rows_of_pass: Packed rows of a pass.
-        rows_of_update: Packed rows of an update; 0: those of a pass.
+        rows_of_update: Packed rows of an update, at most; 0: those of a pass.
         seed: Seed of the order, which differs between epochs.
     """
 
@@ -102,8 +102,10 @@ class Ways:
             return [self._padded(parts[number]) for number in random.permutation(len(parts))]
         updates = []
         rows = self._packed_rows(epoch)
-        for begin in range(0, len(rows), self.rows_of_update):
-            update_rows = rows[begin : begin + self.rows_of_update]
+        number = self.updates_per_epoch
+        ends = [update * len(rows) // number for update in range(number + 1)]
+        for begin, end in zip(ends, ends[1:]):
+            update_rows = rows[begin:end]
             if way == PACKED:
                 updates.append(self._of_rows(update_rows))
             elif way == MAXIMUM:

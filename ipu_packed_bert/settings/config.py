@@ -36,6 +36,7 @@ from ipu_packed_bert.settings.schema import (
 )
 from ipu_packed_bert.settings.yaml_files import ConfigError as ConfigError
 from pack_data.building.held_out import held_out_folder
+from pack_data.cli.command import counted
 from pack_data.store.packs import default_predictions
 
 # (attribute of Config, section of a file, class), without the task, whose class depends on its name.
@@ -287,11 +288,11 @@ class Config:
         batch = self.batch
         if self.command == FINETUNE:
             return max(1, round(batch.sequences_per_update / packing_factor))
-        counted = batch.gradient_accumulation
+        units = batch.gradient_accumulation
         if self.optimizer.packing_adjustment == "accumulation":
-            counted = math.ceil(counted / packing_factor)
-        packs_of_each = 1 if self.automatic_micro_batch else batch.micro_batch
-        return counted * packs_of_each * self.placement.replicas
+            units = math.ceil(units / packing_factor)
+        packs_of_a_unit = 1 if self.automatic_micro_batch else batch.micro_batch
+        return units * packs_of_a_unit * self.placement.replicas
 
     @property
     def automatic_micro_batch(self) -> bool:
@@ -327,21 +328,32 @@ class Config:
         replicas = self.placement.replicas
         micro_batch = self.batch.micro_batch
 
-        unpacked = self.batch.gradient_accumulation
-        divided = ""
-        if self.command == PRETRAIN and self.optimizer.packing_adjustment == "accumulation":
-            if math.ceil(unpacked / packing_factor) != unpacked:
-                divided = f" ({unpacked:,} / {packing_factor:.3f}, rounded up)"
-        divided_packs = divided if self.automatic_micro_batch else ""
-        divided_passes = "" if self.automatic_micro_batch else divided
-        automatic = " (auto)" if self.automatic_micro_batch else ""
-        plural = "" if packs == 1 else "s"
+        packs_words = counted(packs, row)
+        micro_batch_words = str(micro_batch)
+        accumulation_words = f"{accumulation:,}"
+        if self._divided(packing_factor):
+            divided = f" ({self.batch.gradient_accumulation:,} / {packing_factor:.3f}, rounded up)"
+            if self.automatic_micro_batch:
+                packs_words += divided
+            else:
+                accumulation_words += divided
+        if self.automatic_micro_batch:
+            micro_batch_words += " (auto)"
+
+        text = (
+            f"{packs_words}, about {sequences:,.0f} sequences = micro-batch {micro_batch_words}"
+            f" x accumulation {accumulation_words} x replicas {replicas}"
+        )
         empty = accumulation * replicas * micro_batch - packs
-        plural_empty = "" if empty == 1 else "s"
-        empty_rows = f", with {empty:,} empty {row}{plural_empty}" if empty else ""
+        return f"{text}, with {counted(empty, f'empty {row}')}" if empty else text
+
+    def _divided(self, packing_factor: float) -> bool:
+        """Return True if an update has fewer packs than `batch.gradient_accumulation` states for the unpacked run."""
+        if self.command == FINETUNE or self.optimizer.packing_adjustment != "accumulation":
+            return False
         return (
-            f"{packs:,} {row}{plural}{divided_packs}, about {sequences:,.0f} sequences = micro-batch"
-            f" {micro_batch}{automatic} x accumulation {accumulation:,}{divided_passes} x replicas {replicas}{empty_rows}"
+            math.ceil(self.batch.gradient_accumulation / packing_factor)
+            != self.batch.gradient_accumulation
         )
 
     def betas(self, packing_factor: float) -> Tuple[float, float]:

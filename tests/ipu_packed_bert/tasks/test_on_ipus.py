@@ -75,7 +75,7 @@ def host_of(made):
 def exact(batch, layout):
     """The batch with its scales in float64."""
     counts = {name: np.count_nonzero(batch[counted]) for name, counted in layout.scales.items()}
-    rows, number = layout.packs_per_update, layout.micro_batches_per_update
+    rows, number = layout.rows, layout.micro_batches_per_update
     return {**batch, **{name: np.full(rows, number / count) for name, count in counts.items()}}
 
 
@@ -96,15 +96,15 @@ EACH = [(kind, layout) for kind in KINDS for layout in LAYOUTS if layout != "one
 def test_updates_and_predictions_are_the_hosts(sdk, checkpoint, tmp_path, kind, layout):
     made = prepared(checkpoint, tmp_path, kind, LAYOUTS[layout])
     engine, host = made.engine, host_of(made)
-    before, whole = weights(host), 0
+    before, with_empty_rows = weights(host), 0
     answers = [predictions(made, host)]
     for _ in range(made.batches.updates_per_epoch):
         batch = exact(next(made.batches), made.batches.layout)
         found, expected = engine.step(batch, 1e-3), host.step(batch, 1e-3)
         assert found.metrics == pytest.approx(expected.metrics, rel=1e-12, abs=1e-12)
-        whole += bool(batch["input_mask"].any(axis=1).all())
-    # The last update has rows without a sequence, and the same program makes it.
-    assert not batch["input_mask"].any(axis=1).all() and whole
+        with_empty_rows += not batch["input_mask"].any(axis=1).all()
+    # One program makes updates with and without rows that have no sequence.
+    assert with_empty_rows or made.batches.layout.rows * made.batches.updates_per_epoch == len(made.task.packs)
     assert relative_error(weights(engine), weights(host)) <= 1e-12 < 1e-4 < relative_error(weights(host), before)
     # Predicted before training and after it: by one program for all batches, with the weights as they are.
     answers.append(predictions(made, host))
