@@ -284,7 +284,7 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
     if not note.exists():  # a cluster may run a finished task again
         documents = list(read_text(task.work, task.part, task.text))
         vocabulary = _vocabulary_of(task)
-        tokenised = tokenise(documents, vocabulary)
+        tokenised = tokenise(documents, vocabulary, task.options)
         sequences = make_examples(tokenised, vocabulary, task.options, task.part)
         unknown = 0
         if vocabulary.unknown is not None:

@@ -280,7 +280,8 @@ def _cut(name: str, lines: Iterable[str]) -> Iterator[Document]:
     part: List[str] = []
     size = 0
     continues = False
-    for line in lines:
+    # Also U+0085, U+2028, U+2029 and form feeds end a line.
+    for line in chain.from_iterable(map(str.splitlines, lines)):
         line = line.strip()
         if not line:
             continue
@@ -357,8 +358,20 @@ _ABBREVIATIONS = frozenset(
         "approx dept est e.g i.e viz u.s u.k"
     ).split()
 )
+# Marks of other scripts that end a sentence whatever follows (Unicode's Sentence_Terminal, without . ! ? of Latin
+# scripts, and the shad of Tibetan): Greek, Armenian, Arabic, Syriac, N'Ko, Indic, Myanmar, Ethiopic, Khmer, Mongolian,
+# and full-width ones.
+_STOPS = (
+    "\u037e\u0589\u061d-\u061f\u06d4\u0700-\u0702\u07f9\u0964\u0965\u0df4\u0f0d\u0f0e\u104a\u104b\u1362\u1367\u1368\u166e"
+    "\u17d4\u17d5\u1803\u1809\u1944\u1945\u1b5a\u1b5b\u1c3b\u1c3c\u1c7e\u1c7f\u203c\u203d\u2047-\u2049\u3002\ua4ff\ua60e"
+    "\ua6f3\ua6f7\ua876\ua877\ua8ce\ua8cf\ua9c8\ua9c9\uaa5d-\uaa5f\uaaf0\uaaf1\uabeb\ufe52\ufe56\ufe57\uff01\uff0e\uff1f\uff61"
+)
+_CLOSING = "\"')\\]\u00bb\u201d\u2019\u3009\u300b\u300d\u300f\u3011\uff09\uff63"
 _SENTENCE_END = re.compile(
-    r"[.!?]+[\"')\]\u201d\u2019]*(?P<gap>\s+)(?=[\"'(\[\u201c\u2018]*[^\Wa-z_])|(?<=[\u3002\uff01\uff1f])(?P<none>)(?=.)"
+    # . ! ? before white space and a capital, a digit, or a letter of a script without capitals
+    rf"[.!?]+[{_CLOSING}]*(?P<gap>\s+)(?=[\"'(\[\u201c\u2018]*[^\Wa-z_])"
+    # a stop of another script; the full-width full stop is also a decimal point
+    rf"|(?:[{_STOPS}]|(?<=[\u0370-\u03ff\u1f00-\u1fff]);)[{_STOPS}.!?;]*(?<!\uff0e(?=\d))[{_CLOSING}]*(?P<none>)(?=[^{_STOPS}.!?;{_CLOSING}])"
 )
 _LAST_WORD = re.compile(r"(?:\w|\.(?=\w))+$")
 
@@ -366,8 +379,8 @@ _LAST_WORD = re.compile(r"(?:\w|\.(?=\w))+$")
 def split_sentences(line: str) -> List[str]:
     """Split a paragraph into sentences.
 
-    One ends after . ! ? and closing quotes, where white space and a capital or a digit follow, but not after an
-    abbreviation or an initial; and after each full-width mark.
+    A sentence ends after . ! ? and closing quotes if white space and a capital or a digit follow, but not after an
+    abbreviation or an initial; and after each stop of another script, such as the danda or a full-width mark.
     """
     sentences, start = [], 0
     for match in _SENTENCE_END.finditer(line):

@@ -1,17 +1,21 @@
 """Documents to BERT pre-training examples, by the reference procedure (Devlin et al. 2019, and its published code).
 
 Sentences of a document are collected up to a target length and cut in two at random. Half of the second parts are
-replaced by text from another document (label 1); the replaced sentences go into the next example. Both parts are
-trimmed to fit. 15 % of the tokens are masked: 80 % of these become [MASK], 10 % stay, 10 % become a random token. With
-whole-word masking the pieces of a word are chosen together, or none of them. The loop over sentences works on integers;
-everything that concerns tokens is vectorised.
+replaced by text from another document (label 1); the replaced sentences go into the next example. 15 % of the tokens
+are masked: 80 % of these become [MASK], 10 % stay, 10 % become a random token. With whole-word masking the pieces of a
+word are chosen together, or none of them. The loop over examples works on integers; everything that concerns tokens is
+vectorised.
+
+Two steps differ from the published code, so that every pass uses every token of every document. What does not fit an
+example begins the next one (the published code throws it away), and long sentences are cut into pieces at words.
 """
 
 from __future__ import annotations
 
 import random
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import List, Sequence, Tuple
+from typing import Any, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -24,6 +28,8 @@ _MASKED = 0.8
 _MASKED_OR_KEPT = 0.9
 # Tokens whose masks are chosen at a time: they fit the processor's cache. All of a part at once take 1.9 times as long.
 _BLOCK = 1 << 16
+# Long sentences that are tokenised again at a time, to cut them at words.
+_LONG_SENTENCES = 64
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,8 @@ class ExampleOptions:
 class _TokenisedDocuments:
     """Documents as token ids; no sentence and no document is empty.
 
-    ids: all tokens, flat, int32. sentence_ends: the token after each sentence. document_ends: the sentence after each
-    document.
+    ids: all tokens, flat, int32. sentence_ends: the token after each sentence, or piece of a long one. document_ends:
+    the sentence after each document.
     """
 
     ids: np.ndarray
@@ -65,8 +71,14 @@ class _TokenisedDocuments:
     document_ends: List[int]
 
 
-def tokenise(documents: Sequence[Document], vocabulary: AnyVocabulary) -> _TokenisedDocuments:
-    """Cut documents into sentences and sentences into tokens; a sentence without tokens is left out."""
+def tokenise(
+    documents: Sequence[Document], vocabulary: AnyVocabulary, options: ExampleOptions
+) -> _TokenisedDocuments:
+    """Cut documents into sentences, and sentences into tokens.
+
+    A sentence without tokens is left out; a sentence of more than half an example's tokens is cut into pieces.
+    """
+    most = _most_tokens(vocabulary, options)
     sentences: List[str] = []
     counts: List[int] = []  # sentences of each document
     for document in documents:
@@ -76,12 +88,48 @@ def tokenise(documents: Sequence[Document], vocabulary: AnyVocabulary) -> _Token
         counts.append(len(sentences) - before)
 
     ids, lengths = vocabulary.encode(sentences)
-    has_tokens = lengths > 0
-    document_of_sentence = np.repeat(np.arange(len(counts)), counts)[has_tokens]
-    kept = np.bincount(document_of_sentence, minlength=len(counts))
-    sentence_ends = np.cumsum(lengths[has_tokens])
-    document_ends = np.cumsum(kept[kept > 0])
+    pieces = (lengths > 0).astype(np.int64)
+    ends = np.cumsum(lengths)
+    all_ends = [ends[pieces > 0]]
+    long = np.flatnonzero(lengths > most // 2)
+    # In blocks, as in `encode`.
+    for block in np.split(long, range(_LONG_SENTENCES, len(long), _LONG_SENTENCES)):
+        encodings = vocabulary.cut([sentences[number] for number in block])
+        for number, encoding in zip(block, encodings):
+            inner_ends = _inner_ends(encoding, max(1, most // 4))
+            pieces[number] += len(inner_ends)
+            all_ends.append(ends[number] - lengths[number] + inner_ends)
+    sentence_ends = np.sort(np.concatenate(all_ends))
+    document_of_sentence = np.repeat(np.arange(len(counts)), counts)
+    kept = np.bincount(document_of_sentence, weights=pieces, minlength=len(counts))
+    document_ends = np.cumsum(kept[kept > 0].astype(np.int64))
     return _TokenisedDocuments(ids, sentence_ends.tolist(), document_ends.tolist())
+
+
+def _most_tokens(vocabulary: AnyVocabulary, options: ExampleOptions) -> int:
+    """Return the most tokens of A and B together. ValueError if they have no room."""
+    special = len(vocabulary.pair.tokens)
+    most = options.max_sequence_length - special
+    if most < 2:
+        raise ValueError(
+            f"max_sequence_length is {options.max_sequence_length}; the tokenizer adds {special} special tokens to a "
+            f"pair of texts, so it must be at least {special + 2}"
+        )
+    return most
+
+
+def _inner_ends(encoding: Any, length: int) -> np.ndarray:
+    """Return the ends of all pieces of a sentence but the last, int64.
+
+    The pieces are about `length` tokens long, less than twice that, and end between words unless a word is longer.
+    """
+    words = np.array(encoding.word_ids)
+    number = -(-len(words) // length)
+    even_ends = np.arange(1, number) * len(words) // number
+    word_starts = np.append(0, np.flatnonzero(words[1:] != words[:-1]) + 1)
+    last_starts = word_starts[np.searchsorted(word_starts, even_ends, side="right") - 1]
+    begins_in_piece = last_starts > np.append(0, even_ends)[:-1]
+    return np.where(begins_in_piece, last_starts, even_ends)
 
 
 def masked_count(
@@ -97,66 +145,72 @@ def _segment_pairs(
 ) -> np.ndarray:
     """Draw the examples of a pass, int64 [examples, 5]: start and length of A and of B (in ids), label.
 
-    most: tokens of A and B together.
+    most: tokens of A and B together. All A and all B of label 0 together are the text, each token once.
     """
-    sentence_starts = [0] + documents.sentence_ends
+    starts = [0] + documents.sentence_ends
     document_starts = [0] + documents.document_ends
-    count = len(documents.document_ends)
+    others = _OtherDocuments.of(documents)
     pairs: List[Tuple[int, int, int, int, int]] = []
-    for number in range(count):
-        last = document_starts[number + 1]
+    for number, last in enumerate(documents.document_ends):
         target = most
         if rng.random() < options.short_sequence_probability:
             target = rng.randint(2, most)
-        first = sentence = document_starts[number]
-        while sentence < last:
-            begin = sentence_starts[first]
-            if sentence < last - 1 and sentence_starts[sentence + 1] - begin < target:
-                sentence += 1
+        first = document_starts[number]
+        begin = starts[first]
+        while first < last:
+            # The text from `begin`, in sentence `first`, to the end of the sentence that reaches the target.
+            chunk_end = min(bisect_left(starts, begin + target, first + 1), last)
+            second = first + 1
+            if chunk_end > second:
+                second = first + rng.randint(1, chunk_end - first - 1)
+            cut = starts[second]
+            length = cut - begin
+            if chunk_end == first + 1 or rng.random() < 0.5:
+                sentence, last_of_other = others.draw(number, rng)
+                other_begin = starts[sentence]
+                end = bisect_left(starts, other_begin + target - length, sentence + 1)
+                other_length = starts[min(end, last_of_other)] - other_begin
+                pairs.append((begin, length, other_begin, min(other_length, most - length), 1))
+                first = second
+                begin = cut
                 continue
-            # Sentences first..sentence are the collected chunk; A ends before sentence `cut`.
-            cut = first + 1
-            if sentence > first:
-                cut = first + rng.randint(1, sentence - first)
-            length = sentence_starts[cut] - begin
-            if sentence == first or rng.random() < 0.5:
-                # Ten tries to find another document, as in the reference; a single document is paired with itself.
-                for _ in range(10):
-                    other = rng.randint(0, count - 1)
-                    if other != number:
-                        break
-                other_end = document_starts[other + 1]
-                start = rng.randint(document_starts[other], other_end - 1)
-                other_begin = sentence_starts[start]
-                end = start + 1
-                while end < other_end and sentence_starts[end] - other_begin < target - length:
-                    end += 1
-                pairs.append((begin, length, other_begin, sentence_starts[end] - other_begin, 1))
-                first = sentence = cut
-            else:
-                second_begin = sentence_starts[cut]
-                second_length = sentence_starts[sentence + 1] - second_begin
-                pairs.append((begin, length, second_begin, second_length, 0))
-                first = sentence = sentence + 1
+            end = min(starts[chunk_end], begin + most)
+            pairs.append((begin, length, cut, end - cut, 0))
+            # What does not fit begins the next example.
+            first = chunk_end if end == starts[chunk_end] else chunk_end - 1
+            begin = end
     return np.array(pairs, dtype=np.int64).reshape(-1, 5)
 
 
-def _trim(pairs: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
-    """Cut the pairs A and B to `most` tokens together, one token at a time from a random end of the longer part."""
-    a = pairs[:, 1].copy()
-    b = pairs[:, 3].copy()
-    excess = np.maximum(a + b - most, 0)
-    # The longer part loses a token at a time (B where equal): first the difference, then both in turns, B first.
-    from_longer = np.minimum(excess, np.abs(a - b))
-    in_turns = excess - from_longer
-    cut_a = np.where(a > b, from_longer, 0) + in_turns // 2
-    cut_b = np.where(a > b, 0, from_longer) + (in_turns + 1) // 2
-    trimmed = pairs.copy()
-    trimmed[:, 0] += rng.binomial(cut_a, 0.5)
-    trimmed[:, 1] -= cut_a
-    trimmed[:, 2] += rng.binomial(cut_b, 0.5)
-    trimmed[:, 3] -= cut_b
-    return trimmed
+class _OtherDocuments(NamedTuple):
+    """The documents from which random second segments are drawn."""
+
+    sentences: List[int]  # the first of each document, and the number of all
+    tokens: List[int]  # the first of each document, and the number of all
+
+    @classmethod
+    def of(cls, documents: _TokenisedDocuments) -> _OtherDocuments:
+        """Return all documents of a part."""
+        ends = [0] + documents.sentence_ends
+        sentences = [0] + documents.document_ends
+        return cls(sentences, [ends[sentence] for sentence in sentences])
+
+    def draw(self, number: int, rng: random.Random) -> Tuple[int, int]:
+        """Draw a sentence of another document than `number`; return it, and the end of its document.
+
+        A document is drawn by its tokens, so that long and short documents keep their proportions. A single document is
+        paired with itself.
+        """
+        own_begin, own_end = self.tokens[number : number + 2]
+        of_others = self.tokens[-1] - (own_end - own_begin)
+        other = number
+        if of_others:
+            token = rng.randrange(of_others)
+            if token >= own_begin:
+                token += own_end - own_begin
+            other = bisect_right(self.tokens, token) - 1
+        end = self.sentences[other + 1]
+        return rng.randint(self.sentences[other], end - 1), end
 
 
 def _mask(
@@ -258,13 +312,7 @@ def make_examples(
 
     part: the number of this block of documents in the corpus; with the seed it decides every random choice.
     """
-    special = len(vocabulary.pair.tokens)
-    most = options.max_sequence_length - special
-    if most < 2:
-        raise ValueError(
-            f"max_sequence_length is {options.max_sequence_length}; the tokenizer adds {special} special tokens to a "
-            f"pair of texts, so it must be at least {special + 2}"
-        )
+    most = _most_tokens(vocabulary, options)
     passes = []
     for repetition in range(options.duplication_factor):
         if not documents.document_ends:
@@ -272,8 +320,7 @@ def make_examples(
         rng = np.random.default_rng([options.seed, part, repetition])
         draws = random.Random(f"{options.seed} {part} {repetition}")
         pairs = _segment_pairs(documents, most, options, draws)
-        trimmed = _trim(pairs, most, rng)
-        passes.append(_with_masks(documents, trimmed, vocabulary, options, rng))
+        passes.append(_with_masks(documents, pairs, vocabulary, options, rng))
     return Sequences.concatenate(passes) if passes else Sequences.from_examples([])
 
 
@@ -305,7 +352,7 @@ def _with_masks(
             special.append(begin + offset)
     inside = np.zeros(len(ids), dtype=bool)
     if options.whole_word_masking:
-        # The rest of a word that trimming left at the beginning of a part is a word of its own.
+        # At the beginning of a part, the rest of a word that another example begins is a word of its own.
         inside = vocabulary.continues[ids]
         inside[a_begin] = inside[b_begin] = False
     places = np.concatenate(special)

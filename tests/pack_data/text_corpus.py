@@ -40,7 +40,7 @@ def write_corpus(folder: Path, documents: int = 60, seed: int = 0) -> Path:
 
 def examples_of(documents, vocabulary, options, part=0):
     """Text to examples."""
-    return make_examples(tokenise(documents, vocabulary), vocabulary, options, part)
+    return make_examples(tokenise(documents, vocabulary, options), vocabulary, options, part)
 
 
 def words_of(example: Example, tokens: Sequence[str]) -> List[List[int]]:

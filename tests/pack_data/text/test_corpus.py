@@ -160,6 +160,8 @@ ONE = "First.\nSecond.\n"
         ("a.txt.bz2", bz2.compress(ONE.encode())),
         ("wiki_00", json.dumps({"id": "7", "text": ONE}).encode()),
         ("part.0001", ONE.encode()),
+        ("a.txt", "First.\u2028\u2029Second.".encode()),
+        ("a.json", json.dumps({"text": "First.\x85 \fSecond.\r"}, ensure_ascii=False).encode()),
     ],
 )
 def test_names_in_capitals_marks_of_byte_order_and_numbered_names(tmp_path, name, content):
@@ -435,6 +437,16 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         ("version 3.11 of os.path, e.g. This one", ["version 3.11 of os.path, e.g. This one"]),
         ("你好。世界！", ["你好。", "世界！"]),
         ("Was ist? Änderung.", ["Was ist?", "Änderung."]),
+        ("\u300c你好。\u300d他说！？", ["\u300c你好。\u300d", "他说！？"]),
+        ("３．１４です\uff61はい", ["３．１４です\uff61", "はい"]),
+        ("\u0915\u0964 \u0916\u0965\u0917", ["\u0915\u0964", "\u0916\u0965", "\u0917"]),
+        ("\u0627\u061f \u0628\u06d4 \u062c", ["\u0627\u061f", "\u0628\u06d4", "\u062c"]),
+        (
+            "\u03c4\u03b9; \u03bd\u03b1\u03b9\u037e \u03cc\u03c7\u03b9",
+            ["\u03c4\u03b9;", "\u03bd\u03b1\u03b9\u037e", "\u03cc\u03c7\u03b9"],
+        ),
+        ("\u1200\u1362 \u1201\u1367 \u1202", ["\u1200\u1362", "\u1201\u1367", "\u1202"]),
+        ("He came; she left.", ["He came; she left."]),
         ("   ", []),
     ],
 )

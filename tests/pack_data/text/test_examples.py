@@ -2,9 +2,11 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pack_data.text.corpus import Document
-from pack_data.text.examples import ExampleOptions, _trim, masked_count, tokenise
+from pack_data.text.corpus import Document, _cut
+from pack_data.text.examples import ExampleOptions, _inner_ends, masked_count, tokenise
 from pack_data.text.vocabulary import train_vocabulary
 from tests.pack_data.text_corpus import document, examples_of
 
@@ -65,25 +67,20 @@ def test_shares_of_masking_and_of_random_segments():
 
 
 def test_label_0_means_the_text_goes_on_and_1_that_it_does_not():
-    """With label 0, A + B is a run of the document (cut at its outer ends, or where both were trimmed); with 1 only B's
-    own document has it."""
-    tokenised = tokenise(DOCUMENTS, VOCABULARY)
-    text = " ".join(map(str, tokenised.ids.tolist())) + " "
+    """With label 0, A + B is a run of the document; with 1, B is a run of another document."""
+    text = " ".join(map(str, tokenise(DOCUMENTS, VOCABULARY, OPTIONS).ids.tolist())) + " "
     real = random_ones = 0
     for example in EXAMPLES.to_examples():
         ids = restored(example)
-        a, b = ids[1 : example.first_segment_length - 1], ids[example.first_segment_length : -1]
-        run = " ".join(map(str, a + b)) + " "
+        a = ids[1 : example.first_segment_length - 1]
+        b = ids[example.first_segment_length : -1]
         for part in (a, b):
             assert " ".join(map(str, part)) + " " in text
-        if len(ids) < 128 and len(a) + len(b) > 12:
-            found = run in text
-            assert found or example.next_sentence_label
-            real, random_ones = (
-                real + (not example.next_sentence_label),
-                random_ones + (example.next_sentence_label and not found),
-            )
-    assert real > 20 and random_ones > 20
+        found = " ".join(map(str, a + b)) + " " in text
+        assert found or example.next_sentence_label
+        real += not example.next_sentence_label
+        random_ones += not found
+    assert real > 200 and random_ones > 200
 
 
 def test_the_same_seed_gives_the_same_examples_and_passes_differ():
@@ -98,36 +95,79 @@ def test_the_same_seed_gives_the_same_examples_and_passes_differ():
     assert four[: len(one)] == one and four[len(one) : 2 * len(one)] != one
 
 
-def test_without_short_targets_every_token_of_the_first_pass_is_used():
-    """Each sentence is in A or real B, or was set free and used by the next example: no text is dropped between
-    examples."""
-    options = ExampleOptions(100_000, 20, duplication_factor=1, short_sequence_probability=0.0)
-    examples = examples_of(DOCUMENTS, VOCABULARY, options)
-    labels, firsts = examples.scalars["next_sentence_labels"], examples.scalars["first_segment_lengths"]
-    used = int((firsts - 2).sum() + (examples.lengths - firsts - 1)[labels == 0].sum())
-    assert used == len(tokenise(DOCUMENTS, VOCABULARY).ids)
+SCRIPTS = {
+    "Latin": ("word", "other", "."),
+    "Hindi": ("\u0936\u092c\u0926", "\u092a\u0920", "\u0964"),
+    "Urdu": ("\u0644\u0641\u0638", "\u062d\u0631\u0641", "\u06d4"),
+    "Greek": ("\u03bb\u03b5\u03be\u03b7", "\u03bd\u03b1\u03b9", ";"),
+    "Chinese": ("\u5b57", "\u6587", "\u3002"),
+    "Thai": ("\u0e04\u0e33" * 20, "\u0e04", ""),
+}
+SEPARATORS = (" ", "\n", "\u2028", "\u2029", "\x85", "\f")
+OF_ALL_SCRIPTS = train_vocabulary([Document("", ["".join(SCRIPTS["Thai"]), *map(" ".join, SCRIPTS.values())])], 200)
 
 
-def reference_trim(a, b, most):
-    """Token by token, as published: from the longer one, from B where equal."""
-    while a + b > most:
-        if a > b:
-            a -= 1
-        else:
-            b -= 1
-    return a, b
+@st.composite
+def texts(draw):
+    """A text of one script: any number of words, with few stops or none, in one line or many."""
+    word, other, stop = SCRIPTS[draw(st.sampled_from(sorted(SCRIPTS)))]
+    separator = draw(st.sampled_from(SEPARATORS))
+    words = draw(st.lists(st.sampled_from([word, other]), min_size=1, max_size=draw(st.sampled_from([5, 300]))))
+    words_of_sentence = draw(st.sampled_from([1, 7, 1000]))
+    for place in range(0, len(words), words_of_sentence):
+        words[place] += stop
+    return separator.join(words)
 
 
-def test_trimming_equals_token_by_token():
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(1, 60, (500, 2))
-    pairs = np.stack([np.zeros(500, int), lengths[:, 0], np.zeros(500, int), lengths[:, 1], np.zeros(500, int)], axis=1)
-    trimmed = _trim(pairs, 40, rng)
-    assert trimmed[:, [1, 3]].tolist() == [list(reference_trim(a, b, 40)) for a, b in lengths.tolist()]
-    # Both ends are cut, and nothing outside the segment is used.
-    assert (trimmed[:, 0] + trimmed[:, 1] <= lengths[:, 0]).all() and 0 < trimmed[:, 0].sum() < (
-        lengths[:, 0] - trimmed[:, 1]
-    ).sum()
+@given(st.lists(texts(), min_size=1, max_size=4), st.integers(5, 64), st.integers(1, 3), st.integers(0, 9))
+def test_every_pass_uses_every_token_once(found, length, passes, seed):
+    """Text without punctuation, of other scripts, in one line, one word a line: the A and the real B are the text."""
+    parts = [part for number, text in enumerate(found) for part in _cut(str(number), [text])]
+    options = ExampleOptions(length, 20, duplication_factor=passes, seed=seed)
+    as_one_line = [" ".join(text.split()) for text in found]
+    ids = OF_ALL_SCRIPTS.encode(as_one_line)[0].tolist()
+    used = []
+    for example in examples_of(parts, OF_ALL_SCRIPTS, options).to_examples():
+        assert len(example.input_ids) <= length
+        tokens = restored(example)
+        used += tokens[1 : example.first_segment_length - 1]
+        if not example.next_sentence_label:
+            used += tokens[example.first_segment_length : -1]
+    assert used == ids * passes
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 20))
+def test_pieces_of_a_long_sentence_end_between_words(sizes, length):
+    class Encoding:
+        word_ids = np.repeat(np.arange(len(sizes)), sizes).tolist()
+
+    ends = [0, *_inner_ends(Encoding, length).tolist(), sum(sizes)]
+    assert all(0 < end - begin < 2 * length or length == end - begin == 1 for begin, end in zip(ends, ends[1:]))
+    if max(sizes) <= length // 2:
+        assert set(ends) <= {0, *np.cumsum(sizes).tolist()}
+
+
+def test_no_example_of_a_long_line_is_shorter_than_those_of_sentences():
+    """Twenty documents of 3,000 words in one line: half of the second segments are random, and rows are full."""
+    rng = random.Random(5)
+    found = [Document("", [" ".join(rng.choice(["word", "other"]) for _ in range(3000))]) for _ in range(20)]
+    examples = examples_of(found, OF_ALL_SCRIPTS, OPTIONS)
+    assert 0.45 < examples.scalars["next_sentence_labels"].mean() < 0.6
+    assert np.mean(examples.lengths == 128) > 0.75
+
+
+def test_short_and_long_documents_keep_their_proportions():
+    """A token of a short document is in the examples about as often as one of a long document (it was 9 times that)."""
+    rng = random.Random(5)
+    short = [Document("", ["word " * 15]) for _ in range(50)]
+    long = [Document("", ["other " * rng.randint(5, 15) for _ in range(400)]) for _ in range(10)]
+    vocabulary = train_vocabulary(short + long, 100)
+    ids = [
+        token for example in examples_of(short + long, vocabulary, OPTIONS).to_examples() for token in restored(example)
+    ]
+    text = " ".join(line for found in short + long for line in found.lines).split()
+    of_short, of_long = (ids.count(vocabulary.ids[word]) / text.count(word) for word in ("word", "other"))
+    assert 0.6 < of_short / of_long < 1.2
 
 
 def test_the_number_of_masked_tokens():
@@ -137,7 +177,7 @@ def test_the_number_of_masked_tokens():
 
 def test_a_random_segment_fills_its_example_or_ends_with_its_document():
     options = ExampleOptions(128, 20, duplication_factor=1, short_sequence_probability=0.0, seed=2)
-    tokens = tokenise(DOCUMENTS, VOCABULARY)
+    tokens = tokenise(DOCUMENTS, VOCABULARY, options)
     ends = [([0] + tokens.sentence_ends)[end] for end in tokens.document_ends]
     texts = [tokens.ids[begin:end].tolist() for begin, end in zip([0] + ends, ends)]
     short = full = 0

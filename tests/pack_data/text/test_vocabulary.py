@@ -13,7 +13,7 @@ from pack_data.building.command import BuildOptions, build
 from pack_data.building.verify import verify
 from pack_data.text import vocabulary as vocabulary_module
 from pack_data.text.corpus import Document
-from pack_data.text.examples import ExampleOptions, make_examples, tokenise
+from pack_data.text.examples import ExampleOptions
 from pack_data.text.vocabulary import (
     SPECIAL_TOKENS,
     TOKENIZER,
@@ -24,7 +24,7 @@ from pack_data.text.vocabulary import (
     load_vocabulary,
     train_vocabulary,
 )
-from tests.pack_data.text_corpus import write_corpus
+from tests.pack_data.text_corpus import examples_of, write_corpus
 from tests.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("small_parts")
@@ -258,7 +258,7 @@ def test_special_tokens_are_those_that_the_post_processor_adds(content, single, 
     assert TokenizerFile(tokenizer.as_packed()).pair == tokenizer.pair
 
     texts = [Document("", ["a a a", "b b", "a"]), Document("", ["b b b b", "a b"])]
-    made = make_examples(tokenise(texts, tokenizer), tokenizer, ExampleOptions(24, 1, duplication_factor=20))
+    made = examples_of(texts, tokenizer, ExampleOptions(24, 1, duplication_factor=20))
     examples = made.to_examples()
     assert len(examples) > 40
     for example in examples:
