@@ -59,15 +59,18 @@ class InOneProcess:
     def __init__(self, batch_sampler, num_workers, prefetch_factor):
         self.batch_sampler, self.num_workers, self.prefetch_factor = batch_sampler, num_workers, prefetch_factor
 
+    def __len__(self):
+        return len(self.batch_sampler)
+
     def __iter__(self):
-        return Requests(self)
+        iter(self.batch_sampler)
+        return Requests(iter(self.batch_sampler), self.num_workers * self.prefetch_factor)
 
 
 class Requests:
-    def __init__(self, loader):
-        iter(loader.batch_sampler)
-        self.source, self.waiting = iter(loader.batch_sampler), []
-        for _ in range(loader.num_workers * loader.prefetch_factor):
+    def __init__(self, source, in_advance):
+        self.source, self.waiting = source, []
+        for _ in range(in_advance):
             self.request()
 
     def request(self):
@@ -77,14 +80,14 @@ class Requests:
         return self
 
     def __next__(self):
+        self.request()
         if not self.waiting:
             raise StopIteration
-        self.request()
         return self.waiting.pop(0)
 
 
 def loader_of(sampler: Any, workers: int) -> Any:
-    return InOneProcess(sampler, workers, 2) if workers else sampler
+    return sampler.counted(InOneProcess(sampler, workers, 2) if workers else sampler)
 
 
 # ---- samplers

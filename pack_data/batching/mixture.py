@@ -3,7 +3,8 @@
     mixture = PackMixture([PackDataset("data/web"), PackDataset("data/code")], weights=[3, 1], seed=1)
     batches = mixture.batches(64, rank=rank, ranks=8)                      # 64 rows an update, 8 of them on each rank
     loader = DataLoader(mixture, batch_sampler=batches, collate_fn=mixture.collate, num_workers=4)
-    state = batches.state_dict()                                           # save it; batches(..., state=state) goes on
+    for batch in batches.counted(loader):
+        state = batches.state_dict()                                       # save it; batches(..., state=state) goes on
 
 The order is not kept in memory: the row at any place is computed directly, for any number of rows.
 """
@@ -209,7 +210,7 @@ class PackMixture:
 class MixedBatches(DeliveredBatches):
     """The batches of one rank of a mixture, without end, from `PackMixture.batches`.
 
-    A new iteration continues after the last batch that the DataLoader delivered, whatever its workers had read in
+    A loop over `counted(loader)` continues after the last batch that the former loop got, whatever workers had read in
     advance. `len` is the number of updates in an epoch of `len(mixture)` rows.
 
     Args:
@@ -224,7 +225,7 @@ class MixedBatches(DeliveredBatches):
         self._rows = rows
         self._rank = rank
         self._share = rows // ranks
-        self._first_place = 0  # of the latest iteration
+        self._first_place = 0
 
     @property
     def _place(self) -> int:
@@ -235,6 +236,7 @@ class MixedBatches(DeliveredBatches):
         return -(-len(self._mixture) // self._rows)
 
     def __next__(self) -> List[int]:
+        self._check_idle()
         batch = self._batch(self._place)
         self._go_to(self._place + self._rows)
         return batch
@@ -244,6 +246,9 @@ class MixedBatches(DeliveredBatches):
 
         Returns:
             Plain values, the same on every rank.
+
+        Raises:
+            ValueError: a loop took batches without counting them, so that the place is not known.
         """
         return self._mixture.state_at(self._place)
 
@@ -254,8 +259,9 @@ class MixedBatches(DeliveredBatches):
             state: from `state_dict` or `PackMixture.state_at`, taken with any number of rows and ranks.
 
         Raises:
-            ValueError: the state is of other data sets, or of other weights or another seed.
+            ValueError: the state is of other data sets, or of other weights or another seed, or a loop is under way.
         """
+        self._check_idle()
         mixture = self._mixture.identity
         mixture_of_state = state.get("mixture")
         if mixture_of_state != mixture:
@@ -267,11 +273,16 @@ class MixedBatches(DeliveredBatches):
 
     def _go_to(self, place: int) -> None:
         self._first_place = place
-        self._reading = None
+        self._forget()
 
-    def _begin(self) -> Iterator[List[int]]:
+    def _go_on(self) -> None:
         self._go_to(self._place)
+
+    def _batches(self) -> Iterator[List[int]]:
         return map(self._batch, itertools.count(self._first_place, self._rows))
+
+    def _state_after(self, state: Mapping[str, Any], batches: int) -> Dict[str, Any]:
+        return self._mixture.state_at(state["place"] + batches * self._rows)
 
     def _batch(self, place: int) -> List[int]:
         first = place + self._rank * self._share

@@ -52,18 +52,22 @@ class _EpochSampler(DeliveredBatches):
         if epoch != self._epoch:
             self._plan = self._planned(epoch)
         self._epoch = epoch
-        self._first_step = step  # of the latest iteration
-        self._reading = None
+        self._first_step = step
+        self._forget()
+
+    @property
+    def _batches_per_step(self) -> int:
+        return self._ranks if self.rank is None else 1
 
     @property
     def _step(self) -> int:
-        """Steps of this epoch that were delivered."""
-        batches_per_step = self._ranks if self.rank is None else 1
-        return self._first_step + self._delivered // batches_per_step
+        """Steps of this epoch that were delivered; ValueError if it is not known."""
+        return self._first_step + self._delivered // self._batches_per_step
 
     @property
     def epoch(self) -> int:
         """Number of the epoch of the next batch, from 0."""
+        self._settle()
         return self._epoch
 
     @property
@@ -73,29 +77,49 @@ class _EpochSampler(DeliveredBatches):
 
     def __len__(self) -> int:
         """Return the number of batches of this epoch, the same on each rank; after the last one, of the next epoch."""
-        return self._plan.steps * (self._ranks if self.rank is None else 1)
+        self._settle()
+        return self._plan.steps * self._batches_per_step
 
     def __iter__(self) -> Iterator[List[int]]:
-        """Yield the batches of this epoch that were not delivered yet; after its last one, those of the next epoch.
+        """Yield the batches of this epoch from the place on; after its last one, those of the next epoch.
 
         A last batch is empty if fewer examples than ranks are left.
         """
         return super().__iter__()
 
-    def _begin(self) -> Iterator[List[int]]:
-        if not self._pending and not self._plan.has(self._step):
-            self._go_to(self._epoch + 1, 0)
+    def _go_on(self) -> None:
+        step = self._step
+        if self._plan.has(step):
+            self._go_to(self._epoch, step)
         else:
-            self._go_to(self._epoch, self._step)
-        self._pending = False
-        return self._batches(self._plan, self._first_step)
+            self._end()
 
-    def _batches(self, plan: Any, step: int) -> Iterator[List[int]]:
+    def _batches(self) -> Iterator[List[int]]:
+        self._pending = False
+        return self._batches_from(self._plan, self._first_step)
+
+    def _batches_from(self, plan: Any, step: int) -> Iterator[List[int]]:
         ranks = range(self._ranks) if self.rank is None else (self.rank,)
         while plan.has(step):
             for rank in ranks:
                 yield self._numbers(plan, step, rank)
             step += 1
+
+    def _batches_of_one(self, loader: Any) -> int:
+        """Return 1, or the number of ranks if the loader deals the batches of all ranks to them, as Accelerate does."""
+        if self.rank is not None or self._ranks == 1:
+            return 1
+        batches = len(self)
+        for batches_of_one in (1, self._ranks):
+            if len(loader) * batches_of_one == batches:
+                return batches_of_one
+        raise ValueError(
+            f"counted: the loader has {len(loader)} batches, the sampler {batches} of {self._ranks} ranks; pass a "
+            "loader of all of them or of each rank's, or use state_at"
+        )
+
+    def _state_after(self, state: Mapping[str, Any], batches: int) -> Dict[str, Any]:
+        return {**state, "step": state["step"] + batches // self._batches_per_step}
 
     def _end(self) -> None:
         self._go_to(self._epoch + 1, 0)
@@ -111,9 +135,6 @@ class _EpochSampler(DeliveredBatches):
                 epochs from 0 again would train on the same batches again.
         """
         epoch = whole_number("epoch", epoch, least=0)
-        if epoch == self._epoch + 1 and not self._plan.has(self._step):
-            # The state was taken at the end of its epoch.
-            self._pending = False
         if self._pending and epoch != self._epoch:
             raise ValueError(
                 f"set_epoch({epoch}) after a state in epoch {self._epoch} was loaded; go on with epoch {self._epoch}, "
@@ -125,12 +146,14 @@ class _EpochSampler(DeliveredBatches):
     def state_dict(self) -> Dict[str, Any]:
         """Return the place of the next batch, and everything that the batches follow from, in plain values.
 
-        The state is the same on every rank; a step counts once all its batches are taken. Batches that the workers of a
-        DataLoader have read in advance are not counted. Accelerate reads batches in advance in its own way: use
-        `state_at` with the number of steps made.
+        The state is the same on every rank; a step counts once all its batches are delivered. Loops over
+        `counted(loader)` count them.
 
         Returns:
             Values for `load_state_dict`.
+
+        Raises:
+            ValueError: a loop took batches without counting them, so that the place is not known.
         """
         return self.state_at(self._epoch, self._step)
 
@@ -147,14 +170,15 @@ class _EpochSampler(DeliveredBatches):
         return {"epoch": epoch, "step": step, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the next iteration at the place of a state.
+        """Continue the next iteration at the place of a state; after the last step, with the next epoch.
 
         Args:
             state: from `state_dict` or `state_at`.
 
         Raises:
-            ValueError: the state was taken with another way, other options or other data.
+            ValueError: the state was taken with another way, other options or other data, or a loop is under way.
         """
+        self._check_idle()
         for name, value in self._identity().items():
             if state.get(name) != value:
                 raise ValueError(
@@ -168,7 +192,10 @@ class _EpochSampler(DeliveredBatches):
             raise ValueError(
                 f"the state is at step {step} of epoch {epoch}, which has {self._plan.steps} steps; pass another state"
             )
-        self._go_to(epoch, step)
+        if step and not self._plan.has(step):
+            self._end()
+        else:
+            self._go_to(epoch, step)
         self._pending = True
 
 
@@ -183,8 +210,8 @@ class IndexBatchSampler(_EpochSampler):
             sampler.set_epoch(epoch)      # begins the epoch anew
             for inputs in loader: ...
 
-    Without set_epoch, a loop that was left early goes on behind the last batch that it got, and a loop that ran to its
-    end is followed by the next epoch.
+    Loop over `sampler.counted(loader)` to save states. Then a loop that was left early is continued by the next one,
+    and a loop that ran to its end is followed by the next epoch.
 
     A number below the number of examples is a whole example of the data set. If examples are cut, by `longer` or by a
     way that breaks them, only `sampler.view(dataset)` can read the numbers.
@@ -281,7 +308,7 @@ class MicroBatchSampler(_EpochSampler):
         loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collator, num_workers=4)
         for epoch in range(3):
             sampler.set_epoch(epoch)
-            batches = iter(loader)
+            batches = iter(sampler.counted(loader))
             for steps in sampler.updates():
                 take_step(model, optimizer, itertools.islice(batches, steps), 1e-5)
 
@@ -319,10 +346,12 @@ class MicroBatchSampler(_EpochSampler):
     def updates(self) -> Iterator[int]:
         """Yield the number of micro-batches of each update of this epoch, from the place of the next batch on.
 
-        After a stop inside an update, the first number is that of its micro-batches that are left.
+        Call it when the loop over the batches begins. After a stop inside an update, the first number is that of its
+        micro-batches that are left.
         """
+        self._settle()
         plan = self._plan
-        step = self._step
+        step = self._first_step + self._counted // self._batches_per_step
         while plan.has(step):
             end = plan.end_of_update(step)
             yield end - step

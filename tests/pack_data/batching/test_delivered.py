@@ -45,18 +45,50 @@ class Numbers:
         return number
 
 
-def in_processes(batch_sampler, workers, prefetched=None):
+def in_processes(batch_sampler, workers, prefetched=None, loader=None):
     options = dict(prefetch_factor=prefetched, persistent_workers=prefetched == 3) if workers else {}
-    return torch_data.DataLoader(
-        Numbers(), batch_sampler=batch_sampler, collate_fn=list, num_workers=workers, **options
+    loader = torch_data.DataLoader if loader is None else loader
+    return loader(Numbers(), batch_sampler=batch_sampler, collate_fn=list, num_workers=workers, **options)
+
+
+class Ahead:
+    """A loader that reads one batch ahead, as Accelerate's does."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __len__(self):
+        return len(self.loader)
+
+    def __iter__(self):
+        batches = iter(self.loader)
+        ahead = list(islice(batches, 1))
+        for batch in batches:
+            yield ahead.pop()
+            ahead.append(batch)
+        yield from ahead
+
+
+def torchdatas(batch_sampler, *workers):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    return in_processes(batch_sampler, *workers, loader=stateful)
+
+
+def accelerates(batch_sampler, *workers):
+    accelerate = pytest.importorskip("accelerate")
+    configuration = accelerate.utils.DataLoaderConfiguration(even_batches=False)
+    prepared = accelerate.Accelerator(cpu=True, dataloader_config=configuration).prepare(
+        in_processes(batch_sampler, *workers)
     )
+    prepared.device = None
+    return prepared
 
 
-def delivered(loader, loops):
+def delivered(sampler, loader, loops):
     """All batches of loops over one loader, each left after so many batches; yielded after each loop."""
     seen = []
     for count in loops:
-        seen += [batch for _, batch in zip(range(count), loader)]
+        seen += islice(sampler.counted(loader), count)
         yield seen
 
 
@@ -64,7 +96,7 @@ def check_mixture(load, loops):
     mixed = mixture()
     expected = list(islice(mixed.batches(4), 40))
     batches = mixed.batches(4)
-    for seen in delivered(load(batches), loops):
+    for seen in delivered(batches, load(batches), loops):
         assert seen == expected[: len(seen)]
         state = json.loads(json.dumps(batches.state_dict()))
         assert state == mixed.state_at(4 * len(seen))
@@ -72,39 +104,130 @@ def check_mixture(load, loops):
     assert len(seen) == sum(loops)
 
 
+def epochs_of(fresh, number=8):
+    return list(chain.from_iterable(list(fresh) for _ in range(number)))
+
+
 def check_sampler(load, loops):
-    fresh, batches = sampler(), sampler()
-    expected = list(chain.from_iterable(list(fresh) for _ in range(8)))
-    for seen in delivered(load(batches), loops):
+    """Each loop ends with its epoch at the latest; a state at its end begins the next epoch."""
+    batches = sampler()
+    expected = epochs_of(sampler())
+    for seen in delivered(batches, load(batches), loops):
         assert seen == expected[: len(seen)]
         again = sampler()
         again.load_state_dict(json.loads(json.dumps(batches.state_dict())))
-        following = list(again) or list(again)
+        following = list(again)
         assert following and following == expected[len(seen) :][: len(following)]
 
 
 @pytest.mark.parametrize("check", [check_mixture, check_sampler])
 @given(
-    in_advance=st.tuples(st.integers(1, 2), st.integers(1, 3)),
+    in_advance=st.tuples(st.integers(0, 2), st.integers(1, 3)),
+    ahead=st.booleans(),
     loops=st.lists(st.integers(0, 7), min_size=1, max_size=4),
 )
-def test_loops_go_on_behind_what_was_delivered(check, in_advance, loops):
-    check(lambda batches: InOneProcess(batches, *in_advance), loops)
+def test_loops_go_on_behind_what_was_delivered(check, in_advance, ahead, loops):
+    wrap = Ahead if ahead else lambda loader: loader
+    check(lambda batches: wrap(InOneProcess(batches, *in_advance)), loops)
 
 
+@pytest.mark.parametrize("load", [in_processes, torchdatas])
 @pytest.mark.parametrize("check", [check_mixture, check_sampler])
 @pytest.mark.parametrize("in_advance", [(0,), (1, 3), (2, 2)])
-def test_loops_over_workers_go_on_behind_what_was_delivered(check, in_advance):
-    check(lambda batches: in_processes(batches, *in_advance), [3, 6, 1])
+def test_loops_over_workers_go_on_behind_what_was_delivered(load, check, in_advance):
+    check(lambda batches: load(batches, *in_advance), [3, 6, 1])
 
 
-def test_an_epoch_of_which_nothing_is_left_ends_when_it_is_read():
+@pytest.mark.parametrize("in_advance", [(0,), (1, 3)])
+def test_accelerates_loader_reads_ahead_of_the_state(in_advance):
+    check_mixture(lambda batches: accelerates(batches, *in_advance), [5, 3])
+    batches = sampler()
+    seen = list(islice(batches.counted(accelerates(batches, *in_advance)), 5))
+    again = sampler()
+    again.load_state_dict(batches.state_dict())
+    assert seen + list(again) == list(sampler())
+
+
+@given(
+    in_advance=st.tuples(st.integers(0, 2), st.integers(1, 3)),
+    ahead=st.booleans(),
+    taken=st.integers(1, 20),
+    endless=st.booleans(),
+)
+def test_a_loop_that_nobody_counts_has_no_state(in_advance, ahead, taken, endless):
+    """It may have read ahead.  Only a loop that requested every batch is followed by another one: the next epoch."""
+    batches = mixture().batches(4) if endless else sampler()
+    loader = InOneProcess(batches, *in_advance)
+    under_way = iter(Ahead(loader) if ahead else loader)
+    seen = list(islice(under_way, taken))
+    for _ in range(2):
+        with refused("state of the sampler", "counted(loader)"):
+            batches.state_dict()
+        under_way = None
+    requested = taken + ahead + in_advance[0] * in_advance[1]
+    if endless or requested <= len(sampler()):
+        with refused("counted(loader)"):
+            list(islice(loader, 1))
+        batches.load_state_dict(mixture().state_at(0) if endless else sampler().state_at(0, 0))
+        assert list(islice(loader, taken)) == seen
+    else:
+        assert list(loader) == epochs_of(sampler(), 2)[len(sampler()) :]
+
+
+@pytest.mark.parametrize("workers", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("taken", [1, 4])
+def test_a_state_is_not_loaded_into_a_loop_under_way(workers, counted, taken):
+    """prime-rl #3299: workers had read ahead from the beginning, and all of it came again."""
+    for batches, state in ((sampler(), sampler().state_at(0, 5)), (mixture().batches(4), mixture().state_at(20))):
+        loader = in_processes(batches, *workers)
+        loop = iter(batches.counted(loader) if counted else loader)
+        list(islice(loop, taken))
+        with refused("under way"):
+            batches.load_state_dict(state)
+        del loop
+        batches.load_state_dict(state)
+        assert batches.state_dict() == state
+
+
+def test_a_second_loop_ends_the_first_one_and_another_loader_is_refused():
+    batches = sampler()
+    expected = list(sampler())
+    first, second = batches.counted(batches), batches.counted(batches)
+    begun = iter(first)
+    assert [next(begun), *islice(second, 2)] == expected[:3]
+    with refused("another loop"):
+        next(begun)
+    assert list(second) == expected[3:] and batches.state_dict() == batches.state_at(1, 0)
+    with refused("does not read this sampler"):
+        list(sampler().counted([[1]]))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("taken", [1, 4])
+def test_batches_of_all_ranks_are_counted_in_steps(shared, taken):
+    """As Accelerate's BatchSamplerShard deals them out, or all in one process."""
+    batches = sampler(2, None)
+
+    class Dealt(list):
+        def __iter__(self):
+            return islice(iter(batches), 1, None, 2)
+
+    loader = Dealt(range(len(batches) // 2)) if shared else batches
+    seen = list(islice(batches.counted(loader), taken))
+    assert seen == (list(sampler(2, 1))[:taken] if shared else list(sampler(2, None))[:taken])
+    assert batches.state_dict()["step"] == (taken if shared else taken // 2)
+    with refused("counted", "3 batches", "2 ranks"):
+        list(batches.counted(range(3)))
+
+
+def test_a_state_at_the_end_of_an_epoch_begins_the_next_one():
     fresh, left = sampler(), sampler()
     first, second = list(fresh), list(fresh)
-    assert list(islice(iter(left), len(left))) == first
+    assert list(islice(left.counted(left), len(left))) == first
     again = sampler()
     again.load_state_dict(left.state_dict())
-    assert list(again) == [] and list(again) == second
+    assert again.epoch == 1 and list(again) == second
 
 
 @pytest.mark.parametrize("missing, goes_on", [(0, True), (1, False)])
@@ -112,7 +235,7 @@ def test_after_a_state_the_next_epoch_begins_only_if_nothing_was_left(missing, g
     """A caller that counts epochs calls set_epoch(epoch + 1) after the last batch; `missing` batches were not taken."""
     fresh, left = sampler(), sampler()
     batches, following = list(fresh), list(fresh)
-    list(islice(iter(left), len(batches) - missing))
+    list(islice(left.counted(left), len(batches) - missing))
     again = sampler()
     again.load_state_dict(left.state_dict())
     if goes_on:
