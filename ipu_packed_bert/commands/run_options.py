@@ -100,7 +100,8 @@ def parse(command: str, argv: Optional[Sequence[str]]) -> argparse.Namespace:
 def train(command: str, argv: Optional[Sequence[str]] = None) -> int:
     """Run `packed-bert pretrain`, `finetune` or `plan`; return the exit status."""
     with joined(instances=instances) as processes:
-        return _train_with(parse(command, argv), processes)
+        processes.status = _train_with(parse(command, argv), processes)
+        return processes.status
 
 
 def _train_with(args: argparse.Namespace, processes: Processes) -> int:

@@ -6,18 +6,17 @@ would wait for hours.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import sys
 import threading
-from functools import partial
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Optional
 
 # Seconds without a beat after which a rank counts as lost: all others have ended two beats later, within 30 s.
 SILENCE = 24.0
 _ROUNDS = 10  # beats in that time
-_LAST = 1.0  # seconds to wait for a beat in progress at the end, as the store may have ended
 _STARTS = 20  # factor of SILENCE before the first beat of a rank, which is still loading
 
 
@@ -46,6 +45,7 @@ class Beats:
 
     Attributes:
         shielded: if True, the error of another rank does not end this one, which saves something or reports an error.
+        status: exit status if the store stops answering; that of the command once its work is done.
 
     Args:
         connect: opens a new connection to the store; one with a blocked waiter cannot be shared.
@@ -59,29 +59,29 @@ class Beats:
         self._rank = rank
         self._size = size
         self.shielded = False
+        self.status = 1
         self._restart = restart
         self._watched = (0,) if rank else range(1, size)
         self._silence = SILENCE
         self._rounds = 0
         self._over = threading.Event()
-        self._threads: List[threading.Thread] = []
+        self._beating: Optional[threading.Thread] = None
 
     def begin(self) -> None:
         """Send the first beat and start the threads; must be called before the ranks connect."""
         store = self._connect()
         store.set(f"host/{self._rank}", socket.gethostname())
         store.add(f"beats/{self._rank}", 1)
-        for work in (partial(self._beat, store), self._watch_store):
-            thread = threading.Thread(target=work, name="beats", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        # Not a daemon: Python aborts if it ends while a thread is inside the store.
+        self._beating = threading.Thread(target=self._beat, args=(store,), name="beats")
+        self._beating.start()
+        threading.Thread(target=self._watch_store, name="watch", daemon=True).start()
 
     def end(self) -> None:
-        """Stop the threads, because Python aborts if it ends while a thread uses the store."""
+        """Stop the beats and wait for the last call of the store, which `_watch_store` limits."""
         self._over.set()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(_LAST)
+        if self._beating and self._beating is not threading.current_thread():
+            self._beating.join()
 
     def _beat(self, store: Any) -> None:
         seen = dict.fromkeys(self._watched, 0)
@@ -140,13 +140,21 @@ class Beats:
         """End the process if the store does not answer, because its process is suspended or its machine is lost."""
         rounds = 0
         missed = 0
-        while not self._over.wait(self._silence / _ROUNDS):
+        while self._beating and self._beating.is_alive():
+            self._beating.join(self._silence / _ROUNDS)
             missed = missed + 1 if rounds == self._rounds else 0
             rounds = self._rounds
             if missed >= _ROUNDS:
-                launcher = "rank 0, or the launcher that keeps the run's store"
-                self._say(f"rank {self._rank}: {launcher}, has been silent for {self._silence:g} s")
-                os._exit(1)
+                self._leave_silent_store()
+
+    def _leave_silent_store(self) -> None:
+        if self.status == 1:
+            launcher = "rank 0, or the launcher that keeps the run's store"
+            self._say(f"rank {self._rank}: {launcher}, has been silent for {self._silence:g} s")
+        with contextlib.suppress(OSError, ValueError):  # closed
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(self.status)
 
     def _say(self, problem: str) -> None:
         print(

@@ -18,7 +18,7 @@ import time
 from datetime import timedelta
 from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, TypeVar
 
-from ipu_packed_bert.processes.beats import Beats, first_error, leave_error
+from ipu_packed_bert.processes.beats import SILENCE, Beats, first_error, leave_error
 from pack_data.cli.command import NotFinite
 
 _T = TypeVar("_T")
@@ -59,6 +59,7 @@ class Processes:
 
     def __init__(self) -> None:
         self.received: Optional[int] = None  # signal that this process received
+        self.status = 0  # exit status of the command, once its work is done
 
     @property
     def stop(self) -> Optional[int]:
@@ -224,9 +225,22 @@ class Ranks(Processes):
                     )
 
     def leave(self) -> None:
-        """Wait for all ranks at the end, because a launcher kills the others once one has failed."""
+        """End the connections after the last exchange, in the order in which no rank needs what another has ended.
+
+        A launcher kills the others once one has failed, so all ranks wait for each other first. Then each stops its
+        beats, and only when all have done so may rank 0 end, which may keep the store. A failure after the last
+        exchange does not change the exit status, because the work is complete.
+        """
+        import torch.distributed as dist
+
         self.summed(())
-        _end_group()
+        if self._beats:
+            self._beats.status = self.status
+            self._beats.end()
+        with contextlib.suppress(RuntimeError):
+            dist.monitored_barrier(timeout=timedelta(seconds=SILENCE))
+        with contextlib.suppress(RuntimeError):
+            _end_group()
 
     def ended(self, error: BaseException) -> Optional[int]:
         """Return the exit status if another rank reports the error; None if this process must report it."""

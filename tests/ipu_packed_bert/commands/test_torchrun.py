@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -426,13 +427,24 @@ def test_no_beat_is_under_way_when_the_beats_have_ended(monkeypatch):
             inside.pop()
             return super().add(key, number)
 
-    monkeypatch.setattr(beats, "SILENCE", 0.5)
+    monkeypatch.setattr(beats, "SILENCE", 3.0)
     found = Beats(Slow, 1, 2, "restart")
     found.begin()
     begun.clear()
     assert begun.wait(30) and inside
     found.end()
     assert not inside
+
+
+def test_python_does_not_abort_where_it_ends_while_a_call_of_the_store_takes_three_seconds():
+    command = [sys.executable, "-m", "tests.ends_of_ranks", "1", "--slow", "3"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "{(0, 0): 1}\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_two_hundred_ends_of_two_ranks_under_load():
+    subprocess.run([sys.executable, "-m", "tests.ends_of_ranks", "200", "--load", "2"], check=True)
 
 
 def _stop_of_rank_1(processes):
