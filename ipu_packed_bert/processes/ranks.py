@@ -30,7 +30,16 @@ _OTHER_LAUNCHERS = {
     "PMI_SIZE": "mpiexec",
 }
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # in order of precedence, if ranks got different ones
+# Signals with which a terminal, a batch system or a limit ends a run, which saves first; in order of precedence, if
+# ranks receive different ones.
+STOPPING = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,  # the terminal closed
+    signal.SIGUSR1,  # sbatch --signal=USR1@90: the time limit is near
+    signal.SIGUSR2,
+    signal.SIGXCPU,  # the limit of processor time
+)
 # Longest wait in one exchange: rank 0 saves, exports and scores files while the others wait.
 PATIENCE = timedelta(hours=2)
 
@@ -150,13 +159,14 @@ class Ranks(Processes):
         import torch
         import torch.distributed as dist
 
-        received = [float(self.received == number) for number in _SIGNALS]
+        received = [float(self.received == number) for number in STOPPING]
         sums = torch.tensor([*values, *received], dtype=torch.float64)
         dist.all_reduce(sums)
-        *totals, terminated, interrupted = sums.tolist()
-        if self._agreed is None and (terminated or interrupted):
-            self._agreed = int(signal.SIGTERM if terminated else signal.SIGINT)
-        return totals
+        totals = sums.tolist()
+        for number, ranks in zip(STOPPING, totals[len(values) :]):
+            if self._agreed is None and ranks:
+                self._agreed = int(number)
+        return totals[: len(values)]
 
     def gathered(self, value: _T) -> List[_T]:
         import torch.distributed as dist

@@ -88,7 +88,7 @@ class RunLog(Log):
         self._began = 0, 0.0  # the first step of this process, and its time
         self._totals = Totals()
         self._bar: Any = None
-        forget_after(self._folder / LOG, first_step, self._say)
+        forget_after(self._folder / LOG, first_step, self._say, of_updates=True)
         evaluations = forget_after(self._folder / EVALUATIONS, first_step, self._say)
         self._evaluated_before = {record["step"]: record for record in evaluations}
         self._log = JsonlWriter(self._folder / LOG)

@@ -17,14 +17,37 @@ from pack_data.reading.durable import not_through_links, sync_file, sync_folder,
 from pack_data.reading.fields import one_line
 
 
-def forget_after(path: Path, step: int, note: Callable[[str], None]) -> List[Dict[str, Any]]:
-    """Remove the records after ``step``, which the resumed run repeats; return the others."""
+def forget_after(
+    path: Path, step: int, note: Callable[[str], None], *, of_updates: bool = False
+) -> List[Dict[str, Any]]:
+    """Remove the records after ``step``, which the resumed run repeats; return the others.
+
+    ``of_updates``: the log has one record for each update, so updates without one are noted.
+    """
     records = read_log(path, note=note, counted=True)
     kept = [record for record in records if record["step"] <= step]
     if path.exists():
         lines = [json.dumps(record) + "\n" for record in kept]
         write_atomically(path, "".join(lines).encode())
+    if of_updates:
+        _note_gaps(path, [record["step"] for record in kept], step, note)
     return kept
+
+
+def _note_gaps(path: Path, logged: List[int], step: int, note: Callable[[str], None]) -> None:
+    """Note the updates up to ``step`` that a log lacks or has more than once."""
+    missing = sorted(set(range(1, step + 1)).difference(logged))
+    repeated = len(logged) - len(set(logged))
+    problems = []
+    if missing:
+        problems.append(f"lacks {len(missing):,} of {step:,}, the first is {missing[0]:,}")
+    if repeated:
+        problems.append(f"has {repeated:,} more than once")
+    if problems:
+        note(
+            f"note      {path}: of the updates before the checkpoint, the log {' and '.join(problems)}; totals and"
+            " curves of the run are those of the log, weights are complete"
+        )
 
 
 class JsonlWriter:

@@ -15,7 +15,7 @@ import torch
 from ipu_packed_bert.data.global_batches import Batch, GlobalBatches
 from ipu_packed_bert.engine.base import Engine, StepResult
 from ipu_packed_bert.model.optimizer import learning_rate
-from ipu_packed_bert.processes.ranks import Processes
+from ipu_packed_bert.processes.ranks import STOPPING, Processes
 from ipu_packed_bert.run_files.checkpoints import (
     Checkpoint,
     checkpoint_path,
@@ -86,9 +86,10 @@ def train(
 ) -> Outcome:
     """Make the updates after ``first_step`` up to ``steps``.
 
-    Ctrl-C and SIGTERM let the current update or evaluation batch finish, save a checkpoint and return; a second Ctrl-C
-    stops at once. With several processes, each one calls this function, and a signal to one of them stops all after
-    the same update. If a signal cuts an evaluation short, the resumed run repeats it.
+    The signals ``STOPPING``, such as Ctrl-C and SIGTERM, let the current update or evaluation batch finish, save a
+    checkpoint and return; a second Ctrl-C stops at once. With several processes, each one calls this function, and a
+    signal to one of them stops all after the same update. If a signal cuts an evaluation short, the resumed run
+    repeats it.
 
     Args:
         config: settings of the run, of any task.
@@ -300,10 +301,10 @@ def _first_not_finite(state: Dict[str, Any], prefix: str = "") -> Optional[str]:
 
 
 class _Interruption:
-    """Context in which Ctrl-C and SIGTERM only leave their number in ``Ranks.received``.
+    """Context in which the signals ``STOPPING`` only leave their number in ``Ranks.received``.
 
-    A second Ctrl-C acts as usual, but not in one of several processes: their launcher passes on the first one, which
-    the terminal may have sent to them already.
+    SIGHUP is still ignored under nohup. A second Ctrl-C acts as usual, but not in one of several processes: their
+    launcher passes on the first one, which the terminal may have sent to them already.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -314,7 +315,9 @@ class _Interruption:
         self._processes.received = None
         # Python handles signals in the main thread only.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOPPING:
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
                 self._handlers_before[number] = signal.signal(number, self._received)
         return self
 

@@ -36,7 +36,9 @@ class _RunSummary:
     """The fields of summary.json."""
 
     task: str
-    stopped_by: Optional[str]  # SIGINT, SIGTERM or "not finite"; None: all updates were made
+    stopped_by: Optional[
+        str
+    ]  # a signal such as SIGTERM, or "not finite"; None: all updates were made
     steps: int  # updates made, including those before a resumption
     steps_planned: int
     packs: int

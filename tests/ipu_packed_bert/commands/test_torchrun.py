@@ -451,7 +451,7 @@ def _stop_of_rank_1(processes):
     sums = []
     for number in range(5):
         if (processes.rank, number) == (1, 2):
-            processes.received = signal.SIGTERM
+            processes.received = signal.SIGUSR1
         sums.append(processes.summed([1.0, processes.rank]))
         if processes.stop:
             break
@@ -462,4 +462,4 @@ def _stop_of_rank_1(processes):
 
 
 def test_all_stop_at_the_same_update():
-    assert [status for status, _ in ended(_stop_of_rank_1)] == [signal.SIGTERM] * 2
+    assert [status for status, _ in ended(_stop_of_rank_1)] == [signal.SIGUSR1] * 2

@@ -118,6 +118,24 @@ def test_resumed_it_forgets_the_steps_after_the_checkpoint(tmp_path):
     assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize(
+    "steps, said",
+    [
+        ([1, 2, 3, 4, 5], []),
+        ([1, 4, 5], ["lacks 2 of 5", "is 2"]),
+        ([], ["lacks 5 of 5", "is 1"]),
+        ([1, 2, 2, 3, 4, 5], ["has 1 more than once"]),
+        ([2, 2, 3, 5, 6], ["lacks 2 of 5", "is 1", "has 1 more than once"]),
+    ],
+)
+def test_updates_that_the_log_lacks_before_the_checkpoint_are_named(tmp_path, steps, said):
+    written(tmp_path, steps)
+    log, printed = written(tmp_path, [], first_step=5)
+    log.close()
+    assert printed.count("note") == bool(said) and all(words in printed for words in said)
+    assert [record["step"] for record in read_log(tmp_path / LOG)] == [step for step in steps if step <= 5]
+
+
 def test_tensorboard_has_the_curves(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

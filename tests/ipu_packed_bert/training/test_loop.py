@@ -112,8 +112,9 @@ def test_the_log_counts_what_the_batches_hold(store, tmp_path):
     assert min(packs) < batches.packs_per_update == max(packs)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_the_update_finish_and_saves(store, tmp_path, number):
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"])
+def test_a_signal_lets_the_update_finish_and_saves(store, tmp_path, name):
+    number = getattr(signal, name)
     engine = Recorder({5: lambda: os.kill(os.getpid(), number)})
     before = signal.getsignal(number)
     _, outcome = run(store, tmp_path, engine)
@@ -122,6 +123,16 @@ def test_a_signal_lets_the_update_finish_and_saves(store, tmp_path, number):
     assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1]).step == 5
     assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4, 5]
     assert signal.getsignal(number) is before
+    assert outcome.status == 128 + number
+
+
+def test_nohup_keeps_a_run_alive_that_outlives_its_terminal(store, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        _, outcome = run(store, tmp_path, Recorder({5: lambda: os.kill(os.getpid(), signal.SIGHUP)}))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert outcome == (12, None)
 
 
 def test_a_signal_ends_an_evaluation_after_its_batch_and_half_of_one_is_not_logged(store, tmp_path):
