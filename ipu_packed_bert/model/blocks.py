@@ -2,66 +2,35 @@
 
 Letters as in `bert.py`: N heads, A width of a head, T tokens of all sequences, laid end to end; L tokens of one
 sequence, n sequences of the same length.
+
+`padding_free/blocks.py` holds the same functions: neither package imports the other.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Iterator, List, Optional, Sequence
 
 import torch
 
-# Tokens of the longest sequences that are computed together with others of their length. The overhead of a call is
-# about 20 microseconds, the time of the copies that move a longer sequence to the others.
-MAX_GROUPED_TOKENS = 64
+from pack_data.store.boundaries import AttentionBlocks, blocks_of
 
 _Attend = Callable[..., torch.Tensor]
 
 
-class AttentionBlocks(NamedTuple):
-    """Groups of tokens that attend to one another."""
-
-    groups: Tuple[Tuple[int, int], ...]  # number of sequences, their length
-    # int64 [T]: the tokens, group by group; None if they are already in this order.
-    order: Optional[torch.Tensor]
-    back: Optional[torch.Tensor]  # int64 [T]: the place of each token in that order
-
-
-def blocks_of(lengths: Sequence[int], device: Optional[torch.device] = None) -> AttentionBlocks:
-    """Group sequences that are laid end to end.
+def blocks_on(lengths: Sequence[int], device: Optional[torch.device] = None) -> AttentionBlocks:
+    """Group sequences that are laid end to end, with the orders of the tokens as tensors.
 
     Args:
         lengths: tokens of each sequence; 0: no sequence.
         device: device of the tensors that the blocks will select from.
     """
-    single_starts: List[Tuple[int, int]] = []  # first token, length
-    grouped_starts: Dict[int, List[int]] = {}  # length -> first tokens
-    first = 0
-    for length in lengths:
-        if 0 < length <= MAX_GROUPED_TOKENS:
-            grouped_starts.setdefault(length, []).append(first)
-        elif length:
-            single_starts.append((first, length))
-        first += length
-    if all(len(starts) == 1 for starts in grouped_starts.values()):
-        in_order = tuple((1, length) for length in lengths if length)
-        return AttentionBlocks(in_order, None, None)
-
-    groups = []
-    ranges = []
-    for length, starts in grouped_starts.items():
-        groups.append((len(starts), length))
-        for start in starts:
-            ranges.append(torch.arange(start, start + length))
-    for start, length in single_starts:
-        groups.append((1, length))
-        ranges.append(torch.arange(start, start + length))
-    order = torch.cat(ranges)
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order))
+    blocks = blocks_of(lengths)
+    if blocks.order is None:
+        return blocks
     # The host does not wait until the device has them.
-    order = order.to(device, non_blocking=True)
-    back = back.to(device, non_blocking=True)
-    return AttentionBlocks(tuple(groups), order, back)
+    order = torch.tensor(blocks.order).to(device, non_blocking=True)
+    back = torch.tensor(blocks.back).to(device, non_blocking=True)
+    return AttentionBlocks(blocks.groups, order, back)
 
 
 def attend_in_blocks(

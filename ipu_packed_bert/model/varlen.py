@@ -19,8 +19,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ipu_packed_bert.model.blocks import AttentionBlocks, attend_in_blocks, blocks_of
+from ipu_packed_bert.model.blocks import attend_in_blocks, blocks_on
 from ipu_packed_bert.model.packed import AttentionMask
+from pack_data.store.boundaries import AttentionBlocks
 
 
 class BlockRule(NamedTuple):
@@ -100,7 +101,7 @@ class _SequenceBlocks(AttentionMask):
             tokens = tokens.new_zeros(1)
 
         _, lengths = numbers[tokens].unique_consecutive(return_counts=True)
-        blocks = blocks_of(lengths.tolist(), device)
+        blocks = blocks_on(lengths.tolist(), device)
         if not self._pays(blocks, rows, slots):
             return super().forward(input_mask_BS, dtype)
         if len(tokens) == len(numbers):

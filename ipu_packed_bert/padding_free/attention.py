@@ -22,7 +22,8 @@ from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, S
 import torch
 from torch.nn import functional as F
 
-from ipu_packed_bert.model.blocks import AttentionBlocks, attend_in_blocks, blocks_of
+from ipu_packed_bert.padding_free.blocks import attend_in_blocks, blocks_on
+from pack_data.store.boundaries import AttentionBlocks
 
 NAME = "padding_free"
 
@@ -234,7 +235,7 @@ def _lengths(boundaries: torch.Tensor, chunk: Optional[int]) -> List[int]:
 
 
 def _blocks(boundaries: torch.Tensor, chunk: Optional[int]) -> AttentionBlocks:
-    return blocks_of(_once(_lengths, boundaries, chunk), boundaries.device)
+    return blocks_on(_once(_lengths, boundaries, chunk), boundaries.device)
 
 
 def _starts_of_chunks(boundaries: torch.Tensor, tokens: int, chunk: int) -> torch.Tensor:

@@ -393,6 +393,11 @@ def _is_near(actual: torch.Tensor, expected: torch.Tensor, allowed: float) -> bo
 # ---- of a model
 
 
+def at_least_float32(values: torch.Tensor) -> torch.Tensor:
+    """Convert half-precision values to float32."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
 def logits_of(model: Any, inputs: Inputs) -> torch.Tensor:
     """Compute the logits, [rows, tokens, vocabulary], without a loss and without a cache."""
     return model(**{**_without_labels(inputs), "use_cache": False}).logits

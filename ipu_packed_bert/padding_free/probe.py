@@ -15,11 +15,10 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 import torch
 
-from ipu_packed_bert.model.loss import at_least_float32
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.collators import Inputs, first_position, inputs_for
 from ipu_packed_bert.padding_free.layers import one_of_each_kind, usual_longest
-from ipu_packed_bert.padding_free.losses import logits_of
+from ipu_packed_bert.padding_free.losses import at_least_float32, logits_of
 from ipu_packed_bert.padding_free.metadata import (
     MOST_TOKENS,
     broken_inputs,

@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ipu_packed_bert.model.loss import at_least_float32
 from ipu_packed_bert.padding_free.collators import Inputs, attends_both_ways, inputs_for
 from ipu_packed_bert.padding_free.losses import (
     IGNORED,
     OutputLayer,
+    at_least_float32,
     cross_entropy_sum,
     logits_of,
     output_layer,

@@ -18,7 +18,8 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from ipu_packed_bert.model.blocks import AttentionBlocks, blocks_of, join_blocks, split_in_blocks
+from ipu_packed_bert.padding_free.blocks import blocks_on, join_blocks, split_in_blocks
+from pack_data.store.boundaries import AttentionBlocks
 
 try:
     from torch.nn.attention import varlen
@@ -188,7 +189,7 @@ def _checked_lengths(name: str, boundaries: torch.Tensor, tokens: int) -> List[i
 @lru_cache(maxsize=16)
 def _blocks(lengths: Tuple[int, ...]) -> AttentionBlocks:
     """Group sequences, once for all layers of a model and their gradients."""
-    return blocks_of(lengths)
+    return blocks_on(lengths)
 
 
 class _Sequences:

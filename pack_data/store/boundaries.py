@@ -7,13 +7,16 @@ of an example are padding.
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from pack_data.reading.fields import shown
 
 _ENDS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")
+# Tokens of the longest sequences that are computed together with others of their length. The overhead of a call is
+# about 20 microseconds, the time of the copies that move a longer sequence to the others.
+MAX_GROUPED_TOKENS = 64
 # Columns that have one value for each sequence, not for each token.
 OF_SEQUENCES = ("seq_lengths", *_ENDS)
 # The second name of each is that of a `PackDataset`.
@@ -131,3 +134,48 @@ def _between_restarts(positions: np.ndarray, title: str, tokens: int, span: slic
             "same number in each sequence"
         )
     return _between([0, *restarts, len(row)])
+
+
+class AttentionBlocks(NamedTuple):
+    """Groups of tokens that attend to one another: short sequences of one length together, long ones alone."""
+
+    groups: Tuple[Tuple[int, int], ...]  # number of sequences, their length
+    order: Any  # int64 [T]: the tokens, group by group; None if they are already in this order
+    back: Any  # int64 [T]: the place of each token in that order
+
+
+def blocks_of(lengths: Sequence[int]) -> AttentionBlocks:
+    """Group sequences that are laid end to end.
+
+    Args:
+        lengths: tokens of each sequence; 0: no sequence.
+
+    Returns:
+        The groups, with the orders of the tokens as arrays.
+    """
+    single_starts: List[Tuple[int, int]] = []  # first token, length
+    grouped_starts: Dict[int, List[int]] = {}  # length -> first tokens
+    first = 0
+    for length in lengths:
+        if 0 < length <= MAX_GROUPED_TOKENS:
+            grouped_starts.setdefault(length, []).append(first)
+        elif length:
+            single_starts.append((first, length))
+        first += length
+    if all(len(starts) == 1 for starts in grouped_starts.values()):
+        in_order = tuple((1, length) for length in lengths if length)
+        return AttentionBlocks(in_order, None, None)
+
+    groups = []
+    ranges = []
+    for length, starts in grouped_starts.items():
+        groups.append((len(starts), length))
+        for start in starts:
+            ranges.append(np.arange(start, start + length))
+    for start, length in single_starts:
+        groups.append((1, length))
+        ranges.append(np.arange(start, start + length))
+    order = np.concatenate(ranges)
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return AttentionBlocks(tuple(groups), order, back)

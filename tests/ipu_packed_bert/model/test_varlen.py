@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from ipu_packed_bert.engine.host.attention import OPERATOR_FROM, block_rule
 from ipu_packed_bert.model.bert import _BertSelfAttention
-from ipu_packed_bert.model.blocks import blocks_of
 from ipu_packed_bert.model.packed import BATCH_FIELDS, AttentionMask, PackedBertForPreTraining
 from ipu_packed_bert.model.varlen import (
     BlockRule,
@@ -24,6 +23,7 @@ from ipu_packed_bert.model.varlen import (
 )
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import BatchConfig, DataConfig, EngineConfig, LossConfig, OptimizerConfig
+from pack_data.store.boundaries import blocks_of
 from tests.graphs import count_graphs, graphs_of
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import host_engine
