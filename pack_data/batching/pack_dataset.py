@@ -88,7 +88,7 @@ class PackDataset:
 
     @property
     def longer(self) -> Optional[Longer]:
-        """What became of the examples that are longer than a row; None for a data set that was built before."""
+        """The examples longer than a row and what was cut off; None for a data set that was built before."""
         return self._rows.longer
 
     @property

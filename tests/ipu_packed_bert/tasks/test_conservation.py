@@ -1,4 +1,4 @@
-"""What goes into a task comes out, or is counted: answers in windows, records in predictions, labels in sequences."""
+"""In = out + said for tasks: answers in windows, records in predictions, labels in sequences."""
 
 import json
 

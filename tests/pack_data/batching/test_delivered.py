@@ -206,7 +206,7 @@ def test_a_second_loop_ends_the_first_one_and_another_loader_is_refused():
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("taken", [1, 4])
 def test_batches_of_all_ranks_are_counted_in_steps(shared, taken):
-    """As Accelerate's BatchSamplerShard deals them out, or all in one process."""
+    """Deal batches out as Accelerate's BatchSamplerShard does, or keep all in one process."""
     batches = sampler(2, None)
 
     class Dealt(list):
