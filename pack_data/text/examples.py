@@ -232,11 +232,14 @@ def _mask(
     keys += np.repeat(np.arange(len(lengths)), lengths)
     is_special = np.zeros(len(ids), bool)
     is_special[special] = True
+    # Without whole words every window begins at the first word: one number less to draw.
+    shifts = rng.random(len(lengths)) if options.whole_word_masking else np.zeros(len(lengths))
     bounds = np.append(0, np.cumsum(lengths))
     rows = np.searchsorted(bounds, np.arange(_BLOCK, len(ids), _BLOCK))
     tokens = bounds[rows]
+    rows_of_blocks = [np.split(values, rows) for values in (lengths, shifts)]
     columns_of_blocks = [np.split(values, tokens) for values in (keys, is_special, inside)]
-    blocks = zip([0, *tokens], np.split(lengths, rows), *columns_of_blocks)
+    blocks = zip([0, *tokens], *rows_of_blocks, *columns_of_blocks)
     chosen = np.concatenate([begin + _chosen(options, *block) for begin, *block in blocks])
     counts = np.diff(np.searchsorted(chosen, bounds))
     labels = ids[chosen].copy()
@@ -251,18 +254,18 @@ def _mask(
 def _chosen(
     options: ExampleOptions,
     lengths: np.ndarray,
+    shifts: np.ndarray,
     keys: np.ndarray,
     is_special: np.ndarray,
     inside: np.ndarray,
 ) -> np.ndarray:
     """Return the places of the tokens to mask in some sequences, ascending.
 
-    keys: a number of each token, random within its sequence and ascending between sequences. is_special, inside: as in
-    `_mask`, bool [tokens].
+    shifts: as in `_in_window`. keys: a number of each token, random within its sequence and ascending between
+    sequences. is_special, inside: as in `_mask`, bool [tokens].
     """
-    wanted = masked_count(
-        lengths, options.max_predictions_per_sequence, options.masked_lm_probability
-    )
+    limit = options.max_predictions_per_sequence
+    wanted = masked_count(lengths, limit, options.masked_lm_probability)
     rows = np.repeat(np.arange(len(lengths)), lengths)
     most = np.minimum(wanted, np.bincount(rows[~is_special], minlength=len(lengths)))
 
@@ -274,32 +277,36 @@ def _chosen(
     sizes = all_sizes[is_word]
 
     order = np.argsort(keys[first], kind="stable")
-    words = order[_fitting(sizes[order], rows[first[order]], most)]
+    words = order[_in_window(sizes[order], rows[first[order]], most, shifts, limit)]
     return np.sort(ragged_index(first[words], sizes[words]))
 
 
-def _fitting(sizes: np.ndarray, rows: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Return the indices of the words that rows take if each goes through its words in order and takes what fits.
+def _in_window(
+    sizes: np.ndarray, rows: np.ndarray, most: np.ndarray, shifts: np.ndarray, limit: int
+) -> np.ndarray:
+    """Return True for the words to mask, bool [words].
 
-    sizes int64 [words]: tokens of each; rows int64 [words]: the row of each, ascending; most int64 [rows]: tokens that
-    a row takes at most.
+    The words of a row, in random order, lie on a circle of the row's tokens. A word is masked if its first token is in
+    a window of `most` tokens: with the same probability for words of any number of pieces. The last word may reach
+    beyond the window; if more than `limit` tokens would be masked, the first words of the window are left out.
+
+    Args:
+        sizes: tokens of each word, int64 [words].
+        rows: the row of each word, ascending, int64 [words].
+        most: tokens of each row's window, at most the row's, int64 [rows].
+        shifts: where each row's window begins, as a fraction of its tokens, [rows].
+        limit: the most masked tokens of a row.
     """
-    room = most
-    taken = []
-    waiting = np.arange(len(sizes))
-    while len(waiting):
-        # All up to the first that does not fit are taken. Behind it, only those that fit what is left then can follow.
-        size = sizes[waiting]
-        row = rows[waiting]
-        total = np.cumsum(size)
-        first_of_row = np.searchsorted(row, np.arange(len(room)))
-        before = np.concatenate([[0], total])[first_of_row]
-        fits = total <= (before + room)[row]
-        taken.append(waiting[fits])
-        used = np.bincount(row[fits], weights=size[fits], minlength=len(room))
-        room = room - used.astype(np.int64)
-        waiting = waiting[~fits & (size <= room[row])]
-    return np.concatenate(taken) if taken else waiting
+    tokens = np.bincount(rows, weights=sizes, minlength=len(most)).astype(np.int64)
+    window_starts = np.cumsum(tokens) - tokens + (shifts * tokens).astype(np.int64)
+    places = np.cumsum(sizes) - sizes - window_starts[rows]
+    places = np.where(places < 0, places + tokens[rows], places)
+    in_window = places < most[rows]
+    if sizes.max(initial=1) > 1:
+        ends = np.zeros_like(tokens)
+        np.maximum.at(ends, rows[in_window], (places + sizes)[in_window])
+        in_window &= places >= (ends - limit)[rows]
+    return in_window
 
 
 def make_examples(
