@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Dict, List, Tuple
 
-from ipu_packed_bert.cycles.calibration import Calibration, Interval
-from ipu_packed_bert.cycles.layout import Cost
+from ipu_packed_bert.cycles.calibration import Calibration
 from ipu_packed_bert.cycles.lowering import CATEGORIES, SCORES
 from ipu_packed_bert.cycles.parameters import Parameters
 from ipu_packed_bert.cycles.pipeline import Pipeline
-from ipu_packed_bert.report.intervals import INTERVALS, in_percent, table_of
 from ipu_packed_bert.report.paper import ModelledOverhead
-from pack_data.display.table import CONFIGURED, MODEL, Column, Part, Table, modelled
+from pack_data.display.table import CONFIGURED, MODEL, Column, Part, Table
 
 # Titles of the fields of `UpdateCost`.
 _ONCE = {
@@ -42,15 +39,15 @@ def breakdown(comparison: ModelledOverhead, depth: int, packing_factor: float) -
 
     rows: List[Dict[str, Any]] = []
     for name, share in _overhead_shares(comparison, depth).items():
-        rows.append({"what": name, "overhead": in_percent(share)})
+        rows.append({"what": name, "overhead": 100.0 * share})
     rows += _ipu_rows(packed, calibration)
     rows += _update_rows((packed, accumulation), (comparison.unpacked, full), calibration)
     columns = (
         Column("what", "part", CONFIGURED),
-        modelled("overhead", "%", ".3f"),
+        Column("overhead", "%", MODEL, ".3f"),
         *_IPU_COLUMNS,
-        modelled("packed", f"packed, accumulation {accumulation:,}", ",.1f"),
-        modelled("unpacked", f"unpacked, accumulation {full:,}", ",.1f"),
+        Column("packed", f"packed, accumulation {accumulation:,}", MODEL, ",.1f"),
+        Column("unpacked", f"unpacked, accumulation {full:,}", MODEL, ",.1f"),
     )
     parts = (
         Part(
@@ -74,36 +71,31 @@ def breakdown(comparison: ModelledOverhead, depth: int, packing_factor: float) -
         f"pipeline cycle {step.pipeline_cycle:,.0f} cycles, weight update {step.update:,.0f}, step of "
         f"{accumulation} accumulations {step.cycles:,.0f} cycles = {step.seconds:.3f} s "
         f"({packed.target.name}, {MODEL}); the pipeline has {packed.placement.stages} stages.",
-        *INTERVALS,
     )
     title = f"Breakdown of the cycles of {config.name}"
-    return table_of("breakdown", title, columns, rows, notes, parts)
+    return Table("breakdown", title, columns, rows, notes, parts)
 
 
-def _overhead_shares(comparison: ModelledOverhead, depth: int) -> Dict[str, Interval]:
+def _overhead_shares(comparison: ModelledOverhead, depth: int) -> Dict[str, float]:
     """Return the overhead by cause, as fractions of the unpacked micro-batch's cycles, and two totals."""
     packed = comparison.packed(depth)
     unpacked = comparison.unpacked
+    parameters = comparison.calibration.parameters
+    packed_cycles = packed.category_cycles(parameters)
+    unpacked_cycles = unpacked.category_cycles(parameters)
 
-    def share(parameters: Parameters, category: str) -> float:
-        packed_cycles = packed.category_cycles(parameters).get(category, 0.0)
-        unpacked_cycles = unpacked.category_cycles(parameters).get(category, 0.0)
-        return (packed_cycles - unpacked_cycles) / unpacked.micro_batch_cycles(parameters)
+    def share(category: str) -> float:
+        extra = packed_cycles.get(category, 0.0) - unpacked_cycles.get(category, 0.0)
+        return extra / unpacked.micro_batch_cycles(parameters)
 
-    def layout(parameters: Parameters) -> float:
-        return sum(share(parameters, f"{category}, layout") for category in CATEGORIES)
-
-    def cycle(parameters: Parameters) -> float:
-        return packed.pipeline_cycle(parameters) / unpacked.pipeline_cycle(parameters) - 1.0
-
-    interval = comparison.calibration.interval
     overheads = {}
     for category in CATEGORIES:
-        overheads[category] = interval(partial(share, category=category))
+        overheads[category] = share(category)
         if category == SCORES:  # it has most of the rearrangements
-            overheads["layout"] = interval(layout)
+            overheads["layout"] = sum(share(f"{each}, layout") for each in CATEGORIES)
     overheads["sum: a micro-batch (OH)"] = comparison.overhead(depth)
-    overheads["a pipeline cycle"] = interval(cycle)
+    cycles_ratio = packed.pipeline_cycle(parameters) / unpacked.pipeline_cycle(parameters)
+    overheads["a pipeline cycle"] = cycles_ratio - 1.0
     return overheads
 
 
@@ -113,7 +105,7 @@ def _of_ipus(key: str, title: str) -> Column:
 
 _IPU_COLUMNS = (
     Column("layers", "layers", CONFIGURED),
-    modelled("cycles", "together", ".2f", _MILLION),
+    Column("cycles", "together", MODEL, ".2f", scale=_MILLION),
     _of_ipus("matmul", "matmul"),
     _of_ipus("vertices", "other compute"),
     _of_ipus("layout", "layout"),
@@ -134,7 +126,7 @@ def _ipu_rows(pipeline: Pipeline, calibration: Calibration) -> List[Dict[str, An
         row = {
             "what": f"IPU {ipu.number}",
             "layers": str(ipu.layers),
-            "cycles": calibration.interval(partial(_cycles, cost)),
+            "cycles": parameters.cycles(cost),
             "layout": parameters.factor * cost.layout_cycles(parameters.layout),
             "copies": pipeline.copy_cycles(ipu),
             "mark": "slowest" if ipu is slowest else "",
@@ -143,10 +135,6 @@ def _ipu_rows(pipeline: Pipeline, calibration: Calibration) -> List[Dict[str, An
             row[kind] = parameters.factor * getattr(cost, kind)
         rows.append(row)
     return rows
-
-
-def _cycles(cost: Cost, parameters: Parameters) -> float:
-    return parameters.cycles(cost)
 
 
 def _update_rows(
@@ -161,10 +149,10 @@ def _update_rows(
     """
     rows = []
     for part in ("micro-batches", "pipeline fills and drains", *_ONCE, "together"):
-        ours = calibration.interval(partial(_milliseconds, *packed, part))
-        theirs = calibration.interval(partial(_milliseconds, *unpacked, part))
+        ours = _milliseconds(*packed, part, calibration.parameters)
+        theirs = _milliseconds(*unpacked, part, calibration.parameters)
         # Left out: gateways of one pod, the sum of gradients of one replica.
-        if ours.value or theirs.value:
+        if ours or theirs:
             rows.append({"what": _ONCE.get(part, part), "packed": ours, "unpacked": theirs})
     return rows
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from ipu_packed_bert.report.intervals import in_percent, kernel_speed_up, table_of
-from ipu_packed_bert.report.paper import ModelledOverhead
+from ipu_packed_bert.report.paper import ModelledOverhead, kernel_speed_up
 from ipu_packed_bert.settings.config import Config
-from pack_data.display.table import CONFIGURED, MODEL, PAPER, Column, Table, modelled
+from pack_data.display.table import CONFIGURED, MODEL, PAPER, Column, Table
 
 _DAY = 86_400.0  # seconds
 
@@ -20,7 +19,7 @@ _LINES = (
 )
 _ANSWER = (
     Column("what", "", CONFIGURED),
-    modelled("ours", "ours", ".3f"),
+    Column("ours", "ours", MODEL, ".3f"),
     Column("paper", "paper", PAPER),
 )
 _RUN = (
@@ -61,14 +60,14 @@ def headline(
     run = comparison.speed_up(depth, packing_factor) if too_large is None else None
     rows = []
     texts = []
-    for (what, unit, paper), ours in zip(_LINES, (in_percent(overhead), graph, run)):
+    for (what, unit, paper), ours in zip(_LINES, (100.0 * overhead, graph, run)):
         rows.append({"what": what, "ours": ours, "paper": paper})
         computed = "not computed: it does not fit"
         if ours is not None:
-            computed = f"{ours.value:.3f}{unit} ({ours.lower:.3f} to {ours.upper:.3f}, computed)"
+            computed = f"{ours:.3f}{unit} (computed)"
         texts.append(f"{what:<26}{computed}; paper {paper}{unit} (quoted)")
 
-    answer = table_of("answer", f"Overhead and speed-ups, {config.name}", _ANSWER, rows)
+    answer = Table("answer", f"Overhead and speed-ups, {config.name}", _ANSWER, rows)
     if too_large is not None:
         return Headline(tuple(texts), (answer._replace(notes=(too_large,)),))
     return Headline(tuple(texts), (answer, _run(comparison, config, depth, packing_factor)))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ipu_packed_bert.cycles.calibration import Calibration, Interval, overhead
-from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
+from ipu_packed_bert.cycles.calibration import Calibration, overhead
+from ipu_packed_bert.cycles.pipeline import Pipeline
 from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_OVERHEAD, TABLE2
 from ipu_packed_bert.cycles.tracing import POPART, UNPACKED
 from ipu_packed_bert.cycles.workload import Machine, shape_of
-from ipu_packed_bert.report.intervals import INTERVALS, in_percent, kernel_speed_up, table_of
 from ipu_packed_bert.settings.config import Config
 from pack_data.display.table import (
     COMPUTED,
@@ -22,8 +20,6 @@ from pack_data.display.table import (
     Column,
     Part,
     Table,
-    modelled,
-    with_interval,
 )
 from pack_data.packing.packing import Packing
 from pack_data.sort import Batching
@@ -57,11 +53,15 @@ _PAPER_ROWS: Dict[PackingKey, Tuple[Any, Any, Any, Any]] = {
     ("spfhp", 8): (98.9, 1.98, 4.481, 1.895),
     ("spfhp", None): (99.6, 1.99, 4.477, 1.905),
 }
-_NO_OVERHEAD = Interval(0.0, 0.0, 0.0)
+
+
+def kernel_speed_up(packing_factor: float, overhead: float) -> float:
+    """Return p / (1 + OH), the realised speed-up of the paper, for an overhead that is a fraction."""
+    return packing_factor / (1 + overhead)
 
 
 class ModelledOverhead:
-    """Overheads of packed pipelines over an unpacked one, each with its interval."""
+    """Overheads of packed pipelines over an unpacked one, at the fitted parameters."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class ModelledOverhead:
         """Return the pipeline of packs of up to `depth` sequences."""
         return self.machine.pipeline(self.config, arrangement=self.arrangement, depth=depth)
 
-    def overhead(self, depth: int) -> Interval:
+    def overhead(self, depth: int) -> float:
         """Return the extra cycles of a micro-batch (kernel) as a fraction."""
-        return self.calibration.interval(partial(overhead, self.packed(depth), self.unpacked))
+        return overhead(self.packed(depth), self.unpacked, self.calibration.parameters)
 
-    def speed_up(self, depth: int, packing_factor: float) -> Interval:
+    def speed_up(self, depth: int, packing_factor: float) -> float:
         """Return packed / unpacked throughput of whole updates, as Table 2 compares throughputs.
 
         A packed update has fewer micro-batches, so fill and drain of the pipeline and the weight update count more.
@@ -101,20 +101,16 @@ class ModelledOverhead:
         packed = self.packed(depth)
         full = self.config.batch.gradient_accumulation
         accumulation = self.config.accumulation(packing_factor)
+        parameters = self.calibration.parameters
+        if self.arrangement == POPART:
+            parameters = parameters.of_popart()
+        packed_rate = packed.sequences_per_second(accumulation, packing_factor, parameters)
+        unpacked_rate = self.unpacked.sequences_per_second(full, 1.0, parameters)
+        return packed_rate / unpacked_rate
 
-        def ratio(parameters: Parameters) -> float:
-            if self.arrangement == POPART:
-                parameters = parameters.of_popart()
-            packed_rate = packed.sequences_per_second(accumulation, packing_factor, parameters)
-            unpacked_rate = self.unpacked.sequences_per_second(full, 1.0, parameters)
-            return packed_rate / unpacked_rate
-
-        return self.calibration.interval(ratio)
-
-    def _training_overhead(self, depth: int, packing_factor: float) -> Interval:
+    def _training_overhead(self, depth: int, packing_factor: float) -> float:
         """Return p / `speed_up` - 1: the overhead of whole updates as a fraction."""
-        ends = reversed(self.speed_up(depth, packing_factor))
-        return Interval(*(packing_factor / speed_up - 1.0 for speed_up in ends))
+        return packing_factor / self.speed_up(depth, packing_factor) - 1.0
 
 
 def _compared_columns(source: str, form: str) -> Tuple[Column, ...]:
@@ -125,12 +121,12 @@ def _compared_columns(source: str, form: str) -> Tuple[Column, ...]:
         form: format of the paper's speed-ups.
     """
     return (
-        with_interval("papers_overhead", "OH %", source, ".2f"),
+        Column("papers_overhead", "OH %", source, ".2f"),
         _of_paper("paper_overhead", ".3f"),
-        with_interval("papers_realised", "speed-up", source, ".3f"),
+        Column("papers_realised", "speed-up", source, ".3f"),
         _of_paper("paper_realised", form),
-        modelled("overhead", "OH %", ".2f"),
-        modelled("realised", "speed-up", ".3f"),
+        Column("overhead", "OH %", MODEL, ".2f"),
+        Column("realised", "speed-up", MODEL, ".3f"),
     )
 
 
@@ -140,7 +136,7 @@ def _of_paper(key: str, form: str) -> Column:
 
 
 def _compared(
-    packing_factor: float, papers_overhead: Optional[Interval], overhead: Interval
+    packing_factor: float, papers_overhead: Optional[float], overhead: float
 ) -> Dict[str, Any]:
     """Return overhead and speed-up of the paper's graph, if it is modelled, and of this engine's graph."""
     graphs = (
@@ -149,7 +145,7 @@ def _compared(
     )
     cells: Dict[str, Any] = {}
     for overhead_key, speed_up_key, fraction in graphs:
-        cells[overhead_key] = None if fraction is None else in_percent(fraction)
+        cells[overhead_key] = None if fraction is None else 100.0 * fraction
         cells[speed_up_key] = (
             None if fraction is None else kernel_speed_up(packing_factor, fraction)
         )
@@ -193,8 +189,8 @@ def table1(
     for key, packing in packings.items():
         packer, limit = key
         depth = packing.largest_depth if limit is None else limit
-        ours = _NO_OVERHEAD
-        theirs: Optional[Interval] = _NO_OVERHEAD
+        ours = 0.0
+        theirs: Optional[float] = 0.0
         if packer != "none":
             ours = comparison.overhead(depth)
             theirs = papers.overhead(depth) if key in _PAPER_ROWS else None
@@ -224,13 +220,12 @@ def table1(
         "BERT of the same length. Realised speed-up = p / (1 + OH), as in the paper.",
         f"The paper's graph builds the mask in every layer (PopART). Its overhead at depth {FITTED_DEPTH} is fitted; "
         "other depths add the cost of deeper heads.",
-        *INTERVALS,
         f"SORT needs one engine for each of {sort.shapes} lengths: {sort.shapes} compilations instead of 1, "
         "a cost that is not a percentage of a run.",
     )
     title = f"Table 1: packing {histogram_name}, {comparison.config.name}"
     parts = _parts(("depth", "algorithm", "packing_factor"), comparison.config.engine.mask)
-    return table_of("table1", title, columns, rows, notes, parts)
+    return Table("table1", title, columns, rows, notes, parts)
 
 
 def _sorted(sort: Batching) -> Dict[str, Any]:
@@ -302,7 +297,7 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
     )
     title = "Table 2: realised speed-up of pre-training, depth 3"
     parts = _parts(("model", "length", "packing_factor"), config.engine.mask)
-    return table_of("table2", title, columns, rows, _TABLE2_NOTES + INTERVALS, parts)
+    return Table("table2", title, columns, rows, _TABLE2_NOTES, parts)
 
 
 _POINTS = (

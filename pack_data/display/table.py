@@ -247,14 +247,9 @@ def spread(key: str, interval: Sequence[float]) -> Dict[str, float]:
     return dict(zip((f"{key}_lower", key, f"{key}_upper"), interval))
 
 
-def with_interval(key: str, title: str, source: str, form: str, scale: float = 1.0) -> Column:
+def with_interval(key: str, title: str, source: str, form: str) -> Column:
     """Return a column of `spread` values."""
-    return Column(key, title, source, form, (f"{key}_lower", f"{key}_upper"), scale)
-
-
-def modelled(key: str, title: str, form: str, scale: float = 1.0) -> Column:
-    """Return a column of `spread` values that the model predicts."""
-    return with_interval(key, title, MODEL, form, scale)
+    return Column(key, title, source, form, (f"{key}_lower", f"{key}_upper"))
 
 
 # ---- lines of text ---------------------------------------------------------------------------------------------------

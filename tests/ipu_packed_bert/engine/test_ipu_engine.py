@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from ipu_packed_bert.data.global_batches import GlobalBatches
-from ipu_packed_bert.engine import build_engine, choose_engine
-from ipu_packed_bert.engine.sdk_errors import SdkError
+from ipu_packed_bert.engine import build_engine, choose_engine, sdk_errors
+from ipu_packed_bert.engine.sdk_errors import SdkError, classify
 from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.loading import load_config
@@ -521,23 +521,52 @@ def test_too_old_a_poptorch(monkeypatch, version):
         pass
 
 
-@pytest.mark.parametrize(
-    "kind, message",
-    [
-        ("host memory", "'poplar_stream_memory_allocation_error': memory allocation of a stream buffer failed"),
-        ("host memory", "std::bad_alloc"),
-        ("tile memory", "'poplar_graph_memory_allocation_error': Out of memory on tile 12: 7 bytes"),
-        # graphcore/poptorch, issues 3 and 14.
-        (
-            "no device",
-            "In a/Compiler.cpp:627: 'poptorch_cpp_error': Failed to acquire 1 IPU(s)\nError raised in:\n [0] x",
-        ),
-        ("link", "'poplar_unrecoverable_runtime_error': Fabric error: connection not established: CONNECTION_KILL"),
-        ("reset needed", "'poplar_recoverable_runtime_error': host sync timeout [IPU_RESET]"),
-        ("wrong version", "Invalid file x: Version mismatch: 3.3 is not 3.4"),
-        ("other", "'std::out_of_range': basic_string::replace: __pos (which is 5) > this->size() (which is 0)" * 9),
-    ],
-)
+SDK_MESSAGES = [
+    ("host memory", "'poplar_stream_memory_allocation_error': memory allocation of a stream buffer failed"),
+    ("host memory", "std::bad_alloc"),
+    ("host memory", "mmap: Cannot allocate memory"),
+    ("tile memory", "'poplar_graph_memory_allocation_error': Out of memory on tile 12: 7 bytes"),
+    ("tile memory", "Out of memory: Cannot fit all variable data onto one or more tiles"),
+    ("linker", "'poplar_link_error': Failed to link the program. Output: ld.lld: error: undefined symbol __x"),
+    # graphcore/poptorch, issues 3 and 14.
+    ("no device", "In a/Compiler.cpp:627: 'poptorch_cpp_error': Failed to acquire 1 IPU(s)\nError raised in:\n [0] x"),
+    ("no device", "Failed to acquire 4 IPU(s): IPUOF_VIPU_API_PARTITION_ID is not set"),
+    ("no device", "Could not connect to the V-IPU controller"),
+    ("no device", "Could not find a device that supports the IPU-Link configuration"),
+    ("link", "'poplar_unrecoverable_runtime_error': Fabric error: connection not established: CONNECTION_KILL"),
+    ("link", "IPUoF: IPU-Links are down"),
+    ("reset needed", "'poplar_recoverable_runtime_error': host sync timeout [IPU_RESET]"),
+    ("reset needed", "'poplar_recoverable_runtime_error': Fabric error"),
+    ("wrong version", "Invalid file x: Version mismatch: 3.3 is not 3.4"),
+    ("other", "'poplar_unrecoverable_runtime_error': the hardware has failed"),
+    ("other", "'popart_exception': no device-to-host stream of tensor ipu_reset_counter"),
+    ("other", "'std::out_of_range': basic_string::replace: __pos (which is 5) > this->size() (which is 0)" * 9),
+]
+
+
+@pytest.mark.parametrize("kind, message", SDK_MESSAGES)
+def test_no_message_of_the_sdk_has_phrases_of_two_kinds(kind, message):
+    """A kind that the type decides may have another one's phrases: the type comes first."""
+    assert classify(RuntimeError(message)).kind == kind
+    by_phrases = [each.name for each in sdk_errors._KINDS if re.search(each.phrases, message, re.I)]
+    by_type = sdk_errors._of_type(RuntimeError(), message)
+    assert by_phrases in ([kind], []) or by_type.name == kind
+    assert by_phrases or by_type or kind == "other"
+
+
+def test_a_stored_type_and_an_action_decide_before_the_message():
+    class Error(Exception):
+        type = "poplar_link_error"
+
+    class Recoverable(Exception):
+        recovery_action = "FULL_RESET"
+
+    assert classify(Error("the IPU-Links are down")).kind == "linker"
+    assert classify(Recoverable("Out of memory")).kind == "reset needed"
+    assert classify(MemoryError()).kind == "host memory"
+
+
+@pytest.mark.parametrize("kind, message", SDK_MESSAGES)
 def test_an_error_of_the_sdk_is_one_line(sdk, monkeypatch, kind, message):
     config = make_config()
     batch = make_batch(config)

@@ -24,15 +24,13 @@ def test_ratios_and_throughputs_by_hand(made):
     packed, unpacked = comparison.packed(3), comparison.unpacked
     over = comparison.overhead(3)
     overhead, graph, run = answer.tables[0].rows
-    assert [overhead[key] for key in ("ours_lower", "ours", "ours_upper")] == pytest.approx([100 * end for end in over])
-    assert graph["ours"] == pytest.approx(1.995 / (1 + over.value))
-    assert graph["ours_lower"] == pytest.approx(1.995 / (1 + over.upper))
+    assert overhead["ours"] == pytest.approx(100 * over)
+    assert graph["ours"] == pytest.approx(1.995 / (1 + over))
     # 96 micro-batches become 49 of packs; 8 more fill and drain, an update and the host come on top.
     accumulation, rates, _, days = answer.tables[1].rows
     assert (accumulation["packed"], accumulation["unpacked"]) == ("49", "96")
     seconds = [pipe.step(number, parameters).seconds for pipe, number in ((packed, 49), (unpacked, 96))]
     assert run["ours"] == pytest.approx(49 * 1.995 / seconds[0] / (96 / seconds[1]))
-    assert run["ours_lower"] < run["ours"] < run["ours_upper"]
     assert run["ours"] < graph["ours"]  # short accumulation eats some of it
     assert rates["packed"] == f"{49 * 2 * 4 * 1.995 / seconds[0]:,.0f}"
     assert days["packed"] == pytest.approx(config.run.steps * seconds[0] / 86400)
@@ -45,8 +43,9 @@ def test_the_report_starts_with_three_lines_of_ours_and_the_papers_numbers(made,
     default = capsys.readouterr().out.splitlines()[:3]
     for lines in (made[2].lines, default):
         for line, paper_value in zip(lines, ("4.287 %", "1.913", "above 2")):
-            value, lower, upper = map(float, re.findall(r"\d+\.\d{3}", line)[:3])
-            assert lower <= value <= upper and line.endswith(f"paper {paper_value} (quoted)") and "computed" in line
+            # The spread of the fits is no error of a ratio: published ratios lie outside it.
+            (value,) = re.findall(r"\d+\.\d{3}", line.partition("paper")[0])
+            assert float(value) > 0 and line.endswith(f"paper {paper_value} (quoted)") and "computed" in line
     assert [line.partition("  ")[0] for line in default] == [
         "overhead of a packed row",
         "speed-up of the graph",

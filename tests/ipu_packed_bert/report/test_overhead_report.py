@@ -77,9 +77,8 @@ def test_realised_speedup_is_p_over_one_plus_overhead(table1):
         if row["algorithm"] != "SPFHP":
             continue
         assert row["realised"] == pytest.approx(row["packing_factor"] / (1 + row["overhead"] / 100))
-        assert row["overhead_lower"] <= row["overhead"] <= row["overhead_upper"]
         # This project's graph is cheaper than the paper's, whatever the unknown layout costs.
-        assert row["realised_lower"] > row["paper_realised"]
+        assert row["realised"] > row["paper_realised"]
         checked += 1
     assert checked == 5
 
@@ -92,7 +91,6 @@ def test_the_papers_graph_holds_the_papers_numbers(table1):
         assert (row["papers_realised"] is not None) == theirs
         if row["algorithm"] == "SPFHP":
             assert row["papers_realised"] == pytest.approx(row["paper_realised"], rel=0.01)
-            assert row["papers_realised_lower"] <= row["papers_realised"] <= row["papers_realised_upper"]
             checked += 1
     assert checked == 5
 
@@ -110,7 +108,6 @@ def test_table2_is_of_throughputs(machine, load):
     assert rows["large", 384]["paper_overhead"] == "0.0 to 1.2" and rows["base", 384]["paper_overhead"] == "0.6 to 1.8"
     assert rows["large", 128]["paper_overhead"] == rows["base", 128]["paper_overhead"] == "0.9 to 2.6"
     for row in found.rows:
-        assert row["overhead_lower"] <= row["overhead"] <= row["overhead_upper"]
         assert row["overhead"] < row["papers_overhead"] or row["length"] == 128
         assert row["realised"] == pytest.approx(row["packing_factor"] / (1 + row["overhead"] / 100))
     for model in ("base", "large"):
@@ -127,28 +124,25 @@ def test_the_throughput_of_an_update_by_hand(comparison):
         for n, each in ((1027, packed), (2048, unpacked))
     ]
     rates = [sequences / c for sequences, c in zip((1027 * 1.995, 2048), cycles)]
-    found = comparison._training_overhead(3, 1.995).value
+    found = comparison._training_overhead(3, 1.995)
     assert found == pytest.approx(1.995 / (rates[0] / rates[1]) - 1)
 
 
-def test_values_are_at_the_fitted_parameters_and_intervals_are_the_range_of_the_fits(comparison, table1, machine):
+def test_values_are_at_the_fitted_parameters_and_no_table_of_ratios_has_intervals(comparison, table1, machine, load):
     (row,) = [row for row in table1.rows if (row["algorithm"], row["depth"]) == ("SPFHP", "3")]
     fitted = comparison.calibration
-    assert len(fitted.left_out) == 16
     for prefix, arrangement in (("", comparison.arrangement), ("papers_", POPART)):
         pipeline = machine.pipeline(comparison.config, arrangement=arrangement, depth=3)
-        value, *others = (
-            100 * calibration.overhead(pipeline, comparison.unpacked, parameters)
-            for parameters in (fitted.parameters, *fitted.left_out.values())
-        )
+        value = 100 * calibration.overhead(pipeline, comparison.unpacked, fitted.parameters)
         assert row[prefix + "overhead"] == pytest.approx(value)
-        assert row[prefix + "overhead_lower"] == pytest.approx(min(value, *others))
-        assert row[prefix + "overhead_upper"] == pytest.approx(max(value, *others))
+    for table in (table1, paper.table2(machine, load, fitted), breakdown(comparison, 3, 2.0)):
+        keys = {key for row in table.to_json()["rows"] for key in row}
+        assert not [key for key in keys if key.endswith(("_lower", "_upper"))]
 
 
 def test_sort_is_engines_and_no_percentage(table1):
     (row,) = [row for row in table1.rows if row["algorithm"] == "SORT"]
-    assert row["overhead"] == "508 engines" and row.get("realised") is None and row.get("overhead_lower") is None
+    assert row["overhead"] == "508 engines" and row.get("realised") is None
     assert row["paper_overhead"] == ">>100"
 
 
@@ -220,7 +214,7 @@ def test_table1_of_a_small_histogram(run, tmp_path):
     )
     # The paper measured about 4.48 % and 1.5 for GREEDY on its own data: its graph has a modelled figure there, too.
     greedy = by["GREEDY", next(row["depth"] for row in table["rows"] if row["algorithm"] == "GREEDY")]
-    assert greedy["papers_overhead_lower"] <= greedy["papers_overhead"] <= greedy["papers_overhead_upper"]
+    assert greedy["papers_overhead"] > 0
 
 
 def test_the_machine_of_a_configuration_is_its_target(run, small):
@@ -278,8 +272,6 @@ def test_an_updates_parts_add_up_to_its_seconds(comparison, machine, load):
     for side, (pipeline, accumulation) in works.items():
         seconds = pipeline.step(accumulation, fitted.parameters).seconds
         assert sum(part[side] for part in parts) == pytest.approx(together[side]) == pytest.approx(1e3 * seconds)
-        for part in (*parts, together):
-            assert part[side + "_lower"] <= part[side] <= part[side + "_upper"]
     assert len(parts) == 7  # one pod has no gateways
 
 
