@@ -37,6 +37,7 @@ def unigram_baseline(
     training: PackStore,
     held_out: Optional[PackStore],
     *,
+    packs: np.ndarray,
     vocabulary: int,
     normalisation: str = "token",
 ) -> Dict[str, float]:
@@ -50,6 +51,8 @@ def unigram_baseline(
     Args:
         training: the training data set.
         held_out: the held-out data set, if there is one.
+        packs: indices of the training packs of an epoch, as often as the epoch has them: a data set of a mixture
+            counts by its share.
         vocabulary: number of tokens.
         normalisation: ``"token"`` or ``"sequence"``, as `loss.normalisation`.
 
@@ -60,7 +63,9 @@ def unigram_baseline(
         return {}
     token_counts = np.zeros(vocabulary, np.int64)
     next_counts = np.zeros(2, np.int64)
-    for sequences in _sequences(training, min(len(training), COUNTED_PACKS)):
+    number = min(len(packs), COUNTED_PACKS)
+    evenly_spaced = np.arange(number, dtype=np.int64) * len(packs) // max(1, number)
+    for sequences in _sequences(training, np.sort(packs)[evenly_spaced]):
         token_counts += np.bincount(sequences.predictions["masked_lm_ids"], minlength=vocabulary)
         random = int(np.count_nonzero(sequences.scalars["next_sentence_labels"]))
         next_counts += (len(sequences) - random, random)
@@ -70,7 +75,7 @@ def unigram_baseline(
 
     correct = masked = correct_next = number = 0
     loss = 0.0
-    for sequences in _sequences(held_out, len(held_out)):
+    for sequences in _sequences(held_out, np.arange(len(held_out))):
         labels = sequences.predictions["masked_lm_ids"]
         per_sequence = sequences.prediction_counts
         correct += int((labels == most_frequent).sum())
@@ -95,9 +100,8 @@ def _has_labels(store: PackStore) -> bool:
     return {"masked_lm_ids", "next_sentence_labels"} <= names
 
 
-def _sequences(store: PackStore, packs: int) -> Iterator[Sequences]:
-    """Yield the sequences of ``packs`` evenly spaced packs, some thousand packs at a time."""
-    indices = np.arange(packs, dtype=np.int64) * len(store) // max(1, packs)
-    for first in range(0, packs, _PACKS_AT_ONCE):
-        records = store.records(indices[first : first + _PACKS_AT_ONCE])
+def _sequences(store: PackStore, packs: np.ndarray) -> Iterator[Sequences]:
+    """Yield the sequences of some packs, given by their indices, some thousand packs at a time."""
+    for first in range(0, len(packs), _PACKS_AT_ONCE):
+        records = store.records(packs[first : first + _PACKS_AT_ONCE])
         yield disassemble(store.schema, records)

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 
@@ -45,6 +45,7 @@ _KEYS = (
     ("attention_dropout", "attention_probs_dropout_prob", 0.1),
     ("layer_norm_eps", "layer_norm_eps", 1e-12),
     ("initializer_range", "initializer_range", 0.02),
+    ("classifier_dropout", "classifier_dropout", None),
 )
 # Keys of config.json with the only value that this network implements.
 _FIXED = (
@@ -144,6 +145,7 @@ def write_folder(
     vocabulary: AnyVocabulary,
     *,
     architecture: str,
+    trained_length: Optional[int] = None,
     **settings: Any,
 ) -> None:
     """Write a directory that ``transformers`` loads, without the tied decoder, like the files of Hugging Face.
@@ -154,6 +156,7 @@ def write_folder(
         weights: the weights, by name.
         vocabulary: the vocabulary, to write as tokenizer files.
         architecture: class name in Hugging Face.
+        trained_length: tokens of the longest rows trained on, which tokenizers truncate to; default: all positions.
         settings: further keys of config.json.
 
     Raises:
@@ -173,7 +176,8 @@ def write_folder(
         **bert_settings(model),
         **settings,
     }
-    _write_tokenizer(folder, model, vocabulary)
+    longest = min(trained_length or model.max_position_embeddings, model.max_position_embeddings)
+    _write_tokenizer(folder, longest, vocabulary)
     tensors = {}
     for name, tensor in weights.items():
         tensors[name] = tensor.detach().to("cpu", torch.float32).contiguous()
@@ -215,7 +219,7 @@ def _read_config(path: Path) -> ModelConfig:
     for field in dataclasses.fields(ModelConfig):
         largest[field.name] = field.metadata["rule"].maximum
     for ours, theirs, default in _KEYS:
-        if theirs not in fields:
+        if theirs not in fields or (default is None and fields.any(theirs) is None):
             values[ours] = default
         elif isinstance(default, int):
             values[ours] = fields.integer(theirs, least=1, most=largest[ours])
@@ -307,12 +311,12 @@ def _check_encoder(weights: Mapping[str, torch.Tensor], model: ModelConfig, wher
         )
 
 
-def _write_tokenizer(folder: Path, model: ModelConfig, vocabulary: AnyVocabulary) -> None:
-    """Write the files of a tokenizer."""
+def _write_tokenizer(folder: Path, longest: int, vocabulary: AnyVocabulary) -> None:
+    """Write the files of a tokenizer of at most ``longest`` tokens."""
     from tokenizers import BertWordPieceTokenizer
 
     kinds = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    settings: Dict[str, Any] = {"model_max_length": model.max_position_embeddings}
+    settings: Dict[str, Any] = {"model_max_length": longest}
     if isinstance(vocabulary, TokenizerFile):
         numbers = (vocabulary.padding, vocabulary.unknown, *vocabulary.special)
         special = {}

@@ -11,12 +11,13 @@ from typing import Collection, List, Mapping, NamedTuple, Sequence, Tuple
 from ipu_packed_bert.settings.config import Change, Config, settings_of
 from ipu_packed_bert.settings.declare import ASK, FREE, plain, shown, typed_value
 from ipu_packed_bert.settings.reader import DEFAULT, FILE, problems_message, suggestions
-from ipu_packed_bert.settings.schema import PRETRAIN, SAME_SIZES
+from ipu_packed_bert.settings.schema import PRETRAIN, SAME_NETWORK
 from ipu_packed_bert.settings.yaml_files import ConfigError, parse_yaml
 
-# The settings that determine the shapes of the weights and the way to read them.
-SIZES = frozenset(
-    key for key, setting in settings_of(PRETRAIN).items() if setting.resume == SAME_SIZES
+# The settings that determine the function of the network besides its weights: they are the same wherever weights are
+# resumed or started from. A Hugging Face directory has them, and what this network fixes, in `model.hugging_face`.
+NETWORK = frozenset(
+    key for key, setting in settings_of(PRETRAIN).items() if setting.resume == SAME_NETWORK
 )
 
 # Prefixes of the settings that may change the number of packs of an update.

@@ -35,7 +35,7 @@ TASK_NAMES = (
 SCHEDULES = ("linear", "polynomial", "cosine", "constant")
 
 # Reasons why a resumed run never changes a setting.
-SAME_SIZES = "a resumed run keeps its sizes"
+SAME_NETWORK = "a resumed run keeps its network"
 _DATA = "a resumed run keeps its data"
 _ORDER = "it determines the order of the packs, which a resumed run keeps"
 _TASK = "a resumed run keeps its task"
@@ -230,7 +230,7 @@ class ModelConfig:
         default_of={FINETUNE: 4096},
         minimum=8,
         maximum=1 << 24,
-        resume=SAME_SIZES,
+        resume=SAME_NETWORK,
     )
     hidden_size: int = setting(
         768,
@@ -238,7 +238,7 @@ class ModelConfig:
         default_of={FINETUNE: 256},
         minimum=1,
         maximum=1 << 16,
-        resume=SAME_SIZES,
+        resume=SAME_NETWORK,
     )
     num_layers: int = setting(
         12,
@@ -246,7 +246,7 @@ class ModelConfig:
         default_of={FINETUNE: 4},
         minimum=1,
         maximum=1 << 12,
-        resume=SAME_SIZES,
+        resume=SAME_NETWORK,
     )
     num_heads: int = setting(
         12,
@@ -254,7 +254,7 @@ class ModelConfig:
         default_of={FINETUNE: 4},
         minimum=1,
         maximum=1 << 12,
-        resume=SAME_SIZES,
+        resume=SAME_NETWORK,
     )
     intermediate_size: int = setting(
         3072,
@@ -262,7 +262,7 @@ class ModelConfig:
         default_of={FINETUNE: 1024},
         minimum=1,
         maximum=1 << 20,
-        resume=SAME_SIZES,
+        resume=SAME_NETWORK,
     )
     max_position_embeddings: int = setting(
         512,
@@ -270,10 +270,10 @@ class ModelConfig:
         of=PRETRAIN,
         minimum=8,
         maximum=1 << 20,
-        resume=SAME_SIZES,
+        resume=SAME_NETWORK,
     )
     type_vocabulary_size: int = setting(
-        2, "number of segments", of=PRETRAIN, minimum=2, maximum=1 << 16, resume=SAME_SIZES
+        2, "number of segments", of=PRETRAIN, minimum=2, maximum=1 << 16, resume=SAME_NETWORK
     )
     hidden_dropout: float = setting(
         0.1, "dropout rate of features", of=PRETRAIN, minimum=0.0, below=1.0
@@ -282,11 +282,31 @@ class ModelConfig:
         0.0, "dropout rate of attention weights", of=PRETRAIN, minimum=0.0, below=1.0
     )
     layer_norm_eps: float = setting(
-        1.0e-3, "as published for IPUs; the original BERT has 1.0e-12", of=PRETRAIN, above=0.0
+        1.0e-3,
+        "as published for IPUs; the original BERT has 1.0e-12",
+        of=PRETRAIN,
+        above=0.0,
+        resume=SAME_NETWORK,
+    )
+    # Not used in pre-training: kept for the export of an imported checkpoint, and for its fine-tuning.
+    classifier_dropout: Optional[float] = setting(
+        None,
+        "dropout rate before a classifier in fine-tuning; null: hidden_dropout",
+        of=PRETRAIN,
+        minimum=0.0,
+        below=1.0,
+        resume=FREE,
     )
     initializer_range: float = setting(
         0.02, "standard deviation of initial weights", of=PRETRAIN, above=0.0, resume=FREE
     )
+
+    @property
+    def head_dropout(self) -> float:
+        """Dropout rate before a classifier."""
+        if self.classifier_dropout is None:
+            return self.hidden_dropout
+        return self.classifier_dropout
 
 
 @dataclass(frozen=True)
@@ -297,7 +317,7 @@ class LossConfig:
         "token", "mean over tokens, or over sequences", of=PRETRAIN, choices=("token", "sequence")
     )
     next_sentence: bool = setting(
-        True, "also train next-sentence prediction", of=PRETRAIN, resume=SAME_SIZES
+        True, "also train next-sentence prediction", of=PRETRAIN, resume=SAME_NETWORK
     )
 
 

@@ -70,7 +70,7 @@ class _PackedBertForSequenceClassification(PackedBert):
         super().__init__(model, attention=attention, pooler=True)
         self.kind = kind
         self.first_slots = GatherSlots()
-        self.dropout = nn.Dropout(model.hidden_dropout)
+        self.dropout = nn.Dropout(model.head_dropout)
         self.classifier = nn.Linear(model.hidden_size, classes)
         initialise(self, model.initializer_range)
 

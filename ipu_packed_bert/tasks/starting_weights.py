@@ -70,6 +70,8 @@ def with_dropout(model: ModelConfig, config: Config) -> ModelConfig:
             value = 0.0
         if value is not None:
             dropout[name] = value
+    if "hidden_dropout" in dropout:  # stated for the features before a classifier, too
+        dropout["classifier_dropout"] = None
     return dataclasses.replace(model, **dropout)
 
 
@@ -121,7 +123,7 @@ def folder_of(name: str) -> Path:
     return folder if folder.exists() else _package_folder(name)
 
 
-class _Learnt(NamedTuple):
+class Learnt(NamedTuple):
     """The newest checkpoint of a pre-training run, with its network and vocabulary."""
 
     checkpoint: Checkpoint
@@ -129,11 +131,12 @@ class _Learnt(NamedTuple):
     vocabulary: AnyVocabulary
     note: Optional[str]  # which parts of the vocabulary could not be compared, one line
     architecture: str  # class of Hugging Face
+    trained_length: int  # slots of its rows; of weights without updates, all positions
 
 
 def learnt(
     run: Path, *, vocabulary: Optional[Path] = None, option: str = "--vocabulary FILE"
-) -> _Learnt:
+) -> Learnt:
     """Load the newest checkpoint of a pre-training run, with its network and vocabulary.
 
     Args:
@@ -165,7 +168,11 @@ def learnt(
             f"pass the run's own with {option}"
         )
     note = agree(checkpoint.identity, Identity.of(loaded), weights_of=run, data_of=path).note
-    return _Learnt(checkpoint, model, loaded, note, Pretraining(config).architecture)
+    architecture = Pretraining(config).architecture
+    length = model.max_position_embeddings
+    if checkpoint.step:
+        length = min(length, config.data.max_sequence_length)
+    return Learnt(checkpoint, model, loaded, note, architecture, length)
 
 
 def labels_of(path: Path) -> Optional[List[str]]:

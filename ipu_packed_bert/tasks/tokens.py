@@ -46,7 +46,7 @@ class _PackedBertForTokenClassification(PackedBert):
 
     def __init__(self, model: ModelConfig, *, classes: int, attention: str = "eager"):
         super().__init__(model, attention=attention, pooler=False)
-        self.dropout = nn.Dropout(model.hidden_dropout)
+        self.dropout = nn.Dropout(model.head_dropout)
         self.classifier = nn.Linear(model.hidden_size, classes)
         initialise(self, model.initializer_range)
 

@@ -19,7 +19,7 @@ from pack_data.reading.words import counted
 
 if TYPE_CHECKING:
     from ipu_packed_bert.model.hugging_face import Loaded
-    from ipu_packed_bert.run_files.checkpoints import Checkpoint
+    from ipu_packed_bert.tasks.starting_weights import Learnt
 
 # torch is imported inside the functions, so that a machine without it gets an error of one line.
 
@@ -59,7 +59,7 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     check_new_folder(folder)
     weights = learnt(run, vocabulary=vocabulary)
     checkpoint = weights.checkpoint
-    card = _model_card(run, folder.resolve().name, checkpoint)
+    card = _model_card(run, folder.resolve().name, weights)
     with said_of(run):
         write_folder(
             folder,
@@ -67,6 +67,7 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
             checkpoint.engine["model"],
             weights.vocabulary,
             architecture=weights.architecture,
+            trained_length=weights.trained_length,
         )
     write_atomically(folder / "README.md", card.encode())
     return _Exported(checkpoint.step, weights.note)
@@ -85,8 +86,9 @@ _BUILD_OPTIONS = (
 )
 
 
-def _model_card(run: Path, name: str, checkpoint: Checkpoint) -> str:
+def _model_card(run: Path, title: str, weights: Learnt) -> str:
     """Return a README.md for a model hub, with facts that the run has recorded."""
+    checkpoint = weights.checkpoint
     config = config_from_tree(parse_yaml(checkpoint.config, run), str(run))
     model = config.model
     data = config.data
@@ -98,17 +100,20 @@ def _model_card(run: Path, name: str, checkpoint: Checkpoint) -> str:
     }
     row = f"{data.max_sequence_length:,} slots, packed by `{data.packer}`"
     facts = [("row", row), ("updates", f"{step:,}")]
+    if weights.trained_length < model.max_position_embeddings:
+        untrained = f"{weights.trained_length:,} to {model.max_position_embeddings - 1:,} were not trained in this run"
+        facts.append(("positions", f"0 to {weights.trained_length - 1:,}; {untrained}"))
     facts += _data_facts(run / ENVIRONMENT)
     facts += _summary_facts(run / SUMMARY, step)
-    table = "\n".join(f"| {name} | {value} |" for name, value in facts)
+    table = "\n".join(f"| {fact} | {value} |" for fact, value in facts)
     packed = _PACKED if step and data.packer != "none" else ""
     settings = config.as_dict()
-    for name in _BUILD_OPTIONS:
-        settings["data"].pop(name, None)
+    for option in _BUILD_OPTIONS:
+        settings["data"].pop(option, None)
     return f"""---
 {yaml.safe_dump(metadata, sort_keys=False)}---
 
-# {name}
+# {title}
 
 A BERT of {model.num_layers} layers and {model.hidden_size} hidden units.{packed}
 
@@ -148,6 +153,9 @@ def _summary_facts(path: Path, step: int) -> _Facts:
         ("tokens trained on", f"{summary.integer('tokens'):,}"),
         ("packing factor", f"{summary.number('packing_factor'):.3f} sequences per row"),
     ]
+    speed = summary.optional("sequences_per_second", Fields.number)
+    if speed is not None:
+        facts.append(("speed of training", f"{speed:,.1f} sequences/s"))
 
     held_out = summary.optional("held_out", Fields.object)
     if held_out and held_out.integer("step") == step:
@@ -166,8 +174,8 @@ def _summary_facts(path: Path, step: int) -> _Facts:
     if compared:
         packed = compared.number("packed_sequences_per_second")
         unpacked = compared.number("unpacked_sequences_per_second")
-        speed = f"{packed:,.1f} sequences/s packed, {unpacked:,.1f} unpacked"
-        facts.append(("speed of training", speed))
+        speeds = f"{packed:,.1f} sequences/s packed, {unpacked:,.1f} unpacked"
+        facts.append(("comparison of the same updates", speeds))
     return facts
 
 

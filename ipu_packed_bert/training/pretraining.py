@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Mapping, Optional, Sequence
+from typing import AbstractSet, Mapping, Optional
 
 from ipu_packed_bert.data.constant_baseline import unigram_baseline
 from ipu_packed_bert.data.data_sets import (
@@ -19,10 +19,10 @@ from ipu_packed_bert.data.factors import PackingFactor
 from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
-from ipu_packed_bert.settings.allowed_changes import SIZES, stated_differences
+from ipu_packed_bert.settings.allowed_changes import NETWORK, stated_differences
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.rules import check_accumulation, check_on_ipus
-from ipu_packed_bert.settings.schema import SAME_SIZES
+from ipu_packed_bert.settings.schema import SAME_NETWORK
 from ipu_packed_bert.settings.shipped import for_one_gpu
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.prepared import (
@@ -37,8 +37,8 @@ from pack_data.packing.packing import of_at_most
 from pack_data.reading.words import counted
 from pack_data.store.data_set import Manifest, PackStore
 
-# Sizes of the network; the data set may determine the others.
-_NETWORK = sorted(SIZES - {"model.vocabulary_size", "model.max_position_embeddings"})
+# The data set may determine the other two.
+_KNOWN_AT_ONCE = NETWORK - {"model.vocabulary_size", "model.max_position_embeddings"}
 _MOST_EPOCHS = 100  # of the embedded corpus; a test of an installation on IPUs needs fewer
 
 
@@ -83,7 +83,7 @@ class PacksRun(Prepared):
         """Open or build the data set, which completes the configuration."""
         begin = begun.begin
         processes = begun.processes
-        _refuse_other_sizes(begin, config, _NETWORK)
+        _refuse_other_network(begin, config, _KNOWN_AT_ONCE)
         with processes.first_alone():
             config, store = open_or_build(config, build=processes.rank == 0)
         begun.resources.enter_context(store)
@@ -92,7 +92,7 @@ class PacksRun(Prepared):
         if held_out:
             begun.resources.enter_context(held_out)
         vocabulary = _vocabulary(begin, config, manifest)
-        _refuse_other_sizes(begin, config, sorted(SIZES))
+        _refuse_other_network(begin, config, NETWORK)
 
         factor = _factor_of_program(config, manifest, begun.packing_factor)
         if begun.choice.kind == "ipu_model":
@@ -135,21 +135,22 @@ class PacksRun(Prepared):
         return unigram_baseline(
             self.store,
             self.held_out,
+            packs=self.batches.packs.order(0),
             vocabulary=self.config.model.vocabulary_size,
             normalisation=self.config.loss.normalisation,
         )
 
 
-def _refuse_other_sizes(begin: Beginning, config: Config, keys: Sequence[str]) -> None:
-    """Raise ValueError if the weights that the run starts from belong to a network of other sizes."""
+def _refuse_other_network(begin: Beginning, config: Config, keys: AbstractSet[str]) -> None:
+    """Raise ValueError if the weights that the run starts from belong to another network."""
     start = begin.checkpoint or begin.weights
     if not start:
         return
-    differences = stated_differences(begin.folder, start.config, config, keys)
+    differences = stated_differences(begin.folder, start.config, config, sorted(keys))
     if differences:
-        way_out = SAME_SIZES
+        way_out = SAME_NETWORK
         if not begin.checkpoint:
-            way_out = f"--config {Path(begin.folder, CONFIG)} has their sizes"
+            way_out = f"--config {Path(begin.folder, CONFIG)} has their network"
         raise ValueError(f"{begin.folder}: {', '.join(differences)}; {way_out}")
 
 

@@ -16,7 +16,7 @@ from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.report import command as report_command
 from ipu_packed_bert.report.measured import read as read_measured
 from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
-from ipu_packed_bert.settings.allowed_changes import SIZES
+from ipu_packed_bert.settings.allowed_changes import NETWORK
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.tasks import task_class
@@ -151,7 +151,7 @@ def _resumed(folder: Path) -> Found:
     run = folder / "run"
     config = load_config(run / "config.yml")
     begin = _beginning(str(run), None)
-    _refuse_other_sizes(begin, config, sorted(SIZES))
+    _refuse_other_sizes(begin, config, sorted(NETWORK))
     assert begin.checkpoint is not None
     identity = begin.checkpoint.identity
     with contextlib.closing(host_engine(config)) as engine, said_of(run):

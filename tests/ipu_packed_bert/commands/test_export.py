@@ -165,7 +165,7 @@ def test_another_size_is_refused():
         load_into(network(), weights)
 
 
-def a_run(tmp_path, next_sentence=True, vocabulary=VOCABULARY):
+def a_run(tmp_path, next_sentence=True, vocabulary=VOCABULARY, slots=32):
     """A run folder with one checkpoint; its vocabulary lies beside its data."""
     data = tmp_path / "data"
     data.mkdir()
@@ -175,9 +175,10 @@ def a_run(tmp_path, next_sentence=True, vocabulary=VOCABULARY):
     model = "\n".join(
         f"  {name}: {value:.13f}" if isinstance(value, float) else f"  {name}: {value}"
         for name, value in vars(sizes).items()
+        if value is not None
     )
     path.write_text(
-        f"data:\n  directory: {data}\n  vocabulary_size: 128\n  max_sequence_length: 32\n  "
+        f"data:\n  directory: {data}\n  vocabulary_size: 128\n  max_sequence_length: {slots}\n  "
         f"max_predictions_per_sequence: 5\n"
         f"model:\n{model}\nloss:\n  next_sentence: {str(next_sentence).lower()}\n"
         "placement:\n  layers_per_ipu: [2]\n"
@@ -243,6 +244,7 @@ RECORDED = {
     "sequences": 1234,
     "tokens": 56789,
     "packing_factor": 1.7674,
+    "sequences_per_second": 33.33,
     "held_out": {
         "step": 7,
         "mlm_accuracy": 0.138,
@@ -287,13 +289,44 @@ def test_the_card_states_what_the_run_has_recorded_and_nothing_else(tmp_path):
         "held out: masked tokens, right": "13.8% (always the most frequent token: 4.6%)",
         "held out: masked tokens, loss": "5.432 (always the frequencies of the tokens: 6.100)",
         "held out: next sentence, right": "53.0%",
-        "speed of training": "40.2 sequences/s packed, 20.8 unpacked",
+        "speed of training": "33.3 sequences/s",
+        "comparison of the same updates": "40.2 sequences/s packed, 20.8 unpacked",
     }
     # Figures of another state of the run are not those of these weights.
     (run / "summary.json").write_text(json.dumps({**RECORDED, "held_out": {**RECORDED["held_out"], "step": 6}}))
     assert not any(name.startswith("held out") for name in card_of(tmp_path, run, "older")[1])
     (run / "summary.json").write_text(json.dumps({**RECORDED, "steps": 8}))
     assert card_of(tmp_path, run, "other")[1] == {**facts, "data set": "5,207 sequences in 2,946 rows"}
+
+
+def test_a_card_is_titled_by_its_directory_and_states_the_positions_trained_on(tmp_path):
+    run = a_run(tmp_path)
+    card_of(tmp_path, run, "mine")
+    assert "\n# mine\n" in (tmp_path / "mine" / "README.md").read_text()
+    longest = json.loads((tmp_path / "mine" / "tokenizer_config.json").read_text())["model_max_length"]
+    assert longest == MODEL.max_position_embeddings == 32
+
+
+def test_a_model_of_shorter_rows_has_a_tokenizer_of_their_length(tmp_path):
+    """Its embeddings of later positions were never trained; transformers needs their number in config.json."""
+    _, facts, _ = card_of(tmp_path, a_run(tmp_path, slots=24))
+    assert facts["positions"].startswith("0 to 23; 24 to 31 ")
+    written = tmp_path / "hf"
+    assert json.loads((written / "tokenizer_config.json").read_text())["model_max_length"] == 24
+    assert json.loads((written / "config.json").read_text())["max_position_embeddings"] == 32
+
+
+def test_the_dropout_of_a_classifier_is_read_used_and_kept(folder, tmp_path):
+    changed(folder, classifier_dropout=0.25)
+    model = read_folder(folder).model
+    assert (model.classifier_dropout, model.head_dropout) == (0.25, 0.25)
+    assert replace(model, classifier_dropout=None).head_dropout == MODEL.hidden_dropout
+    import_folder(folder, tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["classifier_dropout"] == 0.25
+    changed(folder, classifier_dropout=1.0)
+    with pytest.raises(ValueError, match="classifier_dropout"):
+        read_folder(folder)
 
 
 def test_no_card_is_overwritten_and_a_damaged_record_is_one_line(tmp_path, capsys):

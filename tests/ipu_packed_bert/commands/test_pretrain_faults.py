@@ -54,6 +54,7 @@ def trained(tiny, tmp_path_factory):
         ("model.max_position_embeddings=70", "64", "70"),
         ("model.type_vocabulary_size=3", "2", "3"),
         ("loss.next_sentence=false", "true", "false"),
+        ("model.layer_norm_eps=1.0e-12", "0.001", "1e-12"),  # the same shapes, another function
     ],
 )
 def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(
@@ -70,12 +71,12 @@ def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(
     out = ("--out", str(tmp_path / "run"))
     message = refused(capsys, "--config", str(other), "--start-from", str(trained), *out)
     assert message == (
-        f"{trained}: {key} is {there} there, {here} in {other}; --config {trained / 'config.yml'} has their sizes"
+        f"{trained}: {key} is {there} there, {here} in {other}; --config {trained / 'config.yml'} has their network"
     )
     placed = ("--set", "placement.layers_per_ipu=[1]") if name == "num_layers" else ()
     changes = ["--steps", "2", "--set", "optimizer.schedule_steps=2", "--set", setting]
     message = refused(capsys, "--resume", str(trained), *changes, *placed)
-    assert message == f"{trained}: {key} is {there} there, {here} by --set; a resumed run keeps its sizes"
+    assert message == f"{trained}: {key} is {there} there, {here} by --set; a resumed run keeps its network"
 
 
 def test_a_network_of_other_sizes_is_refused_before_its_data_set_is_built(tiny, trained, tmp_path, capsys):

@@ -103,7 +103,7 @@ def test_a_number_is_compared_as_one():
     "text, words",
     [
         ("optimizer.learningrate", "not a setting; did you mean optimizer.learning_rate"),
-        ("model.hidden_size", "cannot be changed: a resumed run keeps its sizes"),
+        ("model.hidden_size", "cannot be changed: a resumed run keeps its network"),
         ("run.seed", "cannot be changed: it determines the order of the packs"),
         ("batch.micro_batch,optimizer.nome", "optimizer.nome is not a setting"),
     ],
@@ -187,5 +187,5 @@ def test_a_configuration_changed_by_hand_is_noticed(copied, capsys):
     (copied / CONFIG).write_text(yaml.safe_dump(tree))
     assert run_main(pretrain.main, ["--resume", str(copied), "--steps", "3"]) == 2
     found = capsys.readouterr().err
-    assert f"model.hidden_size is 16 there, 32 in {copied / CONFIG}; a resumed run keeps its sizes" in found
+    assert f"model.hidden_size is 16 there, 32 in {copied / CONFIG}; a resumed run keeps its network" in found
     assert "loss.normalisation is token there, sequence in" in found
