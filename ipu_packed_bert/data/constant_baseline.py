@@ -37,8 +37,8 @@ def unigram_baseline(
     training: PackStore,
     held_out: Optional[PackStore],
     *,
-    packs: np.ndarray,
     vocabulary: int,
+    packs: Optional[np.ndarray] = None,
     normalisation: str = "token",
 ) -> Dict[str, float]:
     """Return the scores of constant predictions on the held-out packs.
@@ -51,9 +51,9 @@ def unigram_baseline(
     Args:
         training: the training data set.
         held_out: the held-out data set, if there is one.
-        packs: indices of the training packs of an epoch, as often as the epoch has them: a data set of a mixture
-            counts by its share.
         vocabulary: number of tokens.
+        packs: indices of the training packs of an epoch, as often as the epoch has them, so that a data set of a
+            mixture counts by its share; default: each pack once.
         normalisation: ``"token"`` or ``"sequence"``, as `loss.normalisation`.
 
     Returns:
@@ -63,9 +63,10 @@ def unigram_baseline(
         return {}
     token_counts = np.zeros(vocabulary, np.int64)
     next_counts = np.zeros(2, np.int64)
+    packs = np.arange(len(training)) if packs is None else np.sort(packs)
     number = min(len(packs), COUNTED_PACKS)
     evenly_spaced = np.arange(number, dtype=np.int64) * len(packs) // max(1, number)
-    for sequences in _sequences(training, np.sort(packs)[evenly_spaced]):
+    for sequences in _sequences(training, packs[evenly_spaced]):
         token_counts += np.bincount(sequences.predictions["masked_lm_ids"], minlength=vocabulary)
         random = int(np.count_nonzero(sequences.scalars["next_sentence_labels"]))
         next_counts += (len(sequences) - random, random)

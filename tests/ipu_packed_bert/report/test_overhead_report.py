@@ -154,16 +154,11 @@ def test_decomposition_adds_up(machine, load, mask):
     over = comparison.overhead(3)
     parts = _overhead_shares(comparison, 3)
     assert parts.pop("sum: a micro-batch (OH)") == over
-    assert parts.pop("a pipeline cycle").value < over.value
-    assert sum(part.value for part in parts.values()) == pytest.approx(over.value)
-    layout = parts["layout"]
-    assert layout.lower < layout.value <= layout.upper
-    # What the fits differ in is the layout parameter.
-    assert over.upper - over.lower == pytest.approx(layout.upper - layout.lower, rel=0.75)
+    assert parts.pop("a pipeline cycle") < over
+    assert sum(parts.values()) == pytest.approx(over)
+    assert parts["layout"] > 0
     if mask == "additive":
-        assert parts[SCORES].value == pytest.approx(0.0, abs=1e-9)
-    else:
-        assert over.upper - over.lower < 0.002  # joining query and key is a copy
+        assert parts[SCORES] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_every_column_has_a_source(table1, comparison):
@@ -174,14 +169,14 @@ def test_every_column_has_a_source(table1, comparison):
 
 
 def test_the_engines_mask_is_the_better_arrangement(machine, load, comparison):
-    """In the query/key product it costs less than half of the additive one's, whatever the unknown layout costs."""
+    """In the query/key product it costs less than half of the additive one's."""
     product, additive = (
         comparison.overhead(3),
         paper.ModelledOverhead(
             machine, load("packed_phase2_pod16.yml", "engine.mask=additive"), calibration.load()
         ).overhead(3),
     )
-    assert product.upper < additive.lower and product.value < 0.5 * additive.value
+    assert product < 0.5 * additive
 
 
 def test_table1_of_a_small_histogram(run, tmp_path):
