@@ -143,6 +143,11 @@ class ClassificationTask(LabelTask):
     of_slots = False
     label_setting = "label_column"
 
+    def __init__(self, config: Config, *arguments: Any, **options: Any):
+        super().__init__(config, *arguments, **options)
+        if self.name == REGRESSION:  # no prediction of a number is right or wrong
+            self.metrics = tuple(metric for metric in self.metrics if metric.name == "loss")
+
     @classmethod
     def read(cls, source: ExampleSource, config: Config, *, labels: bool) -> List[_Text]:
         columns = config.of_task(ClassificationConfig)

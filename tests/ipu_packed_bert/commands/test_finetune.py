@@ -2,6 +2,7 @@
 line.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -279,6 +280,14 @@ def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task)
     scores = [evaluations(tmp_path / name)[-1] for name in ("run", "again")]
     metrics = set(scores[0]) - {"step", "seconds"}
     assert len(metrics) > 2 and all(scores[0][name] == scores[1][name] for name in metrics)
+
+
+@pytest.mark.parametrize("kind, logged", [("regression", {"loss"}), ("single_label", {"loss", "accuracy"})])
+def test_numbers_have_no_accuracy(tmp_path, kind, logged):
+    table = tiny_table(tmp_path / "train.csv", kind)
+    prepared = prepare(tiny_config(None, table, task=kind))
+    with contextlib.closing(prepared.batches) as batches:
+        assert set(prepared.engine.step(next(batches), 0.01).metrics) == logged
 
 
 def test_files_without_labels_are_answered_and_not_scored(tmp_path, checkpoint):
