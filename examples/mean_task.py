@@ -104,7 +104,7 @@ class MeanTask(LabelTask):
         answers = [{"prediction": names[int(logits.argmax())]} for logits in outputs]
         metrics = {}
         if self.scorable:
-            pairs = zip(answers, self.examples)
+            pairs = [(answers[number], self.examples[number]) for number in self.scored]
             hits = [(answer["prediction"],) == example.labels for answer, example in pairs]
             metrics = {"accuracy": 100.0 * sum(hits) / len(hits)}
         return Scored(metrics, {"predictions.json": answers}, answers)

@@ -5,11 +5,12 @@ the format of the task's training data; its labels are read only with --score:
 
   questions        SQuAD's JSON, version 1.1 or 2; or JSONL with a question and its context per line
   texts, pairs     CSV or TSV with a header, or JSONL: --set task.text_column=NAME, task.second_text_column=NAME
-  words            CoNLL, one word per line, an empty line between sentences; or JSONL with a list of words per line
+  words            CoNLL, one word per line, an empty line between sentences; CoNLL-U (.conllu) with the labels in the
+                   column --set task.labels_column=upos; or JSONL with a list of words per line
 
-Files may be plain, .gz or .xz; - is standard input (CoNLL for words, else JSONL). Examples that are too long for a row
-are truncated, as in training; paragraphs of questions are divided into windows. Each output line has "record", counted
-from 1, and "prediction":
+Parquet (.parquet) is read where JSONL is. Files may be plain, .gz or .xz; - is standard input (CoNLL for words, else
+JSONL). Examples that are too long for a row are truncated, as in training; paragraphs of questions are divided into
+windows. Each output line has "record", counted from 1, and "prediction":
 
   squad            the text of the answer ("" for none), with "id", "probability" and, in version 2, "null_odds"
   single_label     the label, with "probability"
@@ -58,7 +59,8 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument(
         "--score",
         action="store_true",
-        help="also read the labels of FILE and print scores as JSON, in percent except correlations. squad: exact, f1 "
+        help="also read the labels of FILE; records without a valid label are predicted, counted and left out of the "
+        "scores. Print scores as JSON, in percent except correlations. squad: exact, f1 "
         "and, with null_answers, the best of both and their thresholds; single_label: accuracy, "
         "majority_accuracy (of always predicting the most frequent label), macro_f1, matthews and, for two labels, f1 "
         "of the second; multi_label: micro_f1, macro_f1, all_right; regression: pearson, "
@@ -110,8 +112,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     packing = task.packs.packing
     with contextlib.closing(prepared.engine):
         if args.score and not task.scorable:
+            reasons = "; ".join(task.sources["evaluation"].unlabelled[:1])
             raise ValueError(
-                f"{asked.source}: lacks labels for some or all records; add them, or leave out --score"
+                f"{reasons or asked.source}: no record has a label that can be scored; add labels, or leave out --score"
             )
         for note in task.notes:
             say(f"data      {note}")
@@ -146,7 +149,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         f" {seconds:.1f} s including the answers)"
     )
     if args.score:
-        say(_score_text(result.metrics))
+        scored = task.accounts["evaluation"]["scored"]
+        not_scored = sum(scored.left_out.values())
+        say(_score_text({**result.metrics, "not_scored": not_scored}))
     return 0
 
 

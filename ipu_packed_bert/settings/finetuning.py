@@ -45,11 +45,13 @@ class ClassificationConfig(TaskConfig):
 class TokensConfig(TaskConfig):
     """The columns of a JSONL file with the words of a sentence and their labels.
 
-    Other files have one word and its label per line.
+    Other files have one word and its label per line; in CoNLL-U, `labels_column` is one of its ten columns.
     """
 
     words_column: str = setting("words", "column of the list of words")
-    labels_column: str = setting("labels", "column of the list of labels, one per word")
+    labels_column: str = setting(
+        "labels", "column of the list of labels, one per word; of CoNLL-U, for example upos"
+    )
 
 
 class _Task(NamedTuple):

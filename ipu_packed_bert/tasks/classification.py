@@ -7,6 +7,7 @@ Suffixes as in `model/bert.py`: B rows, S slots, D places for sequences, H hidde
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from ipu_packed_bert.settings.finetuning import (
 )
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.tasks.account import Account
 from ipu_packed_bert.tasks.examples import ExampleTask, LabelTask, LossAndCorrect, Scored
 from ipu_packed_bert.tasks.files import (
     ExampleSource,
@@ -47,7 +49,6 @@ from ipu_packed_bert.tasks.scores import (
     spearman,
 )
 from pack_data.reading.fields import named, shown
-from pack_data.reading.words import counted
 
 # Values of problem_type in config.json.
 PROBLEM_TYPES = {
@@ -160,16 +161,13 @@ class ClassificationTask(LabelTask):
             for part, name in zip(parts, text_columns):
                 if not plain_text(part):
                     raise ValueError(f"{where}: {named(name)} is {shown(part)}; must be a text")
-            if not labels or columns.label_column not in record.values:
+            target = None
+            if labels and columns.label_column in record.values:
+                raw = record.values[columns.label_column]
+                target = source.label(partial(_target, columns, raw, where))
+            if target is None:
                 return _Text(parts, None, math.nan, where)
-            raw = record.values[columns.label_column]
-            rule = _RULES[columns.name]
-            try:
-                return _Text(parts, *_READERS[columns.name](raw), where)
-            except ValueError:
-                raise ValueError(
-                    f"{where}: {named(columns.label_column)} is {shown(raw)}; must be {rule}"
-                ) from None
+            return _Text(parts, *target, where)
 
         hint = "; name them with --set task.text_column=... and task.label_column=..."
         return read_records(source, text, what="text", columns=text_columns, hint=hint)
@@ -206,11 +204,12 @@ class ClassificationTask(LabelTask):
         targets = {"labels": self._targets(examples, what)}
         inputs = Inputs.of(ids, np.concatenate(segments), targets=targets)
 
-        note = f"{what}: {counted(len(examples), 'text')} of {inputs.lengths.mean():.0f} tokens"
-        cut = int((inputs.lengths == slots).sum())
-        if cut:
-            note += f", {cut:,} of them cut at {slots} or just as long"
-        self.notes.append(note)
+        counts = [sum(map(len, ids)) for ids in zip(*encoded)]
+        beyond = sum(max(0, count - room) for count in counts)
+        used = int(inputs.lengths.sum()) - (slots - room) * len(inputs)
+        self.accounts[what]["tokens"] = Account(
+            sum(counts), used, {f"beyond {slots} slots": beyond}
+        )
         return inputs
 
     def _targets(self, texts: Sequence[_Text], what: str) -> np.ndarray:
@@ -249,8 +248,9 @@ class ClassificationTask(LabelTask):
         answers = self._answers(logits)
         metrics: Dict[str, Any] = {}
         if self.scorable and self.evaluation is not None:
-            values = self._score(logits, self.evaluation.targets["labels"])
-            metrics = {**{name: values[name] for name in self.scores}, "texts": len(logits)}
+            scored = self.scored
+            values = self._score(logits[scored], self.evaluation.targets["labels"][scored])
+            metrics = {**{name: values[name] for name in self.scores}, "texts": len(scored)}
         return Scored(metrics, {"predictions.json": answers}, answers)
 
     def _answers(self, logits: np.ndarray) -> List[Dict[str, Any]]:
@@ -312,6 +312,16 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 _Target = Tuple[Tuple[str, ...], float]  # `labels` and `number` of a _Text
+
+
+def _target(columns: ClassificationConfig, raw: Any, where: str) -> _Target:
+    try:
+        return _READERS[columns.name](raw)
+    except ValueError:
+        rule = _RULES[columns.name]
+        raise ValueError(
+            f"{where}: {named(columns.label_column)} is {shown(raw)}; must be {rule}"
+        ) from None
 
 
 def _one_label(raw: Any) -> _Target:

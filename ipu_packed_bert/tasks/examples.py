@@ -6,6 +6,7 @@ import abc
 import math
 import re
 import time
+from dataclasses import replace
 from itertools import chain
 from typing import (
     TYPE_CHECKING,
@@ -28,6 +29,7 @@ from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.finetuning import TaskConfig
 from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.tasks.account import Account
 from ipu_packed_bert.tasks.files import ExampleSource, Faults
 from ipu_packed_bert.tasks.inputs import ExamplePacks, Tokenizer, pack_inputs
 from ipu_packed_bert.tasks.inputs import Inputs as Inputs  # tasks of users import it from here
@@ -120,7 +122,8 @@ class ExampleTask(Task):
         self.notes: List[str] = []  # facts about the data for users, one line each
         self.sources: Dict[str, ExampleSource] = {}
         if asked:
-            self.sources["evaluation"] = asked.source
+            source = replace(asked.source, predicted=True, unlabelled=[], skipped=[])
+            self.sources["evaluation"] = source
         else:
             for what in _FILES:
                 name = getattr(config.data, what)
@@ -128,16 +131,49 @@ class ExampleTask(Task):
                     self.sources[what] = ExampleSource.of(name)
         with_labels = asked is None or asked.labels
         read = {}
+        self.accounts: Dict[str, Dict[str, Account]] = {what: {} for what in self.sources}
+        # The records of each file that are not used, by reason.
+        self.left_out: Dict[str, Dict[str, int]] = {what: {} for what in self.sources}
         for what, source in self.sources.items():
             read[what] = self.read(source, config, labels=with_labels)
+        came_in = {what: len(examples) for what, examples in read.items()}
         self.labels = self.begin(read, labels)
 
         self.examples: List[Any] = []  # of `evaluation`
         for what, examples in read.items():
             examples = self._sample(examples, what)
-            setattr(self, what, self.inputs(examples, what))
+            inputs = self.inputs(examples, what)
+            setattr(self, what, inputs)
             self.examples = examples if what == "evaluation" else []
+            records = len(inputs) if inputs.records is None else inputs.records
+            account = Account(came_in[what], records, self.left_out[what])
+            self.accounts[what] = {"records": account, **self.accounts[what]}
+            self.notes.append(self._account_text(examples, what))
+        if with_labels and self.examples:
+            self._count_scored()
         self._pack()
+
+    def _account_text(self, examples: Sequence[Any], what: str) -> str:
+        """Describe what came in from a file, what goes out, and why the rest does not."""
+        parts = [account.text(unit) for unit, account in self.accounts[what].items()]
+        empty = sum(not all(map(str.strip, self.texts_of(example))) for example in examples)
+        if empty:
+            parts.append(f"{empty:,} of the records have an empty text")
+        skipped = len(self.sources[what].skipped)
+        if skipped:
+            parts.append(f"{skipped:,} multiword ranges and empty nodes skipped")
+        return f"{what}: {', '.join(parts)}"
+
+    def _count_scored(self) -> None:
+        """Count the records of `evaluation` with labels, and the reasons of the others."""
+        count = len(self.examples)
+        invalid = self.sources["evaluation"].unlabelled
+        without = count - len(self.scored) - len(invalid)
+        reasons = {"without a label": without, "; ".join(["invalid", *invalid[:2]]): len(invalid)}
+        scored = Account(count, len(self.scored), reasons)
+        if scored.goes_out < count:
+            self.notes.append(f"scores of {scored.text('records')}")
+        self.accounts["evaluation"]["scored"] = scored
 
     @classmethod
     @abc.abstractmethod
@@ -204,10 +240,21 @@ class ExampleTask(Task):
     def scores(self) -> Tuple[str, ...]:
         """Names of the metrics of `score`, which are percentages except for correlations and errors."""
 
+    @staticmethod
+    def has_label(example: Any) -> bool:
+        """Return True if an example has a label that was read; scores leave out the other examples."""
+        return example.labels is not None
+
     @property
-    @abc.abstractmethod
+    def scored(self) -> List[int]:
+        """Indices of the records of `evaluation` that scores are computed for."""
+        pairs = enumerate(self.examples)
+        return [number for number, example in pairs if self.has_label(example)]
+
+    @property
     def scorable(self) -> bool:
-        """True if every record of `evaluation` has a label that was read."""
+        """True if records of `evaluation` have labels that were read."""
+        return bool(self.scored)
 
     @abc.abstractmethod
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
@@ -260,6 +307,7 @@ class ExampleTask(Task):
             seed = data.seed
         if self.asked is not None or number is None or number >= len(examples):
             return examples
+        self.left_out[what]["in the sample"] = len(examples) - number
         chosen = np.sort(np.random.default_rng(seed).choice(len(examples), number, replace=False))
         return [examples[index] for index in chosen]
 
@@ -267,7 +315,8 @@ class ExampleTask(Task):
 class LabelTask(ExampleTask):
     """A classification task.
 
-    Its examples have the attributes `labels`, None if the file has none, and `where`, file and line for messages.
+    Its examples are named tuples with the fields `labels`, None for a record without, and `where`, file and line for
+    messages.
     """
 
     label_setting: str  # the setting that names the column of the labels
@@ -275,7 +324,7 @@ class LabelTask(ExampleTask):
     def begin(self, read: Dict[str, List[Any]], labels: Optional[Sequence[str]]) -> List[str]:
         for what, examples in read.items():
             faults = Faults(self.sources[what])
-            for example in examples:
+            for example in examples if self.asked is None else ():
                 with faults.of_record():
                     if (example.labels is None) != (examples[0].labels is None):
                         raise ValueError(
@@ -300,7 +349,16 @@ class LabelTask(ExampleTask):
                 "fine-tuned for this task"
             )
         self._numbers = {label: number for number, label in enumerate(labels)}
+        if self.asked is not None:
+            read["evaluation"] = list(map(self._with_known_labels, read["evaluation"]))
         return list(labels)
+
+    def _with_known_labels(self, example: Any) -> Any:
+        """Return a record to predict, without its labels if the model does not have all of them."""
+        source = self.sources["evaluation"]
+        labels = example.labels or ()
+        known = source.label(lambda: [self.number_of(label, example.where) for label in labels])
+        return example if known is not None else example._replace(labels=None)
 
     def number_of(self, label: str, where: str) -> int:
         """Return the class of a label; raise ValueError if the training file does not have it."""
@@ -314,10 +372,6 @@ class LabelTask(ExampleTask):
                 "or remove the record"
             )
         return self._numbers[label]
-
-    @property
-    def scorable(self) -> bool:
-        return bool(self.examples) and self.examples[0].labels is not None
 
     def export_settings(self) -> Dict[str, Any]:
         """Return the keys of config.json that name the classes; regression has one."""

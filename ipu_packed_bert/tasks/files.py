@@ -28,6 +28,8 @@ from typing import (
 )
 
 from ipu_packed_bert.settings.config import Config
+from pack_data.formats.rows import read_rows
+from pack_data.reading.bad_records import BadRecords
 from pack_data.reading.compressed import open_unpacked
 from pack_data.reading.fields import Fields, named, one_line, parse_json, shown
 from pack_data.reading.words import Problems, counted
@@ -40,6 +42,11 @@ _FORMATS = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".conll": "conll",
+    ".conllu": "conllu",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "parquet",
+    ".feather": "parquet",
     ".txt": "conll",
 }
 _SUFFIXES = (".gz", ".xz")
@@ -50,12 +57,20 @@ _MOST_FAULTS = 20  # records named by one message
 _WAY_OUT = "get the file again"
 
 
+_Label = TypeVar("_Label")
+
+
 @dataclass(frozen=True)
 class ExampleSource:
     """A file or standard input; `str` returns its name for messages."""
 
     path: Path
     format: str = ""  # a value of _FORMATS; "" for other endings
+    predicted: bool = False  # True: records are predicted, also those without a valid label
+    unlabelled: List[str] = field(default_factory=list, compare=False)  # why labels are not used
+    skipped: List[str] = field(
+        default_factory=list, compare=False
+    )  # CoNLL-U's rows that are no words
 
     @classmethod
     def of(
@@ -70,6 +85,16 @@ class ExampleSource:
 
     def __str__(self) -> str:
         return "standard input" if str(self.path) == STANDARD_INPUT else str(self.path)
+
+    def label(self, read: Callable[[], _Label]) -> Optional[_Label]:
+        """Return ``read()``, the label of a record; None if it is invalid and the record is only predicted."""
+        try:
+            return read()
+        except ValueError as error:
+            if not self.predicted:
+                raise
+            self.unlabelled.append(one_line(error, 1000))
+            return None
 
     @contextmanager
     def _opened(self, newline: str) -> Iterator[IO[str]]:
@@ -190,9 +215,9 @@ def _locate(name: str, data_dir: Optional[Path]) -> Path:
 
 
 class TableRow(NamedTuple):
-    """A record of a table and its first line, for messages."""
+    """A record of a table and its place, for messages."""
 
-    line: int
+    line: int  # its first; of Parquet, the number of the record
     values: Dict[str, Any]
 
 
@@ -222,14 +247,23 @@ def read_records(
     Raises:
         ValueError: Records are invalid (all of them are named), or there is none.
     """
-    if source.format not in ("csv", "tsv", "json", "jsonl"):
-        raise ValueError(f"{source}: its name must end in .csv, .tsv or .jsonl (then .gz or .xz)")
+    readers = {
+        "csv": _delimited_lines,
+        "tsv": _delimited_lines,
+        "json": _json_lines,
+        "jsonl": _json_lines,
+        "parquet": _rows,
+    }
+    if source.format not in readers:
+        raise ValueError(
+            f"{source}: its name must end in .csv, .tsv, .jsonl (then .gz or .xz) or .parquet"
+        )
     faults = Faults(source)
-    has_header = source.format in ("csv", "tsv")
-    records = _delimited_lines(source, faults) if has_header else _json_lines(source, faults)
+    has_header = source.format not in ("json", "jsonl")
+    unit = "record" if source.format == "parquet" else "line"
     examples = []
-    for record in records:
-        where = f"{source} line {record.line}"
+    for record in readers[source.format](source, faults):
+        where = f"{source} {unit} {record.line}"
         missing = [name for name in columns if name not in record.values]
         # A column missing in the header is missing in all records: report it once.
         with contextlib.nullcontext() if has_header and missing else faults.of_record():
@@ -245,15 +279,21 @@ def read_records(
     return examples
 
 
+def _rows(source: ExampleSource, faults: Faults) -> Iterator[TableRow]:
+    for row in read_rows(str(source.path), BadRecords()):
+        yield TableRow(row.origin.record, row.fields)
+
+
 def _delimited_lines(source: ExampleSource, faults: Faults) -> Iterator[TableRow]:
     options: Dict[str, Any] = {}
     if source.format == "tsv":
         # Quotes are ordinary characters, as in the GLUE files.
         options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    reader = csv.reader(source.lines(newline=""), strict=True, **options)
+    # In "text, label" the blank is not part of the name.
+    reader = csv.reader(source.lines(newline=""), strict=True, skipinitialspace=True, **options)
     line = 1
     try:
-        header = next(reader, [])
+        header = [name.strip() for name in next(reader, [])]
         line = reader.line_num + 1
         for row in reader:
             if len(row) == len(header):

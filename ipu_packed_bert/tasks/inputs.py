@@ -80,11 +80,10 @@ class Inputs:
     slot_targets: Mapping[str, np.ndarray] = field(default_factory=dict)  # slots in a sequence [n]
     targets: Mapping[str, np.ndarray] = field(default_factory=dict)  # other targets [n, ...]
     slots: Mapping[str, np.ndarray] = field(default_factory=dict)  # other columns of tokens, flat
+    records: Optional[int] = None  # that the sequences come from; None: as many as sequences
 
     @classmethod
-    def of(
-        cls, ids: Sequence[np.ndarray], segment_ids: np.ndarray, **further: Mapping[str, np.ndarray]
-    ) -> Inputs:
+    def of(cls, ids: Sequence[np.ndarray], segment_ids: np.ndarray, **further: Any) -> Inputs:
         """Join the ids of all sequences; segment_ids and `slots` are already flat."""
         lengths = np.array(list(map(len, ids)), np.int64)
         return cls(lengths, np.concatenate(ids), segment_ids, **further)

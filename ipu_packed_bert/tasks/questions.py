@@ -12,6 +12,7 @@ Suffixes as in `model/bert.py`: B rows, S slots, D places for sequences, H hidde
 from __future__ import annotations
 
 import unicodedata
+from functools import partial
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.finetuning import SquadConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.tasks.account import Account
 from ipu_packed_bert.tasks.examples import ExampleTask, LossAndCorrect, Scored
 from ipu_packed_bert.tasks.files import ExampleSource, Faults, TableRow, plain_text, read_records
 from ipu_packed_bert.tasks.inputs import Inputs, Tokenizer, Tokens
@@ -34,6 +36,7 @@ from pack_data.reading.fields import Fields, named, said_of, shown
 from pack_data.reading.words import counted
 
 _MOST_OF_QUESTION = 64  # tokens; longer questions are truncated, as in BERT's procedure
+_JOINERS = "\u200c\u200d"
 _N_BEST = 20  # candidate answers per question, as in BERT's procedure
 
 
@@ -125,7 +128,7 @@ class QuestionsTask(ExampleTask):
     def read(cls, source: ExampleSource, config: Config, *, labels: bool) -> List[Question]:
         """Read a SQuAD file, version 1.1 or 2, or JSONL with a question and its context on each line."""
         reader = _QuestionReader(source, labels)
-        if source.format == "jsonl":
+        if source.format in ("jsonl", "parquet"):
             read_records(source, reader.add_record, what="question")
         else:
             reader.add_squad()
@@ -142,10 +145,12 @@ class QuestionsTask(ExampleTask):
                 self.notes.append(
                     f"{self.sources[what]}: {unplaced:,} answers with answer_start -1 are left out"
                 )
-                kept = [
-                    question for question in questions if question.labelled or not question.unplaced
-                ]
-                self._keep(read, what, kept or questions, "without other answers are left out")
+        if "training" in read:
+            questions = read["training"]
+            kept = [
+                question for question in questions if question.labelled or not question.unplaced
+            ]
+            self._keep(read, "training", kept or questions, "with answer_start -1")
         if not self._squad.null_answers and self.asked is None:
             for what, questions in read.items():
                 kept = [
@@ -156,15 +161,14 @@ class QuestionsTask(ExampleTask):
                         f"{self.sources[what]}: no question has an answer; use the file with --set"
                         " task.null_answers=true"
                     )
-                self._keep(
-                    read, what, kept, "without an answer are left out (task.null_answers is false)"
-                )
+                self._keep(read, what, kept, "without an answer (task.null_answers is false)")
         training = read.get("training", ())
-        unlabelled = sum(not question.labelled for question in training)
+        unlabelled = [question.id for question in training if not question.labelled]
         if unlabelled:
             raise ValueError(
-                f"{self.sources['training']}: {unlabelled} of {len(training)} questions have neither answers nor "
-                "is_impossible, so they cannot be used for training; add one of the two"
+                f"{self.sources['training']}: {len(unlabelled)} of {len(training)} questions have neither answers nor "
+                f"is_impossible, so they cannot be used for training: {', '.join(map(named, unlabelled[:5]))}; add one"
+                " of the two"
             )
         if self._squad.drop_seen_paragraphs and "evaluation" in read:
             seen = {question.paragraph for question in training}
@@ -174,14 +178,12 @@ class QuestionsTask(ExampleTask):
                     f"{self.sources['evaluation']}: all its paragraphs are also in {self.sources['training']}; evaluate"
                     " on other paragraphs, or set task.drop_seen_paragraphs=false"
                 )
-            self._keep(read, "evaluation", kept, "on paragraphs of the training file are left out")
+            self._keep(read, "evaluation", kept, "on paragraphs of the training file")
 
     def _keep(
         self, read: Dict[str, List[Question]], what: str, kept: List[Question], reason: str
     ) -> None:
-        dropped = len(read[what]) - len(kept)
-        if dropped:
-            self.notes.append(f"{self.sources[what]}: {dropped:,} questions {reason}")
+        self.left_out[what][reason] = len(read[what]) - len(kept)
         read[what] = kept
 
     def inputs(self, examples: Sequence[Question], what: str) -> Inputs:
@@ -193,18 +195,19 @@ class QuestionsTask(ExampleTask):
                 self.max_sequence_length,
                 training=what == "training",
             )
-        lengths = self.windows.inputs.lengths
-        note = (
-            f"{what}: {counted(len(examples), 'question')} in {counted(len(lengths), 'window')} "
-            f"of {lengths.mean():.0f} tokens"
+        inputs = self.windows.inputs
+        self.notes.append(
+            f"{what}: {counted(inputs.records or 0, 'question')} in {counted(len(inputs), 'window')} "
+            f"of {inputs.lengths.mean():.0f} tokens"
         )
         unheld = self.windows.unheld
-        if unheld:
-            note += f"; {counted(unheld, 'answer')} whole in no window"
-            if what == "training":
-                note += ", whose questions are left out"
-        self.notes.append(note)
-        return self.windows.inputs
+        if what == "training":
+            self.left_out[what]["with an answer longer than a window"] = unheld
+        pairs = zip(self.windows.windows, inputs.slot_targets["start_positions"])
+        held = {window.question for window, start in pairs if start}
+        count = sum(bool(question.answers) for question in examples)
+        self.accounts[what]["answers"] = Account(count, len(held), {"whole in a window": unheld})
+        return inputs
 
     @property
     def scores(self) -> Tuple[str, ...]:
@@ -212,9 +215,9 @@ class QuestionsTask(ExampleTask):
             return ("exact", "f1", "best_exact", "best_f1")
         return ("exact", "f1")
 
-    @property
-    def scorable(self) -> bool:
-        return all(question.labelled for question in self.examples)
+    @staticmethod
+    def has_label(example: Question) -> bool:
+        return example.labelled
 
     def network(self, attention: str) -> PackedBert:
         return _PackedBertForQuestionAnswering(self.model, attention=attention)
@@ -226,12 +229,13 @@ class QuestionsTask(ExampleTask):
         odds = {name: prediction.null_odds for name, prediction in predictions.items()}
         metrics: Dict[str, Any] = {}
         if self.scorable:
-            gold_answers = gold(self.windows.questions)
+            gold_answers = gold([self.examples[number] for number in self.scored])
             metrics = score_answers(answers, gold_answers)
             if null_answers:
-                texts = {name: prediction.best_text for name, prediction in predictions.items()}
+                texts = {name: predictions[name].best_text for name in gold_answers}
+                odds_of_scored = {name: odds[name] for name in gold_answers}
                 for of in ("exact", "f1"):
-                    best = best_threshold(texts, odds, gold_answers, of=of)
+                    best = best_threshold(texts, odds_of_scored, gold_answers, of=of)
                     metrics[f"best_{of}"] = best.score
                     metrics[f"best_{of}_threshold"] = best.threshold
 
@@ -320,8 +324,11 @@ class _QuestionReader:
         answers: Tuple[Answer, ...] = ()
         is_impossible = False
         unplaced = 0
+        found = None
         if self.labels:
-            all_answers, is_impossible = _answers(entry, name, context, where)
+            found = self.source.label(partial(_answers, entry, name, context, where))
+        if found is not None:
+            all_answers, is_impossible = found
             answers = tuple(answer for answer in all_answers if answer.start >= 0)
             unplaced = len(all_answers) - len(answers)
         labelled = bool(answers) or is_impossible
@@ -441,42 +448,28 @@ def _make_windows(
         offset = len(template.before) + len(query) + len(template.between)
         room = room_for_texts - len(query)
         parts = _cut(len(paragraph.ids), room, _stride(settings, room))
+        unheld += answer is None and bool(question.answers)
         if answer is not None and not any(_holds(part, answer) for part in parts):
             if training:
                 parts = _with_answer(parts, answer, len(paragraph.ids), room)
-            unheld += answer.last - answer.first >= room or not training
+            unheld += len(answer) > room or not training
         for part in parts:
-            row, kinds = tokenizer.joined(
-                [query, paragraph.ids[part.first : part.first + part.tokens]]
-            )
-            windows.append(Window(number, part.first, part.tokens, offset))
+            row, kinds = tokenizer.joined([query, paragraph.ids[part.start : part.stop]])
+            windows.append(Window(number, part.start, len(part), offset))
             ids.append(row)
             segments.append(kinds)
             target = (0, 0)
             if answer is not None and _holds(part, answer):
-                shift = offset - part.first
-                target = (answer.first + shift, answer.last + shift)
+                shift = offset - part.start
+                target = (answer[0] + shift, answer[-1] + shift)
             targets.append(target)
     if not windows:
         raise ValueError("all answers are longer than a window; raise data.max_sequence_length")
     starts, ends = np.array(targets, np.int64).reshape(-1, 2).T
     places = {"start_positions": starts, "end_positions": ends}
-    inputs = Inputs.of(ids, np.concatenate(segments), slot_targets=places)
+    records = len({window.question for window in windows})
+    inputs = Inputs.of(ids, np.concatenate(segments), slot_targets=places, records=records)
     return Windows(questions, paragraphs, windows, inputs, unheld)
-
-
-class _Part(NamedTuple):
-    """The tokens of a paragraph in one window."""
-
-    first: int
-    tokens: int
-
-
-class _TokenSpan(NamedTuple):
-    """The first and the last token of an answer."""
-
-    first: int
-    last: int
 
 
 def _stride(settings: SquadConfig, room: int) -> int:
@@ -489,28 +482,26 @@ def _stride(settings: SquadConfig, room: int) -> int:
     return min(settings.stride, room - overlap)
 
 
-def _cut(tokens: int, room: int, stride: int) -> List[_Part]:
-    """Return windows that begin every ``stride`` tokens, at most ``room`` tokens long, up to the end."""
+def _cut(tokens: int, room: int, stride: int) -> List[range]:
+    """Return the tokens of windows that begin every ``stride`` tokens, at most ``room`` tokens long, up to the end."""
     starts = range(0, max(0, tokens - room) + stride, stride)
-    return [_Part(first, min(tokens - first, room)) for first in starts]
+    return [range(first, min(tokens, first + room)) for first in starts]
 
 
-def _with_answer(parts: List[_Part], answer: _TokenSpan, tokens: int, room: int) -> List[_Part]:
+def _with_answer(parts: List[range], answer: range, tokens: int, room: int) -> List[range]:
     """Add a window with the answer in its middle; return no window if the answer is longer than one."""
-    if answer.last - answer.first >= room:
+    if len(answer) > room:
         return []
-    middle = (answer.first + answer.last + 1) // 2
-    first = max(0, min(middle - room // 2, tokens - room))
-    return [*parts, _Part(first, min(room, tokens))]
+    before = (room - len(answer)) // 2
+    first = max(0, min(answer.start - before, tokens - room))
+    return [*parts, range(first, min(tokens, first + room))]
 
 
-def _holds(part: _Part, answer: _TokenSpan) -> bool:
-    return part.first <= answer.first and answer.last < part.first + part.tokens
+def _holds(part: range, answer: range) -> bool:
+    return part.start <= answer.start and answer.stop <= part.stop
 
 
-def _answer_tokens(
-    question: Question, paragraph: Tokens, *, required: bool
-) -> Optional[_TokenSpan]:
+def _answer_tokens(question: Question, paragraph: Tokens, *, required: bool) -> Optional[range]:
     """Return the tokens that overlap the first answer; None without an answer.
 
     An answer without a token raises ValueError if it is ``required``.
@@ -526,7 +517,7 @@ def _answer_tokens(
         raise ValueError(
             f"question {named(question.id)}: the answer {shown(answer.text)} has no token; correct the file"
         )
-    return _TokenSpan(int(inside[0]), int(inside[-1]))
+    return range(int(inside[0]), int(inside[-1]) + 1)
 
 
 # ---- answers -------------------------------------------------------------------------------------------------------
@@ -621,13 +612,25 @@ def _best_texts(
         scored += _best_spans(window, counts, values, settings)
     best: Dict[str, float] = {}
     for score, first, last in sorted(scored, key=lambda span: (-span[0], span[1], span[2])):
-        end = int(spans[last, 1])
-        while end < len(paragraph) and unicodedata.combining(paragraph[end]):
-            end += 1  # the tokenizer strips accents
+        end = _end_of_grapheme(paragraph, int(spans[last, 1]))
         best.setdefault(paragraph[spans[first, 0] : end], score)
         if len(best) == _N_BEST:
             break
     return best
+
+
+def _end_of_grapheme(text: str, end: int) -> int:
+    """Return the end of the marks after ``end``: accents and vowel signs, which the tokenizer may strip or divide.
+
+    A joiner after a virama (combining class 9) belongs to it.
+    """
+    while end < len(text):
+        is_mark = unicodedata.category(text[end]) in ("Mn", "Mc", "Me")
+        joins = text[end] in _JOINERS and end > 0 and unicodedata.combining(text[end - 1]) == 9
+        if not (is_mark or joins):
+            break
+        end += 1
+    return end
 
 
 def _best_spans(

@@ -22,6 +22,7 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.finetuning import TokensConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.tasks.account import Account
 from ipu_packed_bert.tasks.examples import ExampleTask, LabelTask, LossAndCorrect, Scored
 from ipu_packed_bert.tasks.files import (
     ExampleSource,
@@ -34,8 +35,7 @@ from ipu_packed_bert.tasks.files import (
 from ipu_packed_bert.tasks.inputs import Inputs
 from ipu_packed_bert.tasks.scores import MAJORITY, MARKS, span_scores
 from ipu_packed_bert.tasks.task import Metric
-from pack_data.reading.fields import shown
-from pack_data.reading.words import counted
+from pack_data.reading.fields import named, shown
 
 
 class _PackedBertForTokenClassification(PackedBert):
@@ -95,20 +95,21 @@ class TokensTask(LabelTask):
     def read(cls, source: ExampleSource, config: Config, *, labels: bool) -> List[_Sentence]:
         """Read JSONL with a list of words and a list of labels, or CoNLL, the format of all other files but CSV.
 
-        CoNLL has a word and its label per line, and an empty line between sentences.
+        CoNLL has a word and its label per line, and an empty line between sentences. CoNLL-U is recognised by its ten
+        columns; its word is FORM, and `task.labels_column` names the column of the labels.
         """
         if source.format == "csv":
             raise ValueError(
                 f"{source}: a CSV file, but words are read from CoNLL or JSONL; convert or rename it"
             )
-        if source.format in ("json", "jsonl"):
+        if source.format in ("json", "jsonl", "parquet"):
             columns = config.of_task(TokensConfig)
             return read_records(
                 source,
-                lambda record, where: _sentence(record, where, columns, labels),
+                lambda record, where: _sentence(record, where, columns, source, labels),
                 what="sentence",
             )
-        sentences = _conll_sentences(source, labels)
+        sentences = _conll_sentences(source, config.of_task(TokensConfig), labels)
         if not sentences:
             raise ValueError(f"{source}: has no sentences; pass a file with words and labels")
         return sentences
@@ -129,6 +130,7 @@ class TokensTask(LabelTask):
         # For each sentence, the first token of each word, or -1 for a word without a token in the row.
         self._firsts: List[List[int]] = []
         faults = Faults(self.sources[what])
+        without_token = beyond = 0
         for sentence in examples:
             pieces = [next(encoded).ids for _ in sentence.words]
             row, _ = self.tokenizer.joined([np.concatenate(pieces)[:room]])
@@ -136,6 +138,8 @@ class TokensTask(LabelTask):
             start = first_slot
             for piece in pieces:
                 firsts.append(start if len(piece) and start < first_slot + room else -1)
+                without_token += not len(piece)
+                beyond += len(piece) > 0 and firsts[-1] < 0
                 start += len(piece)
             row_labels = np.zeros(len(row), np.int32)
             with faults.of_record():
@@ -150,11 +154,13 @@ class TokensTask(LabelTask):
 
         segments = np.zeros(sum(map(len, ids)), np.int32)
         inputs = Inputs.of(ids, segments, slots={"labels": np.concatenate(labels)})
-        note = f"{what}: {counted(len(examples), 'sentence')} of {inputs.lengths.mean():.0f} tokens"
-        cut = sum(firsts.count(-1) for firsts in self._firsts)
-        if cut:
-            note += f"; {cut:,} words beyond {self.max_sequence_length} tokens, or without a token, get no prediction"
-        self.notes.append(note)
+        count = sum(len(sentence.words) for sentence in examples)
+        used = sum(first >= 0 for firsts in self._firsts for first in firsts)
+        reasons = {
+            f"beyond {self.max_sequence_length} slots": beyond,
+            "without a token": without_token,
+        }
+        self.accounts[what]["words"] = Account(count, used, reasons)
         return inputs
 
     @property
@@ -184,42 +190,100 @@ class TokensTask(LabelTask):
             answers.append({"prediction": labels, "words": words})
         metrics: Dict[str, Any] = {}
         if self.scorable:
-            metrics = _word_scores(predictions, [sentence.labels for sentence in self.examples])
+            metrics = _word_scores(
+                [predictions[number] for number in self.scored],
+                [self.examples[number].labels for number in self.scored],
+            )
         return Scored(metrics, {"predictions.json": records}, answers)
 
 
-def _sentence(record: TableRow, where: str, columns: TokensConfig, with_labels: bool) -> _Sentence:
+def _sentence(
+    record: TableRow, where: str, columns: TokensConfig, source: ExampleSource, with_labels: bool
+) -> _Sentence:
     words = record.values.get(columns.words_column)
-    labels = record.values.get(columns.labels_column) if with_labels else None
     if not isinstance(words, list) or not words or not all(map(plain_text, words)):
         raise ValueError(
             f"{where}: {columns.words_column} is {shown(words)}; must be a list of words; name it with --set "
             "task.words_column=..."
         )
-    if labels is None:
-        return _Sentence(tuple(words), None, where)
-    if not isinstance(labels, list) or len(labels) != len(words) or not all(map(is_label, labels)):
-        raise ValueError(
-            f"{where}: {columns.labels_column} must be a list of {len(words)} labels, one per word, of at most "
-            "1,000 characters"
-        )
-    return _Sentence(tuple(words), tuple(map(str, labels)), where)
+
+    def labels_of_words() -> Optional[Tuple[str, ...]]:
+        labels = record.values.get(columns.labels_column) if with_labels else None
+        if labels is None:
+            return None
+        is_list = isinstance(labels, list) and len(labels) == len(words)
+        if not is_list or not all(map(is_label, labels)):
+            raise ValueError(
+                f"{where}: {columns.labels_column} must be a list of {len(words)} labels, one per word, of at most "
+                "1,000 characters"
+            )
+        return tuple(map(str, labels))
+
+    return _Sentence(tuple(words), source.label(labels_of_words), where)
 
 
-def _conll_sentences(source: ExampleSource, with_labels: bool) -> List[_Sentence]:
+_CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+_MOST_COLUMNS = 5  # of files with the word in the first column and the label in the last
+_Word = Tuple[str, Optional[str]]  # the word and its label
+
+
+def _conll_sentences(
+    source: ExampleSource, settings: TokensConfig, with_labels: bool
+) -> List[_Sentence]:
     sentences: List[_Sentence] = []
-    rows: List[List[str]] = []
+    block: List[str] = []  # lines of a sentence
     for number, line in enumerate(chain(source.lines(), [""]), start=1):
-        cells = re.findall(r"[^ \t\r\n\f\v]+", line)  # a no-break space is part of a word
-        if cells and not line.startswith("-DOCSTART-"):
-            rows.append(cells)
-        elif rows:
-            is_labelled = with_labels and all(len(cells) > 1 for cells in rows)
-            words = tuple(cells[0] for cells in rows)
-            labels = tuple(cells[-1] for cells in rows) if is_labelled else None
-            sentences.append(_Sentence(words, labels, f"{source} line {number - len(rows)}"))
-            rows = []
+        # A no-break space is part of a word.
+        if line.strip(" \t\r\n\f\v") and not line.startswith("-DOCSTART-"):
+            block.append(line.rstrip("\r\n"))
+            continue
+        where = f"{source} line {number - len(block)}"
+        words = _words_of(block, where, source, settings.labels_column if with_labels else "")
+        if words:
+            texts, labels = zip(*words)
+            is_labelled = with_labels and None not in labels
+            sentences.append(_Sentence(texts, labels if is_labelled else None, where))
+        block = []
     return sentences
+
+
+def _words_of(block: List[str], where: str, source: ExampleSource, label: str) -> List[_Word]:
+    """Return the words of a sentence: column FORM of CoNLL-U, or the first column of other files."""
+    table = [line.split("\t") for line in block if not line.startswith("#")]
+    if source.format == "conllu" or (table and set(map(len, table)) == {len(_CONLLU)}):
+        return _conllu_words(table, where, source, label)
+    rows = [re.findall(r"[^ \t\r\n\f\v]+", line) for line in block]
+    most = max(map(len, rows), default=0)
+    if most > _MOST_COLUMNS:
+        raise ValueError(
+            f"{where}: a line has {most} columns; the word is read from the first and the label from the last of at "
+            f"most {_MOST_COLUMNS}, or from the {len(_CONLLU)} of CoNLL-U, divided by tabs; convert the file"
+        )
+    return [(row[0], row[-1] if len(row) > 1 else None) for row in rows]
+
+
+def _conllu_words(
+    table: List[List[str]], where: str, source: ExampleSource, label: str
+) -> List[_Word]:
+    """Return the words of the rows of CoNLL-U; multiword ranges and empty nodes are counted."""
+    if label and label.lower() not in _CONLLU:
+        raise ValueError(
+            f"{where}: CoNLL-U has no column {named(label)}; name one of {', '.join(_CONLLU)} with --set "
+            "task.labels_column=upos"
+        )
+    words: List[_Word] = []
+    for row in table:
+        is_word = row[0].isdigit()
+        if len(row) != len(_CONLLU) or not (is_word or re.fullmatch(r"\d+[-.]\d+", row[0])):
+            raise ValueError(
+                f"{where}: a line is {shown(' '.join(row))}; must be the {len(_CONLLU)} columns of CoNLL-U, divided by "
+                "tabs, the first of which is a number"
+            )
+        if is_word:
+            words.append((row[1], row[_CONLLU.index(label.lower())] if label else None))
+        else:
+            source.skipped.append(row[0])
+    return words
 
 
 def _word_scores(

@@ -286,6 +286,8 @@ def predict(prepared: _Prepared, *, seen: Callable[[int], Any] = int) -> _Answer
             "the outputs of the network are infinite or NaN, so its weights are damaged; use another checkpoint"
         )
     scored = task.score(outputs)
+    records = task.accounts["evaluation"]["records"]
+    assert len(scored.answers) == records.came_in  # a record's number is its place in the file
     return _Answers(scored.answers, dict(scored.metrics), counts["sequences"], seconds)
 
 

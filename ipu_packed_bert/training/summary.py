@@ -54,6 +54,7 @@ class _RunSummary:
     # Step, sequences and metrics of the last evaluation, and those of constant predictions.
     held_out: Optional[Mapping[str, Any]]
     compare_unpacked: Optional[Mapping[str, Any]]  # SideBySide.to_json
+    accounts: Optional[Mapping[str, Any]]  # ExampleTask.accounts
 
     def lines(self, *, precision: str) -> List[str]:
         """Return the summary for users: losses, speed, and the comparison with unpacked training."""
@@ -176,6 +177,7 @@ def _summarise(
         loss=records[-1].get("loss") if records else None,
         held_out=held_out,
         compare_unpacked=None if compared is None else compared.to_json(),
+        accounts=getattr(run.task, "accounts", None),
     )
 
 

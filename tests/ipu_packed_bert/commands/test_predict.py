@@ -132,6 +132,35 @@ def test_on_ipus_they_are_the_hosts(models, tmp_path, kind):
     assert found == expected
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_that_cannot_be_scored_is_predicted_in_its_place(models, tmp_path, capsys, kind):
+    """The second of three records has a label that is invalid, or that the model does not have."""
+    valid, invalid = {
+        "squad": ([{"text": "river", "answer_start": 0}], [{"text": "stone", "answer_start": -1}]),
+        "tokens": (["O", "O"], ["O"]),
+        "multi_label": (["l0"], ["l0", "l0"]),
+        "regression": (1.0, "much"),
+    }.get(kind, ("0", "9"))
+    lines = []
+    for number, label in enumerate((valid, invalid, valid)):
+        text = "river stone"
+        record = {"text": text, "label": label}
+        if kind == "squad":
+            record = {"id": f"q{number}", "question": "where?", "context": text, "answers": label}
+        if kind == "tokens":
+            record = {"words": text.split(), "labels": label}
+        lines.append(json.dumps(record) + "\n")
+    (tmp_path / "r.jsonl").write_text("".join(lines))
+    assert run(models[kind], tmp_path / "r.jsonl", kind, "--score", "--output", tmp_path / "out.jsonl") == 0
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [each["record"] for each in found] == [1, 2, 3]
+    assert found[0]["prediction"] == found[1]["prediction"] == found[2]["prediction"]
+    text = capsys.readouterr().out
+    scores = json.loads(text.split("score     ")[1].splitlines()[0])
+    assert scores["not_scored"] == 1 and "scores of 2 of 3 records" in text
+    assert scores.get("texts", scores.get("questions", 2)) == 2
+
+
 def test_a_run_its_exported_model_and_its_own_evaluation_agree(tmp_path, capsys):
     start = tiny_checkpoint(tmp_path / "bert")
     file = training_file(tmp_path, "single_label")
@@ -177,7 +206,7 @@ def test_labels_are_read_to_score_alone(models, tmp_path, capsys):
     assert "line 3: label is ''; must be one label" in capsys.readouterr().err
     file.write_text("text\nriver stone\ncastle\n")
     assert run(models["single_label"], file, "single_label", "--score") == 2
-    assert "lacks labels" in capsys.readouterr().err
+    assert "no record has a label" in capsys.readouterr().err
     # What an unanswerable question is, without --score, is the model's to say.
     questions = training_file(tmp_path, "squad", questions=5, without_answer=2)
     assert run(models["squad"], questions, "squad", "--set", "task.null_answers=false") == 0
@@ -220,7 +249,7 @@ def test_what_is_too_long_is_cut_as_in_training_and_said(models, tmp_path, capsy
     file.write_text("river\n" * 70 + "\nstone\n")
     assert run(models["tokens"], file, "tokens") == 0
     out, said = capsys.readouterr()
-    assert "8 words beyond 64 tokens" in said
+    assert "not 8 beyond 64 slots" in said
     found = [json.loads(line)["prediction"] for line in out.splitlines()]
     assert [label is None for label in found[0]] == [False] * 62 + [True] * 8 and len(found[1]) == 1
 

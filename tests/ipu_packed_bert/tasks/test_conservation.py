@@ -8,9 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipu_packed_bert.settings.loading import config_from_tree
+from ipu_packed_bert.tasks import task_class
+from ipu_packed_bert.tasks.examples import Asked
+from ipu_packed_bert.tasks.files import ExampleSource
 from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.questions import QuestionsTask
-from tests.fine_tuning_files import MODEL, VOCABULARY, WORDS
+from pack_data.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from tests.fine_tuning_files import KINDS, MODEL, VOCABULARY, WORDS
+from tests.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +63,9 @@ def test_an_answer_that_fits_is_whole_in_a_window_and_no_other_is_trained(folder
     # The sequences of the training file; the windows kept are those to evaluate.
     assert int((task.training.slot_targets["start_positions"] > 0).sum()) >= len(wanted)
     left_out = len(entries) - len(wanted)
-    note = next(note for note in task.notes if note.startswith("training"))
-    assert (f"{left_out} answer" in note) == bool(left_out)
+    answers = task.accounts["training"]["answers"]
+    assert (answers.came_in, answers.goes_out) == (len(entries), len(wanted))
+    assert task.accounts["training"]["records"].goes_out == len(entries) - left_out
     # The windows to evaluate hold every answer that may be predicted, and do not depend on the answers.
     held = {
         window.question
@@ -69,3 +75,152 @@ def test_an_answer_that_fits_is_whole_in_a_window_and_no_other_is_trained(folder
     assert held >= {number for number in wanted if lengths[number] <= min(longest, room // 2)}
     moved = [(words, 0, 1) for words, _, _ in entries]
     assert questions(folder, moved, **settings).windows.windows == task.windows.windows
+
+
+# A text, and what its label is: valid, unknown to the model, invalid, or none.
+_RECORDS = st.lists(
+    st.tuples(st.integers(0, 40), st.sampled_from(["valid", "unknown", "invalid", "none"])), min_size=1, max_size=8
+)
+_LABELS = {
+    "single_label": {"valid": "a", "unknown": "c", "invalid": ""},
+    "multi_label": {"valid": ["a", "b"], "unknown": ["a", "c"], "invalid": ["a", "a"]},
+    "regression": {"valid": 1.5, "invalid": "much"},
+    "squad": {
+        "valid": [],
+        "invalid": [{"text": "x", "answer_start": 0}],
+        "unknown": [{"text": "x", "answer_start": -1}],
+    },
+}
+
+
+def record_of(kind, number, words, label):
+    """A line of JSONL, with a valid label or not."""
+    text = " ".join([*WORDS, *WORDS, *WORDS][:words])
+    if kind == "tokens":
+        count = max(1, words)  # one empty word
+        labels = {"valid": ["a"] * count, "unknown": ["c"] * count, "invalid": ["a"] * (count + 1)}
+        return {"words": text.split(" "), "labels": labels.get(label)}
+    record = {"text": text} if kind != "squad" else {"id": f"q{number}", "question": "stone", "context": text}
+    if kind == "squad" and label == "valid":
+        record["is_impossible"] = True
+    if label in _LABELS[kind]:
+        record["answers" if kind == "squad" else "label"] = _LABELS[kind][label]
+    return record
+
+
+@given(_RECORDS, st.sampled_from(KINDS), st.integers(8, 64))
+def test_every_record_is_predicted_in_its_place_and_scored_or_counted(folder, drawn, kind, slots):
+    lines = [record_of(kind, number, words, label) for number, (words, label) in enumerate(drawn)]
+    (folder / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task = {"name": kind, **({"null_answers": True} if kind == "squad" else {})}
+    data = {"evaluation": str(folder / "r.jsonl"), "max_sequence_length": slots}
+    config = config_from_tree({"task": task, "data": data, "model": {"checkpoint": "none"}}, "tiny")
+    asked = Asked(ExampleSource.of(folder / "r.jsonl"), labels=True)
+    task = task_class(kind)(config, Tokenizer(VOCABULARY), MODEL, ["a", "b"], asked)
+    accounts = task.accounts["evaluation"]
+    assert accounts["records"].goes_out == len(lines)
+    # The outputs of the network: 2 of each slot or sequence, or 1.
+    inputs = task.evaluation
+    outputs = [np.ones((length, 2) if task.of_slots else 1 + (kind != "regression")) for length in inputs.lengths]
+    found = task.score(outputs)
+    answers = found.answers
+    assert len(answers) == len(lines)
+    if kind == "tokens":
+        assert [answer["words"] for answer in answers] == [line["words"] for line in lines]
+    if kind == "squad":
+        assert [answer["id"] for answer in answers] == [line["id"] for line in lines]
+    scored = accounts["scored"]
+    known = [label == "valid" for _, label in drawn]
+    assert (scored.came_in, scored.goes_out) == (len(lines), sum(known)) and task.scorable == any(known)
+    assert sum(scored.left_out.values()) == len(lines) - sum(known)
+    counted = found.metrics.get("questions", found.metrics.get("texts", sum(known)))
+    assert counted == sum(known)
+    # Tokens of texts and words of sentences: those of the records, and of the sequences.
+    if "tokens" in accounts:
+        assert accounts["tokens"].came_in == sum(words for words, _ in drawn)
+        assert accounts["tokens"].goes_out == sum(min(words, slots - 2) for words, _ in drawn)
+    if "words" in accounts:
+        assert accounts["words"].goes_out == sum(min(words, slots - 2) for words, _ in drawn)
+    empty = sum(words == 0 for words, _ in drawn)
+    assert any(f"{empty:,} of the records have an empty text" in note for note in task.notes) == bool(empty)
+
+
+_TREEBANK = """# sent_id = 1
+# text = river'll stone
+1-2\triver'll\t_\t_\t_\t_\t_\t_\t_\t_
+1\triver\triver\tNOUN\tNN\t_\t2\tnsubj\t_\t_
+2\tnew york\twill\tAUX\tMD\t_\t0\troot\t_\tSpaceAfter=No
+2.1\tmissing\t_\tVERB\t_\t_\t_\t_\t_\t_
+
+# sent_id = 2
+1\t#\t#\tSYM\tNN\t_\t0\troot\t_\t_
+"""
+
+
+def treebank(folder, name, text, **settings):
+    (folder / name).write_text(text)
+    data = {"training": str(folder / name), "max_sequence_length": 32}
+    config = config_from_tree({"task": {"name": "tokens", **settings}, "data": data}, "tiny")
+    return task_class("tokens")(config, Tokenizer(VOCABULARY), MODEL)
+
+
+@pytest.mark.parametrize("name", ["a.conllu", "a.conll"])
+def test_conllu_is_read_by_its_columns(folder, name):
+    task = treebank(folder, name, _TREEBANK, labels_column="upos")
+    assert task.texts(task.config) == ["river new york", "#"] and task.labels == ["AUX", "NOUN", "SYM"]
+    assert "2 multiword ranges and empty nodes" in task.notes[0] and treebank(
+        folder, name, _TREEBANK, labels_column="xpos"
+    ).labels == ["MD", "NN"]
+
+
+@pytest.mark.parametrize(
+    "name, text, names",
+    [
+        ("a.conll", _TREEBANK, ("line 1", "column labels", "upos", "task.labels_column")),
+        ("a.conllu", _TREEBANK.replace("\t", " "), ("line 1", "10 columns", "tabs")),
+        ("a.conll", _TREEBANK.replace("\t", " "), ("11 columns", "CoNLL-U")),
+        ("a.conllu", _TREEBANK.replace("1\triver", "x\triver"), ("line 1", "number")),
+        ("a.txt", "a b c d e O\n", ("line 1", "6 columns", "at most 5")),
+    ],
+)
+def test_words_in_unknown_columns_are_refused(folder, name, text, names):
+    settings = {} if "column labels" in names else {"labels_column": "upos"}
+    with refused(name, *names):
+        treebank(folder, name, text, **settings)
+
+
+@pytest.mark.parametrize(
+    "answer", ["हिन्दी", "पशु", "की", "คือ", "ที่", "น้ำ", "ന്\u200d", "वाक्\u200c", "e\u0301te\u0301", "שלוֹ"]
+)
+def test_an_answer_ends_behind_its_vowel_signs(folder, answer):
+    paragraph = f"river {answer} stone"
+    letters = sorted(set(paragraph))
+    vocabulary = Vocabulary((*SPECIAL_TOKENS, *WORDS, *letters, *(f"##{letter}" for letter in letters)))
+    entry = {"id": "q", "question": "river", "answers": [{"text": answer, "answer_start": 6}]}
+    (folder / "q.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": paragraph, "qas": [entry]}]}]}))
+    data = {"evaluation": str(folder / "q.json"), "max_sequence_length": 40}
+    config = config_from_tree({"data": data, "model": {"checkpoint": "none"}}, "tiny")
+    task = QuestionsTask(config, Tokenizer(vocabulary), MODEL)
+    logits = np.zeros((int(task.evaluation.lengths[0]), 2))
+    for place, name in enumerate(("start_positions", "end_positions")):
+        logits[task.evaluation.slot_targets[name][0], place] = 9.0
+    found = task.score([logits])
+    assert found.answers[0]["prediction"] == answer and found.metrics["exact"] == 100.0
+
+
+def test_tables_are_read_by_name_from_every_form(folder):
+    from pyarrow import parquet, table
+
+    rows = {"label": [1, 0], "text": ["river stone", "castle"]}
+    parquet.write_table(table(rows), folder / "t.parquet")
+    (folder / "t.csv").write_text("label, text\n1, river stone\n0, castle\n")
+    tasks = []
+    for name in ("t.parquet", "t.csv"):
+        tree = {"task": {"name": "single_label"}, "data": {"training": str(folder / name)}}
+        tasks.append(task_class("single_label")(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL))
+    assert [task.training.targets["labels"].tolist() for task in tasks] == [[1, 0]] * 2
+    assert tasks[0].packs.digest == tasks[1].packs.digest
+    parquet.write_table(table({**rows, "text": ["river", None]}), folder / "t.parquet")
+    tree = {"task": {"name": "single_label"}, "data": {"training": str(folder / "t.parquet")}}
+    with refused("t.parquet record 1", "text"):
+        task_class("single_label")(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL)

@@ -169,11 +169,11 @@ def test_glues_metrics_by_hand(tmp_path):
     ]
 
 
-def read(path, slots=40, *, query=8, **settings):
-    """The task that answers all questions of a file, of which it reads so many tokens."""
+def read(path, slots=40, *, query=8, trains=False, **settings):
+    """The task that answers all questions of a file, of which it reads so many tokens, or that trains on them."""
     settings = {"stride": 16, **settings}
     tree = {"task": settings, "data": {"training": str(path), "max_sequence_length": slots, "packer": "none"}}
-    asked = Asked(ExampleSource.of(path), labels=True)
+    asked = None if trains else Asked(ExampleSource.of(path), labels=True)
     with mock.patch.object(module, "_MOST_OF_QUESTION", query):
         return QuestionsTask(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL, asked=asked)
 
@@ -344,8 +344,9 @@ def test_answers_without_a_place_are_left_out_and_counted(tmp_path):
     entries[1]["answers"] = [{"text": "elsewhere", "answer_start": -1}]
     path.write_text(json.dumps(content))
     task = read(path)
-    assert [(question.id, len(question.answers)) for question in task.windows.questions] == [("q0", 1), ("q2", 1)]
-    assert "dev.json: 2 answers" in task.notes[0] and "dev.json: 1 questions" in task.notes[1]
+    assert [len(question.answers) for question in task.windows.questions] == [1, 0, 1]
+    assert [question.labelled for question in task.windows.questions] == [True, False, True]
+    assert "dev.json: 2 answers" in task.notes[0]
 
 
 def broken(path, change):
@@ -372,7 +373,7 @@ def broken(path, change):
 )
 def test_broken_squad_files_in_one_line(tmp_path, change, names):
     with refused("bad.json", *names) as caught:
-        read(broken(tmp_path / "bad.json", change))
+        read(broken(tmp_path / "bad.json", change), trains=True)
     assert len(str(caught.value)) < 600
 
 
@@ -461,7 +462,7 @@ def test_broken_tables_in_one_line(tmp_path, text, kind, names):
 
 def test_a_file_of_another_kind_or_size_is_refused(tmp_path, monkeypatch):
     (tmp_path / "t.xlsx").write_text("text,label\n")
-    with refused("t.xlsx", ".csv, .tsv or .jsonl"):
+    with refused("t.xlsx", ".csv, .tsv, .jsonl", ".parquet"):
         table(tmp_path / "t.xlsx", "single_label")
     monkeypatch.setattr(files, "_LONGEST_LINE", 12)
     (tmp_path / "t.csv").write_text("text,label\n" + "a" * 12 + ",x\n")
