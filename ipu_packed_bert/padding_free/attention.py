@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import threading
 import weakref
 from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -461,11 +462,12 @@ def refuse_axes(
 
 
 def _positions_in(arguments: Dict[str, Any], tokens: int) -> Optional[torch.Tensor]:
-    """Return the position_ids, [B, T], if they belong to these queries."""
+    """Return the positions of these queries, [B, T]: those that the layer gets, or else those of the model's call."""
+    of_call = _reached(tokens)
     positions = arguments.get("position_ids")
     if not torch.is_tensor(positions) or positions.dim() != 2:
-        return None
-    return positions if 1 < positions.shape[1] == tokens else None
+        return of_call
+    return positions if 1 < positions.shape[1] == tokens else of_call
 
 
 def _check_row(
@@ -614,11 +616,13 @@ def _padding_free_mask(*args: Any, **keywords: Any) -> Optional[torch.Tensor]:
     has_no_mask = function is not None and keywords.get("attention_mask") is None
     if tokens is not None and is_whole and has_no_mask:
         if keywords.get("allow_is_causal_skip") or keywords.get("allow_is_bidirectional_skip"):
+            _needed()
             return None
         boundaries = None
         if keywords.get("batch_size") == 1:
             boundaries = _boundaries_of(function, tokens, keywords)
         if boundaries is not None:
+            _needed()
             return boundaries.expand(1, 1, 2, -1)
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -660,14 +664,113 @@ def _is_carried(mask: Any) -> bool:
     return mask.dtype == torch.int32 and mask.shape[2] == 2
 
 
+# ---- the entrance of a model
+
+
+class _OpenCall:
+    """A call of a model that is under way: what its attention layers must get, and whether they are called."""
+
+    def __init__(self) -> None:
+        self.positions: Optional[torch.Tensor] = None  # [B, T], of rows of several examples only
+        self.needs_us = False  # to keep examples apart, or to be causal without a mask
+        self.has_reached_us = False
+
+
+class _OpenCalls(threading.local):
+    """The calls of nested models in a thread, the outermost first."""
+
+    def __init__(self) -> None:
+        self.calls: List[_OpenCall] = []
+
+
+_open = _OpenCalls()
+
+
+def _watch(model: torch.nn.Module) -> None:
+    """Let each call of a model compare the examples that it gets with those that its attention layers get."""
+    if _enter not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_enter, with_kwargs=True)
+        model.register_forward_hook(_leave, always_call=True)
+
+
+@_uncompiled
+def _enter(model: Any, inputs: Any, named: Dict[str, Any]) -> None:
+    call = _OpenCall()
+    _open.calls.append(call)
+    if getattr(model.config, "_attn_implementation", None) == NAME:
+        ids = named.get("input_ids", inputs[0] if inputs else named.get("inputs_embeds"))
+        call.positions = _positions_of_examples(type(model).__name__, ids, named)
+        call.needs_us = call.positions is not None
+
+
+@_uncompiled
+def _leave(model: Any, inputs: Any, output: Any) -> None:
+    call = _open.calls.pop()
+    has_failed = output is None
+    if call.needs_us and not call.has_reached_us and not has_failed:
+        raise ValueError(
+            f'{type(model).__name__} accepts attn_implementation="{NAME}", but its layers do not call it, so they mix '
+            'tokens that must be kept apart; load it with attn_implementation="eager", and pass one example per row'
+        )
+
+
+@_uncompiled
+def _needed() -> None:
+    """Note that a mask is left to our attention."""
+    for call in _open.calls:
+        call.needs_us = True
+
+
+@_uncompiled
+def _reached(tokens: int) -> Optional[torch.Tensor]:
+    """Note that our attention is called, and return the positions of these tokens, [B, T], if the call is packed."""
+    positions = None
+    for call in _open.calls:
+        call.has_reached_us = True
+        if call.positions is not None and call.positions.shape[1] == tokens:
+            positions = call.positions
+    return positions
+
+
+def _positions_of_examples(name: str, ids: Any, named: Dict[str, Any]) -> Optional[torch.Tensor]:
+    """Return the positions of rows of several examples, [B, T], from boundaries or restarts; None for a plain batch."""
+    arguments = ("position_ids", "cu_seq_lens_q", "attention_mask")
+    positions, boundaries, mask = map(named.get, arguments)
+    refuse_axes(name, positions, boundaries, mask)
+    if torch.is_tensor(ids) and torch.is_tensor(boundaries) and boundaries.dim() == 1:
+        if len(boundaries) <= 2:
+            return None
+        places = torch.arange(ids.shape[1], device=boundaries.device)
+        begins = torch.searchsorted(boundaries.contiguous(), places, right=True) - 1
+        return (places - boundaries[begins.clamp(min=0)])[None]
+    if not torch.is_tensor(positions) or positions.dim() != 2 or positions.shape[1] < 2:
+        return None
+    restarts = positions[:, 1:] <= positions[:, :-1]
+    if torch.is_tensor(mask) and mask.shape == positions.shape:
+        is_real = mask != 0
+        restarts = restarts & is_real[:, 1:] & is_real[:, :-1]
+    return positions if restarts.any() else None
+
+
 def _register() -> bool:
     """Register the name with Transformers; return False if this version does not support it."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
     except ImportError:  # before 4.53 each model built a dense mask for any attention
         return False
-    if not hasattr(PreTrainedModel, "set_attn_implementation"):
+    select: Any = getattr(PreTrainedModel, "_check_and_adjust_attn_implementation", None)
+    if select is None or not hasattr(PreTrainedModel, "set_attn_implementation"):
         return False
+
+    @functools.wraps(select)
+    def select_and_watch(model: Any, *args: Any, **options: Any) -> Any:
+        selected = select(model, *args, **options)
+        if selected == NAME:
+            _watch(model)
+        return selected
+
+    # Models call it when they are loaded by name and when they are switched.
+    setattr(PreTrainedModel, select.__name__, select_and_watch)
     AttentionInterface.register(NAME, _padding_free_attention)
     AttentionMaskInterface.register(NAME, _padding_free_mask)
     return True

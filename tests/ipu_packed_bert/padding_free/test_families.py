@@ -4,6 +4,7 @@ These have one of each: windows, chunks, soft caps, sinks, experts, latent keys,
 attention of Transformers, recurrent layers, encoders whose positions begin at 0 and at 2.
 """
 
+import copy
 import json
 
 import pytest
@@ -13,6 +14,7 @@ from ipu_packed_bert.padding_free import PaddingFreeCollator, choice, use_paddin
 from tests.padding_free_models import families, some_examples, transformers
 from tests.refusals import refused
 from tests.tiers import sample
+from tests.tolerances import relative_error
 
 RIGHT = ["mistral", "llama4_text, chunks", "gpt2", "deepseek_v3", "gpt_oss", "gemma2", "llama", "qwen2, window"]
 RIGHT += ["qwen3_moe", "phi", "olmo3", "mixtral", "cohere2", "deepseek_v2", "gpt_neox", "exaone4", "opt"]
@@ -28,6 +30,56 @@ def test_a_family_is_right_or_refused(family):
     assert not any(each.wrong(attention) for attention, each in found.items())
     assert found["padding_free"].plain == ("right" if family in RIGHT else "refused")
     assert all(each.why and "\n" not in each.why for each in found.values())
+
+
+def named(family):
+    """A model and its copy that is loaded by the name of our attention."""
+    plain = families.build(family)
+    config = copy.deepcopy(plain.config)
+    config._attn_implementation = "padding_free"
+    model = type(plain)(config).eval()
+    model.load_state_dict(plain.state_dict())
+    return plain, model
+
+
+# Three axes of positions are made in the model; layers get none; our function is not called, some with a cache only.
+UNREACHED = [
+    "qwen2_vl_text",
+    "qwen2_5_vl_text",
+    "bloom",
+    "openai-gpt",
+    "llama4_text",
+    "gpt_bigcode",
+    "ctrl",
+    "mpt",
+    "xglm",
+]
+
+
+@pytest.mark.parametrize("family", [*UNREACHED, "llama", "gpt2", "qwen2, window"])
+def test_a_family_loaded_by_name_is_right_or_refused(family):
+    """Boundaries reach our function in every call of a row, or the call fails."""
+    if family not in families.families():
+        pytest.skip(f"Transformers {transformers.__version__} does not have it")
+    plain, model = named(family)
+    examples = [torch.as_tensor(example["input_ids"]) for example in some_examples(0, [3, 5, 7])]
+    expected = torch.cat([plain(ids[None]).logits[0] for ids in examples])
+    positions = torch.cat([torch.arange(len(ids)) for ids in examples])[None]
+    ends = torch.tensor([0, 3, 8, 15], dtype=torch.int32)
+    boundaries = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    rights = 0
+    for inputs in (None, {}, {"use_cache": False}, {**boundaries, "use_cache": False}):
+        try:
+            if inputs is None:  # a plain batch
+                found = model(examples[2][None]).logits[0]
+            else:
+                found = model(input_ids=torch.cat(examples)[None], position_ids=positions, **inputs).logits[0]
+        except (AttributeError, TypeError, ValueError) as error:
+            assert "\n" not in str(error)
+            continue
+        assert relative_error([found.detach()], [expected[-len(found) :].detach()]) <= 1e-5, inputs
+        rights += 1
+    assert rights == 4 or family in UNREACHED
 
 
 def test_every_family_that_is_built_is_tiny():
