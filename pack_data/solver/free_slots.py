@@ -95,6 +95,10 @@ def longest_first(histogram: LengthHistogram, max_sequences_per_pack: Optional[i
     return packs.all()
 
 
+# Packers that need at most as many packs as `longest_first`.
+_AS_FEW_AS_LONGEST_FIRST = ("lpfhp", "optimal")
+
+
 def cost_of_depth(packing: Packing) -> str:
     """Return a sentence on a limit on depth that costs many packs, with the way out; "" if it does not."""
     depth = packing.max_sequences_per_pack
@@ -103,7 +107,10 @@ def cost_of_depth(packing: Packing) -> str:
     fewest = count_packs(longest_first(LengthHistogram(packing.placed()), None))
     if packing.packs <= _MOST_EXCESS_PACKS * fewest:
         return ""
+    way_out = "add --max-sequences-per-pack unlimited"
+    if packing.algorithm not in _AS_FEW_AS_LONGEST_FIRST:
+        way_out = "use the packer lpfhp with --max-sequences-per-pack unlimited"
     return (
         f"the limit of {depth} sequences per pack costs packs: {packing.packs:,} instead of at most {fewest:,}; to "
-        "lift it, add --max-sequences-per-pack unlimited"
+        f"lift it, {way_out}"
     )

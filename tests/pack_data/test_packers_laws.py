@@ -1,5 +1,7 @@
 """Laws of every packer on every histogram."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -7,6 +9,7 @@ from hypothesis import assume, given
 from pack_data.packers import PACKERS, get_packer, packs_at_depth
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
+from pack_data.solver.free_slots import cost_of_depth
 from tests.pack_data_strategies import DEPTHS, SPECIAL, depths, histograms, lengths_of
 
 KEYS = (
@@ -123,3 +126,15 @@ def test_counts_beyond_32_bits():
         packing.check(histogram)
         assert packing.slots == 4 * packing.packs
         assert packing.tokens == histogram.tokens == 2**40 + 3 * 2**40 + 4 * 2**41
+
+
+@pytest.mark.parametrize("name", [name for name in PACKERS if name != "none"])
+@given(histograms(), depths(3))
+def test_the_advice_to_lift_the_depth_keeps_its_promise(name, histogram, depth):
+    advice = cost_of_depth(get_packer(name)(histogram, max_sequences_per_pack=depth))
+    assume(advice)
+    promised = int(re.search(r"at most ([\d,]+);", advice)[1].replace(",", ""))
+    advised = re.search(r"the packer (\w+)", advice)
+    packer = advised[1] if advised else name
+    assert packs_at_depth(packer, None)
+    assert get_packer(packer)(histogram, max_sequences_per_pack=None).packs <= promised
