@@ -13,6 +13,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import lru_cache
 from typing import NamedTuple
 
 from tests.imports import ROOT, cycles, graph, levels, package_graph, reached_from
@@ -92,8 +93,13 @@ def density(source):
 
 def total_density(paths):
     """Add up the densities of some files."""
-    densities = [density(path.read_text(encoding="utf-8")) for path in paths]
+    densities = [_density_of(path) for path in paths]
     return Density(sum(each.nodes for each in densities), sum(each.code_lines for each in densities))
+
+
+@lru_cache(None)
+def _density_of(path):
+    return density(path.read_text(encoding="utf-8"))
 
 
 def tracked_files(root=ROOT):
@@ -224,7 +230,7 @@ def dense_files(paths):
     """Return the files above the limit of nodes per code line, the densest first: [(nodes per line, path)]."""
     dense = []
     for path in paths:
-        measured = density(path.read_text(encoding="utf-8"))
+        measured = _density_of(path)
         if measured.code_lines >= SHORT_FILE and measured.per_line > DENSEST_FILE:
             dense.append((measured.per_line, path))
     return sorted(dense, reverse=True)
