@@ -10,7 +10,7 @@ a head (H / N), I intermediate size, V vocabulary, P slots for masked tokens, D 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
 from torch import nn
@@ -44,6 +44,24 @@ class _BertEmbeddings(nn.Module):
         return self.dropout(self.LayerNorm(summed_BSH))
 
 
+class AttentionDropout(nn.Dropout):
+    """Dropout of attention weights; a module, so that it can be replaced from outside."""
+
+    def forward(self, weights: torch.Tensor, starts: Sequence[int] = ()) -> torch.Tensor:
+        """Drop weights of whole rows [B, N, S, S], or of sequences [n, N, L, L].
+
+        Args:
+            weights: the weights.
+            starts: the first slots of the n sequences in the rows, which are laid end to end; empty: whole rows.
+        """
+        return super().forward(weights)
+
+    @property
+    def rate(self) -> float:
+        """The probability of dropping a weight, 0 in evaluation."""
+        return self.p if self.training else 0.0
+
+
 class MaskedScores(nn.Module):
     """Scores of attention with an additive mask; a module, so that it can be replaced from outside."""
 
@@ -57,11 +75,13 @@ class MaskedScores(nn.Module):
 class _SdpaContext(nn.Module):
     """Attention in one operator; a module, so that it can be replaced from outside."""
 
-    def forward(self, query_BNSA, key_BNSA, value_BNSA, mask_B1SS, dropout: float) -> torch.Tensor:
+    def forward(
+        self, query_BNSA, key_BNSA, value_BNSA, mask_B1SS, dropout: AttentionDropout
+    ) -> torch.Tensor:
         """Compute the context [B, N, S, A]."""
         mask_B1SS = mask_B1SS.to(query_BNSA.dtype)
         return F.scaled_dot_product_attention(
-            query_BNSA, key_BNSA, value_BNSA, attn_mask=mask_B1SS, dropout_p=dropout
+            query_BNSA, key_BNSA, value_BNSA, attn_mask=mask_B1SS, dropout_p=dropout.rate
         )
 
 
@@ -75,7 +95,7 @@ class _BertSelfAttention(nn.Module):
         self.value = nn.Linear(model.hidden_size, model.hidden_size)
         self.scores = MaskedScores()
         self.context = _SdpaContext() if attention == "sdpa" else None
-        self.dropout = nn.Dropout(model.attention_dropout)
+        self.dropout = AttentionDropout(model.attention_dropout)
 
     def _heads(self, projected_BSH) -> torch.Tensor:
         batch, slots, _ = projected_BSH.shape
@@ -87,8 +107,7 @@ class _BertSelfAttention(nn.Module):
         key_BNSA = self._heads(self.key(hidden_BSH))
         value_BNSA = self._heads(self.value(hidden_BSH))
         if self.context is not None:
-            dropout = self.dropout.p if self.training else 0.0
-            context_BNSA = self.context(query_BNSA, key_BNSA, value_BNSA, mask_B1SS, dropout)
+            context_BNSA = self.context(query_BNSA, key_BNSA, value_BNSA, mask_B1SS, self.dropout)
         else:
             # The query is scaled, not the scores: S / A times fewer multiplications.
             scale = 1.0 / math.sqrt(self.head_size)

@@ -30,7 +30,7 @@ def blocks_on(lengths: Sequence[int], device: Optional[torch.device] = None) -> 
     # The host does not wait until the device has them.
     order = torch.tensor(blocks.order).to(device, non_blocking=True)
     back = torch.tensor(blocks.back).to(device, non_blocking=True)
-    return AttentionBlocks(blocks.groups, order, back)
+    return blocks._replace(order=order, back=back)
 
 
 def attend_in_blocks(

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ipu_packed_bert.model.blocks import attend_in_blocks, blocks_on
+from ipu_packed_bert.model.bert import AttentionDropout
+from ipu_packed_bert.model.blocks import blocks_on, join_blocks, split_in_blocks
 from ipu_packed_bert.model.packed import AttentionMask
 from pack_data.store.boundaries import AttentionBlocks
 
@@ -73,6 +74,7 @@ class _Tokens(NamedTuple):
     # int64 [T] of 0 to B S: the places of the tokens; None if there is no padding.
     slots: Optional[torch.Tensor]
     blocks: AttentionBlocks
+    starts: Sequence[Sequence[int]]  # of each group of blocks, the first slots of its sequences
 
 
 class _SequenceBlocks(AttentionMask):
@@ -104,9 +106,10 @@ class _SequenceBlocks(AttentionMask):
         blocks = blocks_on(lengths.tolist(), device)
         if not self._pays(blocks, rows, slots):
             return super().forward(input_mask_BS, dtype)
+        starts = [tokens[list(firsts)].tolist() for firsts in blocks.firsts]
         if len(tokens) == len(numbers):
-            return _Tokens(None, blocks)
-        return _Tokens(tokens.to(device, non_blocking=True), blocks)
+            return _Tokens(None, blocks, starts)
+        return _Tokens(tokens.to(device, non_blocking=True), blocks, starts)
 
 
 def _without_padding(encode: Callable[..., torch.Tensor], *fields_and_mask: Any) -> torch.Tensor:
@@ -136,28 +139,33 @@ class _BlockContext(nn.Module):
         self._eager = rule.eager
 
     def forward(
-        self, query_BNSA, key_BNSA, value_BNSA, tokens: Any, dropout: float
+        self, query_BNSA, key_BNSA, value_BNSA, tokens: Any, dropout: AttentionDropout
     ) -> torch.Tensor:
-        def attend(query, key, value, mask=None):
-            plain = self._eager(query.shape[2], dropout)
-            compute = _plainly if plain else F.scaled_dot_product_attention
-            return compute(query, key, value, attn_mask=mask, dropout_p=dropout)
+        rate = dropout.rate
+
+        def attend(query, key, value, mask=None, starts=()):
+            if self._eager(query.shape[2], rate):
+                return _plainly(query, key, value, mask, partial(dropout, starts=starts))
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=rate)
 
         if isinstance(tokens, torch.Tensor):
             return attend(query_BNSA, key_BNSA, value_BNSA, tokens.to(query_BNSA.dtype))
         heads = [_end_to_end(head_BNSA) for head_BNSA in (query_BNSA, key_BNSA, value_BNSA)]
-        return _rows(attend_in_blocks(heads, tokens.blocks, attend), query_BNSA)
+        contexts = []
+        for piece, starts in zip(split_in_blocks(heads, tokens.blocks), tokens.starts):
+            contexts.append(attend(*piece, starts=starts))
+        return _rows(join_blocks(contexts, tokens.blocks), query_BNSA)
 
 
 def _plainly(
-    query, key, value, *, attn_mask: Optional[torch.Tensor], dropout_p: float
+    query, key, value, mask: Optional[torch.Tensor], drop: Callable[..., torch.Tensor]
 ) -> torch.Tensor:
     """Compute `F.scaled_dot_product_attention` by products and a softmax: faster in bfloat16 on a CPU."""
     scale = 1.0 / math.sqrt(query.shape[-1])
     scores = torch.matmul(query * scale, key.transpose(2, 3))
-    if attn_mask is not None:
-        scores = scores + attn_mask
-    weights = F.dropout(torch.softmax(scores, dim=-1), dropout_p)
+    if mask is not None:
+        scores = scores + mask
+    weights = drop(torch.softmax(scores, dim=-1))
     return torch.matmul(weights, value)
 
 
@@ -165,7 +173,7 @@ class _KernelContext(nn.Module):
     """`bert._SdpaContext` by torch's variable-length kernel: one call, boundaries as a tensor."""
 
     def forward(
-        self, query_BNSA, key_BNSA, value_BNSA, boundaries: torch.Tensor, dropout: float
+        self, query_BNSA, key_BNSA, value_BNSA, boundaries: torch.Tensor, dropout: AttentionDropout
     ) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
@@ -191,6 +199,12 @@ def _rows(context_TNA, like_BNSA) -> torch.Tensor:
     """Reshape [T, N, A] to [B, N, S, A]."""
     rows, heads, slots, width = like_BNSA.shape
     return context_TNA.view(rows, slots, heads, width).transpose(1, 2)
+
+
+def attend_with_rule(network: Any, rule: BlockRule) -> None:
+    """Let a network built for "sdpa" compute attention over whole rows by plain products where a rule says so."""
+    for layer in network.bert.encoder.layer:
+        layer.attention.self.context = _BlockContext(rule)
 
 
 def attend_within_sequences(

@@ -142,6 +142,7 @@ class AttentionBlocks(NamedTuple):
     groups: Tuple[Tuple[int, int], ...]  # number of sequences, their length
     order: Any  # int64 [T]: the tokens, group by group; None if they are already in this order
     back: Any  # int64 [T]: the place of each token in that order
+    firsts: Tuple[Tuple[int, ...], ...] = ()  # of each group, the first tokens of its sequences
 
 
 def blocks_of(lengths: Sequence[int]) -> AttentionBlocks:
@@ -163,19 +164,23 @@ def blocks_of(lengths: Sequence[int]) -> AttentionBlocks:
             single_starts.append((first, length))
         first += length
     if all(len(starts) == 1 for starts in grouped_starts.values()):
-        in_order = tuple((1, length) for length in lengths if length)
-        return AttentionBlocks(in_order, None, None)
+        starts = sorted([*single_starts, *((each[0], n) for n, each in grouped_starts.items())])
+        in_order = tuple((1, length) for _, length in starts)
+        return AttentionBlocks(in_order, None, None, tuple((start,) for start, _ in starts))
 
     groups = []
     ranges = []
+    firsts = []
     for length, starts in grouped_starts.items():
         groups.append((len(starts), length))
+        firsts.append(tuple(starts))
         for start in starts:
             ranges.append(np.arange(start, start + length))
     for start, length in single_starts:
         groups.append((1, length))
+        firsts.append((start,))
         ranges.append(np.arange(start, start + length))
     order = np.concatenate(ranges)
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
-    return AttentionBlocks(tuple(groups), order, back)
+    return AttentionBlocks(tuple(groups), order, back, tuple(firsts))

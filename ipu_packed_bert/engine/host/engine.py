@@ -29,7 +29,7 @@ from ipu_packed_bert.engine.host.devices import (
     numerics_of,
     refuse_precision,
 )
-from ipu_packed_bert.engine.host.dropout import CheapDropout
+from ipu_packed_bert.engine.host.dropout import PackNoise
 from ipu_packed_bert.engine.host.feed import cut, feed_for
 from ipu_packed_bert.engine.host.in_place import accumulate_in_place
 from ipu_packed_bert.model.loss import PretrainingLoss
@@ -47,7 +47,7 @@ from ipu_packed_bert.model.packed import (
     PaddingMask,
     hidden_score,
 )
-from ipu_packed_bert.model.varlen import SDPA_BLOCKS, attend_within_sequences
+from ipu_packed_bert.model.varlen import SDPA_BLOCKS, attend_with_rule, attend_within_sequences
 from ipu_packed_bert.processes.ranks import ONE, PATIENCE, Processes
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.task import Task
@@ -168,7 +168,7 @@ class HostEngine(Engine):
         self._recomputes = config.engine.recomputes(ipus=False)
         if self._recomputes and config.engine.compile:
             _refuse_compiled()
-        self._dropout: Optional[CheapDropout] = None
+        self._noise: Optional[PackNoise] = None  # of a CPU
         self.model = self._build().to(self._device)
         # Always the same object, so that a compiled program is not compiled again.
         self._padding_mask = PaddingMask(hidden_score(self.attention.kind))
@@ -198,8 +198,9 @@ class HostEngine(Engine):
         kind = "sdpa" if attention.kind == "varlen" else attention.kind
         network = build_network(task, self._config.run.seed, attention=kind)
 
+        on_cpu = self._device.type == "cpu"
+        rule = block_rule(dtype, task.model, self._device)
         if attention.kind == "varlen":
-            rule = block_rule(dtype, task.model, self._device)
             if not attention.mask:
                 rule = rule._replace(pays=SDPA_BLOCKS.pays)
             attend_within_sequences(
@@ -208,16 +209,19 @@ class HostEngine(Engine):
                 kernel=attention.kernel,
                 rule=rule,
             )
+        elif attention.kind == "sdpa" and task.model.attention_dropout > 0.0 and on_cpu:
+            attend_with_rule(network, rule)  # torch's operator draws its own masks
         if dtype == torch.bfloat16 and isinstance(network.attention_mask, AttentionMask):
             network.attention_mask.products = dtype
         loss = getattr(network, "loss", None)
         if isinstance(loss, PretrainingLoss):
             loss.in_blocks = self._device.type == "cpu"
-        if self._device.type == "cpu" and not self._config.engine.compile:
-            self._dropout = CheapDropout(network)
-            if self.processes.size == 1:
+        compiled = self._config.engine.compile
+        if on_cpu:
+            self._noise = PackNoise(network, compiled=compiled)
+            if self.processes.size == 1 and not compiled:
                 accumulate_in_place(network, products=dtype != torch.bfloat16)
-        if self._config.engine.compile and _shares_graphs():
+        if compiled and _shares_graphs():
             _compile_parts(network)
         if self._recomputes:
             _recompute_layers(network)
@@ -319,7 +323,7 @@ class HostEngine(Engine):
 
         with torch.random.fork_rng(devices=cuda_devices), self._numerics():
             for index, fields in enumerate(self._micro_batches(batch, self.task.fields), start=1):
-                self._seed_dropout(self.processes.rank * number + index)
+                self._seed_dropout(self.processes.rank * number + index, fields)
                 with self._reduced(last=index == number):
                     with self._arithmetic():
                         output = program(*fields)
@@ -386,15 +390,22 @@ class HostEngine(Engine):
     def _numerics(self) -> Any:
         return numerics_of(self._config.engine, self._device)
 
-    def _seed_dropout(self, micro_batch: int) -> None:
-        """Seed dropout from run.seed, the update and the index of the micro-batch over all processes.
+    def _seed_dropout(self, micro_batch: int, fields: List[torch.Tensor]) -> None:
+        """Seed dropout from run.seed, the update and the packs of a micro-batch, or on CUDA its index.
 
         No random state has to be saved, and a run is the same with any number of processes.
+
+        Args:
+            micro_batch: index over all processes, 1-based.
+            fields: the fields of the micro-batch.
         """
-        entropy = [self._config.run.seed, _DROPOUT, self._updates, micro_batch]
-        if self._dropout is not None:
-            self._dropout.seed(entropy)
-        seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
+        entropy = [self._config.run.seed, _DROPOUT, self._updates]
+        if self._noise is not None:
+            numbers_BS = fields[self.task.fields.index("input_mask")]
+            first = (micro_batch - 1) * len(numbers_BS)
+            self._noise.begin(entropy, first, numbers_BS.numpy())
+        seeds = np.random.SeedSequence([*entropy, micro_batch])
+        seed = int(seeds.generate_state(1, np.uint64)[0])
         # torch.manual_seed would change the generators of all GPUs.
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
