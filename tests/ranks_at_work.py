@@ -58,6 +58,7 @@ def pretrained(
     config = config_from_tree(tiny_settings(data), "tiny", ["model.hidden_dropout=0.0", *overrides])
     with PackStore.open(data) as store, held_out_of(store) as evaluation:
         factor = store.manifest.packing_factor
+        config = config.with_micro_batch(factor, ranks=processes.size)
         task = Pretraining(config, store.schema)
         engine = (DoubleEngine if double else HostEngine)(
             config, task, packing_factor=factor, device="cpu", processes=processes

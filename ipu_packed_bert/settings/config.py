@@ -79,7 +79,7 @@ def fast_micro_batch(rows: int, slots: int, *, ranks: int = 1) -> int:
         ranks: processes that share the update.
 
     Returns:
-        At most ``rows``; of similar sizes the one with the fewest empty packs in all processes.
+        At most the share of a process; of similar sizes the one with the fewest empty packs in all processes.
     """
     wanted = max(1, _SLOTS_AT_ONCE // slots)
 
@@ -88,8 +88,9 @@ def fast_micro_batch(rows: int, slots: int, *, ranks: int = 1) -> int:
         slots_of_ranks = math.ceil(passes / ranks) * ranks * size
         return slots_of_ranks, abs(math.log(size / wanted))
 
+    rows_of_rank = math.ceil(rows / ranks)
     sizes = range(max(1, wanted // 2), 2 * wanted + 1)
-    return min([size for size in sizes if size <= rows] or [rows], key=drawbacks)
+    return min([size for size in sizes if size <= rows_of_rank] or [rows_of_rank], key=drawbacks)
 
 
 class Change(NamedTuple):

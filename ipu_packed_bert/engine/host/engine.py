@@ -312,7 +312,8 @@ class HostEngine(Engine):
 
     def _accumulate(self, batch: Batch, dropout: bool = True) -> torch.Tensor:
         self.model.train(dropout)
-        number = micro_batches(self.task, batch, self._config.batch.micro_batch)
+        rows = self._config.batch.micro_batch
+        number = micro_batches(self.task, batch, rows)
         divisor: float = number
         if self._reduction is not None:
             # The mean over processes is then the mean over the update, without empty micro-batches.
@@ -323,7 +324,8 @@ class HostEngine(Engine):
 
         with torch.random.fork_rng(devices=cuda_devices), self._numerics():
             for index, fields in enumerate(self._micro_batches(batch, self.task.fields), start=1):
-                self._seed_dropout(self.processes.rank * number + index, fields)
+                numbers_BS = batch["input_mask"][(index - 1) * rows : index * rows]
+                self._seed_dropout(self.processes.rank * number + index, numbers_BS)
                 with self._reduced(last=index == number):
                     with self._arithmetic():
                         output = program(*fields)
@@ -390,20 +392,19 @@ class HostEngine(Engine):
     def _numerics(self) -> Any:
         return numerics_of(self._config.engine, self._device)
 
-    def _seed_dropout(self, micro_batch: int, fields: List[torch.Tensor]) -> None:
+    def _seed_dropout(self, micro_batch: int, numbers_BS: np.ndarray) -> None:
         """Seed dropout from run.seed, the update and the packs of a micro-batch, or on CUDA its index.
 
         No random state has to be saved, and a run is the same with any number of processes.
 
         Args:
             micro_batch: index over all processes, 1-based.
-            fields: the fields of the micro-batch.
+            numbers_BS: number of each slot's sequence in its pack, the field `input_mask`.
         """
         entropy = [self._config.run.seed, _DROPOUT, self._updates]
         if self._noise is not None:
-            numbers_BS = fields[self.task.fields.index("input_mask")]
             first = (micro_batch - 1) * len(numbers_BS)
-            self._noise.begin(entropy, first, numbers_BS.numpy())
+            self._noise.begin(entropy, first, numbers_BS)
         seeds = np.random.SeedSequence([*entropy, micro_batch])
         seed = int(seeds.generate_state(1, np.uint64)[0])
         # torch.manual_seed would change the generators of all GPUs.
