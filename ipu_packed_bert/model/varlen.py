@@ -153,7 +153,8 @@ class _BlockContext(nn.Module):
         heads = [_end_to_end(head_BNSA) for head_BNSA in (query_BNSA, key_BNSA, value_BNSA)]
         contexts = []
         for piece, starts in zip(split_in_blocks(heads, tokens.blocks), tokens.starts):
-            contexts.append(attend(*piece, starts=starts))
+            query, key, value = piece
+            contexts.append(attend(query, key, value, starts=starts))
         return _rows(join_blocks(contexts, tokens.blocks), query_BNSA)
 
 

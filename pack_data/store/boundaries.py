@@ -164,13 +164,14 @@ def blocks_of(lengths: Sequence[int]) -> AttentionBlocks:
             single_starts.append((first, length))
         first += length
     if all(len(starts) == 1 for starts in grouped_starts.values()):
-        starts = sorted([*single_starts, *((each[0], n) for n, each in grouped_starts.items())])
-        in_order = tuple((1, length) for _, length in starts)
-        return AttentionBlocks(in_order, None, None, tuple((start,) for start, _ in starts))
+        one_of_each = [(starts[0], length) for length, starts in grouped_starts.items()]
+        sequences = sorted([*single_starts, *one_of_each])
+        in_order = tuple((1, length) for _, length in sequences)
+        return AttentionBlocks(in_order, None, None, tuple((start,) for start, _ in sequences))
 
     groups = []
     ranges = []
-    firsts = []
+    firsts: List[Tuple[int, ...]] = []
     for length, starts in grouped_starts.items():
         groups.append((len(starts), length))
         firsts.append(tuple(starts))

@@ -29,7 +29,7 @@ _IN_THE_ENCODER = (
 )
 
 
-class _State(ISeedSequence):
+class _GeneratorState(ISeedSequence):
     """The initial state of a generator, which takes a tenth of the time of a `SeedSequence`."""
 
     def __init__(self, words: Sequence[int]):
@@ -39,7 +39,7 @@ class _State(ISeedSequence):
         return self._words
 
 
-class _Run(NamedTuple):
+class _SequenceSlots(NamedTuple):
     """The slots of one sequence."""
 
     row: int
@@ -95,21 +95,21 @@ class PackNoise:
             stream: index of the stream among those of the pack in the layer.
         """
         first, second = self._keys[row].tolist()
-        state = _State((first, (second + stream) % (1 << 64), layer))
+        state: Any = _GeneratorState((first, (second + stream) % (1 << 64), layer))
         return np.random.SFC64(state).random_raw(-(-count // 4)).view(np.uint16)[:count]
 
     def tokens(self, row: int) -> np.ndarray:
         """Return the slots of a row that have a token."""
         return np.flatnonzero(self._numbers[row])
 
-    def sequences(self) -> List[_Run]:
+    def sequences(self) -> List[_SequenceSlots]:
         """Return the slots of all sequences of the micro-batch."""
         runs = []
         for row, numbers in enumerate(self._numbers):
             ends = np.flatnonzero(np.diff(numbers, prepend=0, append=0)).tolist()
             for first, end in zip(ends, ends[1:]):
                 if numbers[first]:
-                    runs.append(_Run(row, first, end - first))
+                    runs.append(_SequenceSlots(row, first, end - first))
         return runs
 
 
