@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -58,6 +58,7 @@ from pack_data.solver.free_slots import cost_of_depth
 from pack_data.solver.search import fewest_packs, smallest_depth
 from pack_data.store.data_set import PackStore, StoredFile, finish_data_set
 from pack_data.store.packs import PREDICTION, PackSchema, predictions_per_pack
+from pack_data.text.spelling import Spelling
 from pack_data.text.vocabulary import load_tokenizer, load_vocabulary
 
 # Note that every part is made, with the number of parts of each side.
@@ -68,8 +69,6 @@ SLOTS_PER_SHARD = 1 << 22
 _INDEX_ROWS = 1 << 18
 # Seconds between two updates of a progress bar while a task is at work.
 _REFRESH_SECONDS = 1.0
-# A build warns about a vocabulary that leaves a larger share of the tokens unknown.
-_MOST_UNKNOWN = 0.05
 
 
 class Built(NamedTuple):
@@ -152,16 +151,9 @@ class Stages:
     def _remarks(self, packing: Packing) -> Iterator[str]:
         """Yield lines about the input, a vocabulary that does not fit it, and a depth that needs many more rows."""
         yield from self.input.remarks()
-        of_parts = [
-            note["unknown"] for side in self.sides for note in side.notes if "unknown" in note
-        ]
-        unknown = sum(unknown for unknown, _ in of_parts)
-        tokens = sum(tokens for _, tokens in of_parts)
-        if unknown > _MOST_UNKNOWN * tokens:
-            yield (
-                f"{unknown / tokens:.0%} of the text's tokens are [UNK], because the vocabulary cannot spell them: "
-                "pass one made for such text (--vocabulary or --tokenizer), or none to train one on it"
-            )
+        notes = chain.from_iterable(side.notes for side in self.sides)
+        counts = [note["spelling"] for note in notes if "spelling" in note]
+        yield from Spelling.total(counts).remarks()
         options = self.options
         depth = packing.max_sequences_per_pack
         if options.recipe or options.packer == "none":

@@ -286,13 +286,8 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
         vocabulary = _vocabulary_of(task)
         tokenised = tokenise(documents, vocabulary, task.options)
         sequences = make_examples(tokenised, vocabulary, task.options, task.part)
-        unknown = 0
-        if vocabulary.unknown is not None:
-            unknown = int((tokenised.ids == vocabulary.unknown).sum())
-        unknown_of_all = [unknown, len(tokenised.ids)]
-        save_examples(
-            note, sequences, task.schema, documents=len(documents), unknown=unknown_of_all
-        )
+        spelling = list(tokenised.spelling)
+        save_examples(note, sequences, task.schema, documents=len(documents), spelling=spelling)
     if text.exists():
         text.unlink()
     return _read_note(note)
@@ -503,7 +498,7 @@ def _read_note(path: Path) -> Dict[str, Any]:
     else:
         fields.integer("documents", **count)
         fields.integers("totals", 3, **count)
-        fields.optional("unknown", Fields.integers, 2, **count)
+        fields.optional("spelling", Fields.integers, 3, **count)
         fields.optional(
             "ranges", Fields.values_of, Fields.integers, 2, least=-(2**31), most=2**31 - 1
         )

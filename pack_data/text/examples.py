@@ -21,6 +21,7 @@ import numpy as np
 
 from pack_data.store.sequences import Sequences, ragged_copy, ragged_index, starts_of
 from pack_data.text.corpus import Document, split_sentences
+from pack_data.text.spelling import Spelling
 from pack_data.text.vocabulary import AnyVocabulary
 
 # Of the chosen tokens 80 % become [MASK], 10 % stay, and 10 % become random tokens (Devlin et al. 2019, section 3.1).
@@ -63,12 +64,13 @@ class _TokenisedDocuments:
     """Documents as token ids; no sentence and no document is empty.
 
     ids: all tokens, flat, int32. sentence_ends: the token after each sentence, or piece of a long one. document_ends:
-    the sentence after each document.
+    the sentence after each document. spelling: the characters of the text.
     """
 
     ids: np.ndarray
     sentence_ends: List[int]
     document_ends: List[int]
+    spelling: Spelling = Spelling()
 
 
 def tokenise(
@@ -87,7 +89,7 @@ def tokenise(
             sentences.extend(split_sentences(line))
         counts.append(len(sentences) - before)
 
-    ids, lengths = vocabulary.encode(sentences)
+    ids, lengths, spelling = vocabulary.encode_and_count(sentences)
     pieces = (lengths > 0).astype(np.int64)
     ends = np.cumsum(lengths)
     all_ends = [ends[pieces > 0]]
@@ -103,7 +105,7 @@ def tokenise(
     document_of_sentence = np.repeat(np.arange(len(counts)), counts)
     kept = np.bincount(document_of_sentence, weights=pieces, minlength=len(counts))
     document_ends = np.cumsum(kept[kept > 0].astype(np.int64))
-    return _TokenisedDocuments(ids, sentence_ends.tolist(), document_ends.tolist())
+    return _TokenisedDocuments(ids, sentence_ends.tolist(), document_ends.tolist(), spelling)
 
 
 def _most_tokens(vocabulary: AnyVocabulary, options: ExampleOptions) -> int:

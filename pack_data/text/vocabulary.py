@@ -42,6 +42,7 @@ from pack_data.text.special_tokens import (
     special_tokens_of,
     stated_tokens,
 )
+from pack_data.text.spelling import Spelling
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -52,6 +53,7 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _TRAINING_CHARACTERS = 32 << 20
 _LARGEST_ALPHABET = 1000
 _MOST_BYTES = 1 << 28
+_VOWEL_SIGN = "\u0941"  # of Devanagari
 
 
 class Special(NamedTuple):
@@ -66,6 +68,7 @@ class _Encoder:
     """The common base of a vocab.txt and a tokenizer.json."""
 
     text: bytes  # the content of the file
+    unknown: Optional[int]  # [UNK], None if there is none
     single: Template  # special tokens around one text
     pair: Template  # and around two
     _tokenizer: Any
@@ -84,14 +87,35 @@ class _Encoder:
 
         Special tokens are not added.
         """
+        ids, lengths, _ = self.encode_and_count(sentences)
+        return ids, lengths
+
+    def encode_and_count(self, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray, Spelling]:
+        """Return what `encode` returns, and the counts of the sentences' characters."""
         ids: List[np.ndarray] = [np.zeros(0, dtype=np.int32)]
         lengths: List[int] = []
+        counts: List[Spelling] = []
         # In blocks: the library's result takes a hundred bytes for each token.
         for start in range(0, len(sentences), 4096):
-            ids_of_sentences = [item.ids for item in self.cut(sentences[start : start + 4096])]
+            block = sentences[start : start + 4096]
+            encodings = self.cut(block)
+            counts.append(self.spelling(block, encodings))
+            ids_of_sentences = [item.ids for item in encodings]
             lengths.extend(map(len, ids_of_sentences))
             ids.append(np.fromiter(chain.from_iterable(ids_of_sentences), np.int32))
-        return np.concatenate(ids), np.array(lengths, dtype=np.int64)
+        return np.concatenate(ids), np.array(lengths, dtype=np.int64), Spelling.total(counts)
+
+    def spelling(self, texts: Sequence[str], encodings: Sequence[Any]) -> Spelling:
+        """Return the counts of the characters of texts. encodings: what `cut` returned for them."""
+        return Spelling.of(texts, encodings, self.unknown, self._strips_marks)
+
+    @cached_property
+    def _strips_marks(self) -> bool:
+        """True if the tokenizer strips combining marks, as BERT's does in lower case."""
+        normalizer = self._tokenizer.normalizer
+        return normalizer is not None and _VOWEL_SIGN not in normalizer.normalize_str(
+            f"\u0915{_VOWEL_SIGN}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +157,7 @@ class Vocabulary(_Encoder):
         return Template((self.ids["[CLS]"],), separator, separator, 2)
 
     @property
-    def unknown(self) -> int:
+    def unknown(self) -> int:  # type: ignore[override]
         """[UNK]."""
         return self.ids["[UNK]"]
 
@@ -302,7 +326,7 @@ class TokenizerFile(_Encoder):
         return {number: token for token, number in self._numbers.items()}
 
     @cached_property
-    def unknown(self) -> Optional[int]:
+    def unknown(self) -> Optional[int]:  # type: ignore[override]
         """The token for text that no other token spells, None if there is none."""
         model = self._fields.object("model").tree
         number: Optional[int] = model.get("unk_id")

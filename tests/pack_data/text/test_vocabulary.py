@@ -411,3 +411,27 @@ def test_too_small_or_no_text():
         train_vocabulary(DOCUMENTS, 20)
     with pytest.raises(ValueError, match="no text"):
         train_vocabulary([], 100)
+
+
+_LATIN = "The quick brown fox jumps over the lazy dog, café and naïve déjà vu; Ελλάδα ἄειδε, Ёлка й."
+
+
+@pytest.mark.parametrize(
+    "text, unknown, removed",
+    [
+        (_LATIN, 0, 0),  # accents of Latin, Greek and Cyrillic are accents
+        ("abc \u4e00\u4e01 abc", 2, 0),
+        ("abc " + "b" * 101 + " abc", 101, 0),  # one token, 94 % of the characters
+        ("\u0915\u0941 \u0e17\u0e35\u0e48", 0, 3),  # Devanagari, Thai
+        ("\u304b \u304c \ufe0f", 0, 1),  # Japanese with a voiced sound mark, a variation selector
+    ],
+)
+def test_unknown_and_removed_text_is_counted_in_characters(text, unknown, removed):
+    known = Vocabulary((*SPECIAL_TOKENS, *sorted({*"abc.,;", *"\u0915\u0e17", "\u304b"}), "##a", "##b", "##c"))
+    if text is _LATIN:
+        known = train_vocabulary([Document("", [text])], 200)
+    spelling = known.spelling([text, ""], known.cut([text, ""]))
+    assert (spelling.characters, spelling.unknown, spelling.removed) == (sum(map(len, text.split())), unknown, removed)
+    assert len(list(spelling.remarks())) == (unknown > 0.05 * spelling.characters) + (removed > 0)
+    cased = Vocabulary(known.tokens, lower_case=False)
+    assert cased.spelling([text], cased.cut([text])).removed == 0
