@@ -315,7 +315,7 @@ def here(tmp_path_factory):
     (folder / "tabs.txt").write_text("1\tone\tA text.\n" * 5)
     (folder / "bad.jsonl").write_text('{"body": "one"}\n{"text": 5}\n')
     (folder / "negative.jsonl").write_text('{"input_ids": [-1]}\n')
-    (folder / "book.txt").write_text("One sentence.\nAnother one.\n")
+    (folder / "book.txt").write_text("One sentence. Another one.\n")
     (folder / "words.txt").write_text("the\nof\nand\n")
     (folder / "vocab.txt").write_text("\n".join(SPECIAL_TOKENS) + "\n")
     (folder / "t.json").write_text("{}")

@@ -19,6 +19,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Iterable, Optional, Sequence, Tuple
 
+from pack_data.building.account import ACCOUNT, lines
 from pack_data.building.held_out import TRAINING, held_out_folder
 from pack_data.building.options import BuildOptions, flag_of
 from pack_data.building.runner import check_not_in_a_starting_worker, open_runner
@@ -235,6 +236,12 @@ def _report(built: Built) -> int:
             print(f"nothing to build: {store.folder} holds exactly this already")
             return 0
         manifest = store.manifest
+        manifests = [manifest]
+        if manifest.made_with.get("side") == TRAINING:
+            manifests.append(read_manifest(held_out_folder(store.folder)))
+        if ACCOUNT in manifest.made_with:
+            for line in lines([side.made_with[ACCOUNT] for side in manifests]):
+                print(line)
         print(table(built.packing, str(store.folder)))
         remarks = [f"skipped {line}" for line in manifest.made_with.get("skipped", ())]
         for remark in (*remarks, *built.remarks):
@@ -250,12 +257,11 @@ def _report(built: Built) -> int:
             f"\n{store.folder}: {counted(len(store), 'pack')} in {counted(len(manifest.shards), 'shard')}, "
             f"{size / 1e6:,.1f} MB, {size / len(store):,.0f} bytes a pack"
         )
-        if manifest.made_with.get("side") == TRAINING:
-            folder = held_out_folder(store.folder)
-            held_out = read_manifest(folder)
+        for held_out in manifests[1:]:
             documents = counted(held_out.made_with["documents"], "document")
+            sequences = counted(held_out.sequences, "sequence")
             print(
-                f"{folder}: {counted(held_out.packs, 'pack')} of {counted(held_out.sequences, 'sequence')}, from the "
+                f"{held_out_folder(store.folder)}: {counted(held_out.packs, 'pack')} of {sequences}, from the "
                 f"{documents} held out"
             )
     return 0

@@ -2,6 +2,7 @@
 
 The hash of a document's text decides its side. So all copies of a document are on one side, a new file never moves a
 document to the other side, and the manifests alone tell whether two data sets of one corpus may share a document.
+A single text is divided into stretches instead (stretches.py).
 """
 
 from __future__ import annotations
@@ -67,9 +68,17 @@ def overlap(training: Mapping[str, Any], evaluation: Mapping[str, Any]) -> bool:
     A manifest lists the sha256 of its source files, and the range of positions of the documents that it took from them.
     """
     common_files = _source_hashes(training) & _source_hashes(evaluation)
+    if _paragraphs(training) != _paragraphs(evaluation):
+        return bool(common_files)
     begin, end = _positions(training)
     other_begin, other_end = _positions(evaluation)
     return bool(common_files) and max(begin, other_begin) < min(end, other_end)
+
+
+def _paragraphs(made_with: Mapping[str, Any]) -> int:
+    """Return the paragraphs of a single text of which stretches are held out, else 0."""
+    count: int = made_with.get("account", {}).get("paragraphs", 0)
+    return count
 
 
 def _source_hashes(made_with: Mapping[str, Any]) -> Set[str]:

@@ -30,8 +30,10 @@ from typing import (
 
 import numpy as np
 
+from pack_data.building.account import ACCOUNT
 from pack_data.building.held_out import HELD_OUT, position, split
 from pack_data.building.options import BuildOptions
+from pack_data.building.stretches import runs
 from pack_data.building.tasks import (
     ExamplesTask,
     RunningTotals,
@@ -68,7 +70,7 @@ from pack_data.store.data_set import MANIFEST
 from pack_data.store.packs import BERT, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
 from pack_data.store.sequences import Sequences
 from pack_data.text.copies import hashed, without_copies
-from pack_data.text.corpus import Document, content_digest, described, documents
+from pack_data.text.corpus import Document, content_digest, described, documents, is_one_text
 from pack_data.text.corpus_files import corpus_files
 from pack_data.text.vocabulary import TOKENIZER, VocabularyFiles, train_vocabulary
 
@@ -247,8 +249,9 @@ class _TextInput(_BuildInput):
         super().__init__(options, sides)
         self.make = make_part
         self._files = corpus_files(options.corpus, options.split)
-        # A single text, such as a book, is divided at blank lines if a part of it is held out.
-        self._is_divided = options.held_out > 0 and self._files.is_one_text
+        # A single text, such as a book, is divided into stretches if a part of it is held out.
+        is_one_document = options.document_separator == "file" and is_one_text(self._files)
+        self._is_divided = options.held_out > 0 and is_one_document
 
     def files(self) -> _Files:
         with progress_bar(None, "checking the corpus", unit="B") as bar:
@@ -297,23 +300,28 @@ class _TextInput(_BuildInput):
                 )
 
     def gathered(self) -> Dict[str, Any]:
-        skipped = self._spread_text().skipped
-        return {"skipped": skipped} if skipped else {}
+        spread = self._spread_text()
+        omitted: Dict[str, Any] = {ACCOUNT: spread.account}
+        if spread.skipped:
+            omitted["skipped"] = spread.skipped
+        return omitted
 
     def remarks(self) -> Iterator[str]:
         """Yield lines about what is read and left out, the division of a book, and copies."""
         options = self.options
-        copies, count = self._spread_text().copies
+        account = self._spread_text().account
+        count = account["records"] - account["empty_records"]
         if self._files.read:
             words = described(self._files.read, options.json_field, options.columns)
             yield f"text from {words}; {counted(count, 'document')}"
         yield from self._files.remarks()
         if self._is_divided:
-            yield f"{options.corpus}: one text, which --held-out divides into documents at blank lines"
-        share = copies / max(1, count)
-        if options.drop_copies:
-            yield f"left out: {counted(copies, 'document')}, copies (by hash) of others"
-        elif share > _FEW_COPIES:
+            yield (
+                f"{options.corpus}: one text of {counted(account['paragraphs'], 'paragraph')}; --held-out takes "
+                "stretches of them (between blank lines, or lines if there are none)"
+            )
+        share = account["copies"] / max(1, count)
+        if share > _FEW_COPIES and not options.drop_copies:
             yield (
                 f"{100 * share:.0f} % of the documents are copies (by hash); use --drop-copies to remove them"
             )
@@ -336,17 +344,17 @@ class _TextInput(_BuildInput):
             raise note.error("sha256", f"has {len(digests)} entries for {len(sizes)} files")
         written = map(TextFile, sizes, digests)
         texts = [list(islice(written, count)) for count in counts]
-        copies, documents = note.integers("copies", 2, least=0, most=1 << 62)
-        return _Spread(texts, note.texts("skipped"), (copies, documents))
+        account = note.values_of(ACCOUNT, Fields.integer, least=0, most=1 << 62)
+        return _Spread(texts, note.texts("skipped"), account)
 
-    def _documents(self, bad: BadRecords) -> Iterator[Document]:
+    def _documents(self, bad: BadRecords, separator: str = "") -> Iterator[Document]:
         options = self.options
         return documents(
             options.corpus,
             json_field=options.json_field,
             columns=options.columns,
             split=options.split,
-            separator="blank-line" if self._is_divided else options.document_separator,
+            separator=separator or options.document_separator,
             bad=bad,
         )
 
@@ -378,40 +386,65 @@ class _TextInput(_BuildInput):
         draws = [random.Random(f"{options.seed} documents 0") for _ in self.sides]
         bad = BadRecords(options.skip_bad, options.max_record_bytes)
         hashes = array("Q")
-        corpus = hashed(self._documents(bad), hashes)
-        if options.drop_copies:
-            for _ in corpus:
-                pass
-            bad = BadRecords(options.skip_bad, options.max_record_bytes)
-            corpus = without_copies(self._documents(bad), hashes)
+        paragraphs = 0
+        if self._is_divided:
+            paragraphs, dealt = self._paragraphs(bad)
+        else:
+            corpus = hashed(self._documents(bad), hashes)
+            if options.drop_copies:
+                for _ in corpus:
+                    pass
+                bad = BadRecords(options.skip_bad, options.max_record_bytes)
+                corpus = without_copies(self._documents(bad), hashes)
+            dealt = split(corpus, options.held_out)
         counts = [0] * len(paths)
         with progress_bar(None, "reading", unit=" documents") as bar:
-            for document, is_held_out in split(corpus, options.held_out):
+            for document, is_held_out in dealt:
                 side_number = int(is_held_out)
                 part = draws[side_number].randrange(len(paths[side_number]))
                 writer.add(paths[side_number][part], document)
-                counts[side_number] += 1
+                counts[side_number] += not document.continues
                 bar.update(1)
         if bad.found and not any(counts):
             raise bad.nothing_left(options.corpus)
-        if self._is_divided and sum(counts) == 1:
-            raise ValueError(
-                f"{options.corpus}: one text without blank lines, which --held-out {options.held_out:g} cannot divide; "
-                "separate its chapters or paragraphs by blank lines, or pass several files"
-            )
         if any(counts) and not all(counts):
             texts = [text for text in self._documents(bad) if not text.continues]
             positions = [position(text.lines) for text in texts]
             raise one_sided(options, self.sides[counts.index(0)], sum(counts), positions)
         written = writer.complete()
+        copies = len(hashes) - len(np.unique(hashes))
+        records = 1 if paragraphs else bad.empty + len(hashes)
+        if not paragraphs and sum(counts) + options.drop_copies * copies != len(hashes):
+            raise ValueError(f"{options.corpus}: changed while it was read; build again")
         note = {
             "parts": list(map(len, paths)),
             "bytes": [text.size for text in written],
             "sha256": [text.sha256 for text in written],
             "skipped": list(map(str, bad.found)),
-            "copies": [len(hashes) - len(np.unique(hashes)), len(hashes)],
+            ACCOUNT: {
+                "files": len(self._files.names),
+                "unreadable": bad.count,
+                "records": records,
+                "empty_records": bad.empty,
+                "copies": copies,
+                "paragraphs": paragraphs,
+                "documents": sum(counts),
+            },
         }
         write_json(note_file, note)
+
+    def _paragraphs(self, bad: BadRecords) -> Tuple[int, Iterator[Tuple[Document, bool]]]:
+        """Return the paragraphs of a single text, and its runs of one side. ValueError if it is one line."""
+        share = self.options.held_out
+        for separator in ("blank-line", "line"):
+            paragraphs = self._documents(BadRecords(bad.allowed, bad.longest), separator)
+            count = sum(not paragraph.continues for paragraph in paragraphs)
+            if count > 1:
+                return count, runs(self._documents(bad, separator), count, share)
+        raise ValueError(
+            f"{self.options.corpus}: one text of one line, which --held-out {share:g} cannot divide; "
+            "separate its paragraphs by line breaks or blank lines, or pass several files"
+        )
 
 
 class _Spread(NamedTuple):
@@ -419,7 +452,7 @@ class _Spread(NamedTuple):
 
     texts: List[List[TextFile]]  # of each side
     skipped: List[str]  # a line for each bad record
-    copies: Tuple[int, int]  # copies of other documents, and documents
+    account: Dict[str, int]  # of both sides (account.py)
 
 
 class _SourceTask(NamedTuple):
@@ -434,13 +467,16 @@ class _SourceTask(NamedTuple):
 def _make_source_parts(task: _SourceTask) -> _Note:
     """Read the files of a group and write their parts. The note has the number of parts and the omitted input."""
     parts = 0
+    tokens = 0
     for block in task.source.blocks(SOURCE_PART, task.schema.max_sequence_length):
+        tokens += int(block.lengths.sum())
         _save_part(task.work / file_of("read", task.part, "json", parts), block, task.schema)
         parts += 1
     note = {
         "parts": parts,
         "skipped": [str(bad) for bad in task.source.bad.found],
         "bad": task.source.bad.count,
+        "tokens": tokens,
         "left_out": list(task.source.foreign_lost),
     }
     write_json(task.work / file_of("group", task.part, "json"), note)
@@ -569,7 +605,12 @@ class _SourceInput(_BuildInput):
                 part += 1
         sync_folder(self.work)
         left_out = {name for note in notes for name in note["left_out"]}
-        return {"skipped": skipped, "left_out": sorted(left_out)}
+        account = {
+            "files": len(self._source.files),
+            "unreadable": bad,
+            "tokens": sum(note["tokens"] for note in notes),
+        }
+        return {"skipped": skipped, "left_out": sorted(left_out), ACCOUNT: account}
 
     def settled_vocabulary_size(self, notes: Sequence[_Note], size: int) -> int:
         """Return the largest token id + 1 if no vocabulary was given; 0 if no column is called input_ids."""

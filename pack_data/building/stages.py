@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 
 import numpy as np
 
+from pack_data.building.account import ACCOUNT, Account, tokens_line
 from pack_data.building.assignment import assign
 from pack_data.building.assignment_on_disk import assign_on_disk, parts_groups, places_of_parts
 from pack_data.building.existing_data_set import is_built
@@ -262,6 +263,8 @@ class Stages:
             "documents": sum(note["documents"] for note in side.notes),
             **self._gathered().object("omitted").tree,
         }
+        if ACCOUNT in made_with:
+            made_with[ACCOUNT] = _account(side, made_with[ACCOUNT])
         if side.name == HELD_OUT:
             made_with[TRAINING_DIGEST] = f"{self.sides[0].digest:016x}"
         if self._plan["given"]:
@@ -582,6 +585,20 @@ class Stages:
             made_with=self._made_with(side),
         )
         return packing
+
+
+def _account(side: BuildSide, read: Account) -> Dict[str, int]:
+    """Return the account of a side: what was read, and what is in its parts. ValueError if tokens are missing."""
+    account = {**read, "sequences": sum(part.sequences for part in side.totals)}
+    for note in side.notes:
+        of_part = note.get(ACCOUNT, {"tokens_in_sequences": note["totals"][1]})
+        for name, count in of_part.items():
+            account[name] = account.get(name, 0) + count
+    if account["tokens"] != account["tokens_in_sequences"]:
+        raise ValueError(
+            f"{side.work}: {tokens_line(account)}; {remove_and_build_again(side.work)}"
+        )
+    return account
 
 
 def _is_assigned(side: BuildSide) -> bool:

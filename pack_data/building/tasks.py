@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 
+from pack_data.building.account import ACCOUNT
 from pack_data.building.work_folder import HELD_OUT_WORK, READY
 from pack_data.reading.durable import raw_bytes, replacing, write_array, write_atomically
 from pack_data.reading.fields import Fields, parse_json, read_object
@@ -285,9 +286,21 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
         documents = list(read_text(task.work, task.part, task.text))
         vocabulary = _vocabulary_of(task)
         tokenised = tokenise(documents, vocabulary, task.options)
-        sequences = make_examples(tokenised, vocabulary, task.options, task.part)
-        spelling = list(tokenised.spelling)
-        save_examples(note, sequences, task.schema, documents=len(documents), spelling=spelling)
+        sequences, used = make_examples(tokenised, vocabulary, task.options, task.part)
+        account = {
+            "characters": sum(len(line) for document in documents for line in document.lines),
+            "tokens": len(tokenised.ids),
+            "tokens_in_sequences": used,
+            "random_second_segments": int(sequences.scalars["next_sentence_labels"].sum()),
+        }
+        save_examples(
+            note,
+            sequences,
+            task.schema,
+            documents=len(documents),
+            spelling=list(tokenised.spelling),
+            account=account,
+        )
     if text.exists():
         text.unlink()
     return _read_note(note)
@@ -487,6 +500,7 @@ def _read_note(path: Path) -> Dict[str, Any]:
     if kind == "group":
         fields.integer("parts", **count)
         fields.integer("bad", **count)
+        fields.integer("tokens", **count)
         fields.texts("skipped")
         fields.texts("left_out")
         return fields.tree
@@ -499,6 +513,7 @@ def _read_note(path: Path) -> Dict[str, Any]:
         fields.integer("documents", **count)
         fields.integers("totals", 3, **count)
         fields.optional("spelling", Fields.integers, 3, **count)
+        fields.optional(ACCOUNT, Fields.values_of, Fields.integer, **count)
         fields.optional(
             "ranges", Fields.values_of, Fields.integers, 2, least=-(2**31), most=2**31 - 1
         )

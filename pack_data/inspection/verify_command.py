@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Optional, Sequence
 
+from pack_data.building.account import ACCOUNT, tokens_line
 from pack_data.building.verify import verify
 from pack_data.building.work_folder import check_not_half_replaced
 from pack_data.cli.command import ArgumentParser, process_count, typed
@@ -68,12 +69,14 @@ def _verify_data_set(directory: str, workers: Optional[int]) -> None:
         check_not_half_replaced(Path(directory))
         raise
     manifest = verified.manifest
+    account = manifest.made_with.get(ACCOUNT)
+    proof_begins = f"{tokens_line(account)}. Every sequence is there: " if account else ""
     bound = ""
     if manifest.lower_bound is not None:
         excess = manifest.packs - manifest.lower_bound
         bound = f", {excess:,} above the lower bound of {manifest.lower_bound:,}"
     print(
-        f"{directory}: intact. {counted(manifest.sequences, 'sequence')}, each exactly once, in "
+        f"{directory}: intact. {proof_begins}{counted(manifest.sequences, 'sequence')}, each exactly once, in "
         f"{counted(manifest.packs, 'pack')}{bound}; "
         f"{manifest.efficiency:.3%} of the slots used; {verified.bytes / 1e6:,.1f} MB in "
         f"{counted(len(manifest.shards), 'shard')} read"

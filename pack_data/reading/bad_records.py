@@ -42,13 +42,15 @@ class _BadRecord(NamedTuple):
 class BadRecords:
     """The bad records so far: up to `allowed` are skipped, and the next one is an error that names it.
 
-    A record of more than `longest` bytes is bad and is never read whole.
+    A record of more than `longest` bytes is bad and is never read whole. `empty`: the texts without words, which are
+    left out and not bad.
     """
 
     allowed: int = 0
     longest: int = MOST_RECORD_BYTES
     found: List[_BadRecord] = field(default_factory=list)
     count: int = field(default=0, init=False)
+    empty: int = field(default=0, init=False)
 
     def add(self, origin: Origin, reason: str, records: int = 1) -> None:
         """Count `records` bad records from `origin` on; raise ValueError if there are more than allowed."""

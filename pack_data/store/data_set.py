@@ -327,6 +327,8 @@ def _made_with(fields: Fields) -> Mapping[str, Any]:
     fields.optional("given", Fields.values_of, Fields.text)
     fields.optional("skipped", Fields.texts)
     fields.optional("left_out", Fields.texts)
+    fields.optional("account", Fields.values_of, Fields.integer, **count)
+    fields.optional("stretches", Fields.integer, **count)
     return fields.tree
 
 

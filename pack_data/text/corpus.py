@@ -16,8 +16,9 @@ import os
 import re
 import sysconfig
 import warnings
+from contextlib import contextmanager
 from functools import lru_cache
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import (
     IO,
@@ -43,6 +44,7 @@ from pack_data.text.corpus_files import (
     EMBEDDED,
     TABLES,
     Corpus,
+    CorpusFiles,
     corpus_files,
     format_of,
 )
@@ -85,7 +87,7 @@ def documents(
             column of texts in Parquet and Arrow.
         split: the split of a published data set, such as "train".
         separator: "file" if a text file is a document, "blank-line" if blank lines separate its documents, as in the
-            input of BERT's reference code.
+            input of BERT's reference code, "line" if each line is one.
         bad: counts the lines and rows that are left out.
 
     Raises:
@@ -97,22 +99,25 @@ def documents(
     bad = BadRecords() if bad is None else bad
     for path in corpus_files(source, split).read:
         column = _column_of(path, json_field, columns)
-        if not column:
-            # Bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad.
-            with open_unpacked(path) as file, io.TextIOWrapper(
-                file, "utf-8-sig", "surrogateescape"
-            ) as handle:
-                lines = _lines(handle)
-                head = _first_lines(lines)
-                texts = [line for _, line in head if line]
-                if texts and all(map(_is_json_object, texts)):
-                    column = columns[0] if columns else json_field
-                elif columns:
-                    raise ValueError(f"{path}: text, which has no columns; leave --columns out")
-                else:
-                    yield from _text_documents(path, chain(head, lines), separator, bad)
         if column:
             yield from _row_documents(path, column, bad)
+            continue
+        with _open_text(path) as handle:
+            yield from _text_documents(path, _lines(handle), separator, bad)
+
+
+def is_one_text(files: CorpusFiles) -> bool:
+    """Return True for a single file of text, such as a book."""
+    return len(files.read) == 1 and not _column_of(files.read[0], "text", ())
+
+
+@contextmanager
+def _open_text(path: Path) -> Iterator[IO[str]]:
+    """Open a text; bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad."""
+    with open_unpacked(path) as file, io.TextIOWrapper(
+        file, "utf-8-sig", "surrogateescape"
+    ) as handle:
+        yield handle
 
 
 def described(files: Sequence[Path], json_field: str, columns: Sequence[str]) -> str:
@@ -134,8 +139,11 @@ def _column_of(path: Path, json_field: str, columns: Sequence[str]) -> str:
     if format not in TABLES:
         with open_unpacked(path) as file:
             check_encoding(path, file.read(HEAD_BYTES))
-        field = columns[0] if columns else json_field
-        return field if format == "jsonl" else ""
+        if format == "jsonl" or _begins_with_json(path):
+            return columns[0] if columns else json_field
+        if columns:
+            raise ValueError(f"{path}: text, which has no columns; leave --columns out")
+        return ""
     types = column_types(str(path))
     texts = [name for name, type in types.items() if type == "text"]
     chosen = list(columns)
@@ -203,7 +211,7 @@ def _row_documents(path: Path, column: str, bad: BadRecords) -> Iterator[Documen
             bad.add(row.origin, problem)
             continue
         lines = (line for _, line in _lines(io.StringIO(text)))
-        yield from _cut(f"{path.name}:{row.origin.record}", lines)
+        yield from cut_document(f"{path.name}:{row.origin.record}", lines, bad)
 
 
 def _is_json_object(line: str) -> bool:
@@ -215,16 +223,12 @@ def _is_json_object(line: str) -> bool:
         return False
 
 
-def _first_lines(lines: Iterator[Tuple[int, str]]) -> List[Tuple[int, str]]:
-    """Take lines up to the third that is not blank."""
-    head: List[Tuple[int, str]] = []
-    texts = 0
-    for number, line in lines:
-        head.append((number, line))
-        texts += bool(line)
-        if texts == _LINES_FOR_DETECTION:
-            break
-    return head
+def _begins_with_json(path: Path) -> bool:
+    """Return True if the first lines of a text that are not blank are JSON objects."""
+    with _open_text(path) as handle:
+        texts = (line for _, line in _lines(handle) if line)
+        head = list(islice(texts, _LINES_FOR_DETECTION))
+    return bool(head) and all(map(_is_json_object, head))
 
 
 def _text_documents(
@@ -239,14 +243,19 @@ def _text_documents(
                 yield number, line
 
     if separator == "file":
-        yield from _cut(path.name, (line for _, line in good_lines()))
+        yield from cut_document(path.name, (line for _, line in good_lines()), bad)
+        return
+    if separator == "line":
+        for number, line in good_lines():
+            if line:
+                yield from cut_document(f"{path.name}:{number}", [line])
         return
 
     for is_text, paragraph in groupby(good_lines(), key=lambda numbered: bool(numbered[1])):
         if is_text:
             number, first = next(paragraph)
             rest = (line for _, line in paragraph)
-            yield from _cut(f"{path.name}:{number}", chain([first], rest))
+            yield from cut_document(f"{path.name}:{number}", chain([first], rest))
 
 
 def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:
@@ -275,8 +284,13 @@ def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:
         yield number, rest.strip()
 
 
-def _cut(name: str, lines: Iterable[str]) -> Iterator[Document]:
-    """Yield the document without empty lines, in parts of about LONGEST_DOCUMENT characters; none without text."""
+def cut_document(
+    name: str, lines: Iterable[str], bad: Optional[BadRecords] = None
+) -> Iterator[Document]:
+    """Yield the document without empty lines, in parts of about LONGEST_DOCUMENT characters.
+
+    If it has no text, count it in `bad`.
+    """
     part: List[str] = []
     size = 0
     continues = False
@@ -294,6 +308,8 @@ def _cut(name: str, lines: Iterable[str]) -> Iterator[Document]:
             continues = True
     if part:
         yield Document(name, part, continues)
+    elif bad and not continues:
+        bad.empty += 1
 
 
 @lru_cache(maxsize=1)
@@ -314,12 +330,12 @@ def _embedded_documents() -> Tuple[Document, ...]:
             except (SyntaxError, ValueError):
                 continue
         lines = [line for text in _docstrings(tree) for line in _paragraphs(text)]
-        texts += _cut(".".join(parts)[: -len(".py")], lines)
+        texts += cut_document(".".join(parts)[: -len(".py")], lines)
 
     from pydoc_data import topics
 
     for name in sorted(topics.topics):
-        texts += _cut(f"pydoc topic {name}", _paragraphs(topics.topics[name]))
+        texts += cut_document(f"pydoc topic {name}", _paragraphs(topics.topics[name]))
     return tuple(texts)
 
 

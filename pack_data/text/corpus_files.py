@@ -57,11 +57,6 @@ class CorpusFiles(NamedTuple):
     names: List[str]
     left_out: List[Path]
 
-    @property
-    def is_one_text(self) -> bool:
-        """True for a single file of text, such as a book."""
-        return len(self.read) == 1 and not format_of(self.read[0])
-
     def remarks(self) -> Iterator[str]:
         """Yield a line about the files that are left out, if there are any."""
         if self.left_out:

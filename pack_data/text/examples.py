@@ -316,21 +316,29 @@ def make_examples(
     vocabulary: AnyVocabulary,
     options: ExampleOptions,
     part: int = 0,
-) -> Sequences:
+) -> Tuple[Sequences, int]:
     """Make the examples of these documents: duplication_factor passes, each with new segments and a new masking.
 
     part: the number of this block of documents in the corpus; with the seed it decides every random choice.
+
+    Returns the examples, and the number of tokens of the documents that are in any of them.
     """
     most = _most_tokens(vocabulary, options)
     passes = []
+    # Segments that begin at each token, less those that end before it.
+    edges = np.zeros(len(documents.ids) + 1, np.int64)
     for repetition in range(options.duplication_factor):
         if not documents.document_ends:
             break
         rng = np.random.default_rng([options.seed, part, repetition])
         draws = random.Random(f"{options.seed} {part} {repetition}")
         pairs = _segment_pairs(documents, most, options, draws)
+        starts = pairs[:, [0, 2]]
+        np.add.at(edges, starts, 1)
+        np.add.at(edges, starts + pairs[:, [1, 3]], -1)
         passes.append(_with_masks(documents, pairs, vocabulary, options, rng))
-    return Sequences.concatenate(passes) if passes else Sequences.from_examples([])
+    sequences = Sequences.concatenate(passes) if passes else Sequences.from_examples([])
+    return sequences, int(np.count_nonzero(np.cumsum(edges)))
 
 
 def _with_masks(

@@ -40,7 +40,10 @@ def write_corpus(folder: Path, documents: int = 60, seed: int = 0) -> Path:
 
 def examples_of(documents, vocabulary, options, part=0):
     """Text to examples."""
-    return make_examples(tokenise(documents, vocabulary, options), vocabulary, options, part)
+    tokens = tokenise(documents, vocabulary, options)
+    sequences, used = make_examples(tokens, vocabulary, options, part)
+    assert used == len(tokens.ids)
+    return sequences
 
 
 def words_of(example: Example, tokens: Sequence[str]) -> List[List[int]]:

@@ -3,7 +3,6 @@ import gzip
 import io
 import json
 import lzma
-import random
 import shutil
 import tracemalloc
 import zipfile
@@ -21,7 +20,7 @@ from pack_data.text import corpus
 from pack_data.text.copies import hashed, without_copies
 from pack_data.text.corpus import Document, content_digest, documents, split_sentences
 from pack_data.text.corpus_files import corpus_files
-from tests.pack_data.text_corpus import build_small, document, write_corpus
+from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.refusals import refused
 
 
@@ -404,18 +403,6 @@ def test_long_documents_are_copies_only_if_all_their_parts_are():
     assert list(hashed(three, hashes)) == three
     assert hashes[0] == hashes[2] != hashes[1] and len(hashes) == 3
     assert list(without_copies(three, hashes)) == [*long, *other]
-
-
-def test_a_book_is_held_out_by_blank_lines(tmp_path, capsys):
-    book = tmp_path / "book.txt"
-    rng = random.Random(0)
-    book.write_text("\n\n".join(document(rng) for _ in range(30)))
-    options = f"--corpus {book} --held-out 0.3 --workers 1 --max-sequence-length 64 --vocabulary-size 200"
-    assert run_main(main, [*options.split(), "--out", str(tmp_path / "data")]) == 0
-    printed = capsys.readouterr()
-    assert "book.txt" in printed.err and "blank lines" in printed.err
-    counts = [read_manifest(tmp_path / name).made_with["documents"] for name in ("data", "data-held-out")]
-    assert sum(counts) == 30 and min(counts) > 3
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.text.corpus import Document, _cut
+from pack_data.text.corpus import Document, cut_document
 from pack_data.text.examples import ExampleOptions, _inner_ends, masked_count, tokenise
 from pack_data.text.vocabulary import train_vocabulary
 from tests.pack_data.text_corpus import document, examples_of
@@ -122,7 +122,7 @@ def texts(draw):
 @given(st.lists(texts(), min_size=1, max_size=4), st.integers(5, 64), st.integers(1, 3), st.integers(0, 9))
 def test_every_pass_uses_every_token_once(found, length, passes, seed):
     """Text without punctuation, of other scripts, in one line, one word a line: the A and the real B are the text."""
-    parts = [part for number, text in enumerate(found) for part in _cut(str(number), [text])]
+    parts = [part for number, text in enumerate(found) for part in cut_document(str(number), [text])]
     options = ExampleOptions(length, 20, duplication_factor=passes, seed=seed)
     as_one_line = [" ".join(text.split()) for text in found]
     ids = OF_ALL_SCRIPTS.encode(as_one_line)[0].tolist()

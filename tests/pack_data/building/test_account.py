@@ -1,0 +1,133 @@
+"""What goes into a build is in the data set, or the account says why not."""
+
+import json
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pack_data.building import tasks
+from pack_data.building.command import main
+from pack_data.building.held_out import held_out_folder, overlap
+from pack_data.building.stretches import runs
+from pack_data.cli.command import run_main
+from pack_data.inspection.verify_command import main as verify
+from pack_data.store.data_set import read_manifest
+from pack_data.text.corpus import Document
+from pack_data.text.examples import make_examples
+from pack_data.text.vocabulary import load_vocabulary
+from tests.pack_data.text_corpus import build_small, document, write_corpus
+
+TEXTS = ["", "  \n ", "a b c", "word " * 300, "One. Two!\u2028Three\x85four", "\u0936\u092c\u0926\u0964 " * 40]
+
+
+def account_of(folder):
+    return read_manifest(folder).made_with["account"]
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(TEXTS), max_size=12), st.integers(0, 3), st.booleans(), st.sampled_from([0.0, 0.4]))
+def test_what_goes_in_is_what_comes_out_and_what_is_said(tmp_path, drawn, bad, drop_copies, held_out):
+    texts = [*drawn, "one two three four", "five six seven", "word other", "a b"]
+    corpus = tmp_path / "a.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts) + "{broken\n" * bad)
+    out = tmp_path / "out"
+    options = dict(held_out=held_out, drop_copies=drop_copies, skip_bad=bad, overwrite=True)
+    build_small(corpus, out, **options).close()
+    sides = [out, held_out_folder(out)] if held_out else [out]
+    accounts = [account_of(side) for side in sides]
+    account = accounts[0]
+    words = [text for text in texts if text.strip()]
+    kept = list(dict.fromkeys(map(str.strip, words))) if drop_copies else words
+    assert (account["files"], account["records"], account["unreadable"]) == (1, len(texts), bad)
+    assert account["empty_records"] == len(texts) - len(words)
+    assert (account["documents"], account["copies"]) == (len(kept), len(words) - len(set(map(str.strip, words))))
+    vocabulary = load_vocabulary(out / "vocab.txt")
+    tokens = len(vocabulary.encode([" ".join(text.split()) for text in kept])[0])
+    for name in ("tokens", "tokens_in_sequences"):
+        assert sum(account[name] for account in accounts) == tokens
+
+
+@pytest.mark.parametrize(
+    "records, options, said",
+    [
+        (["One two. Three.", "", " ", "Four five.", "Six."], "", ["2 of 5 records are empty", "warning: only 3 of 5"]),
+        (
+            ["One two. Three."] * 3,
+            "--drop-copies",
+            ["1 of 3 records are in the data set", "2 dropped copies", "warning: only"],
+        ),
+        (["One two three four."] * 9, "", ["100% of the second segments are random (label 1):"]),
+    ],
+)
+def test_the_account_is_printed_before_the_summary(tmp_path, capsys, records, options, said):
+    corpus = tmp_path / "a.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in records))
+    how = f"--corpus {corpus} --out {tmp_path / 'out'} --workers 1 --max-sequence-length 64 --vocabulary-size 200"
+    assert run_main(main, [*how.split(), *options.split()]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    summary = next(number for number, line in enumerate(lines) if line.startswith("OPTIMAL"))
+    account = account_of(tmp_path / "out")
+    begin = f"of {account['tokens']} tokens read, {account['tokens']} are in sequences (100.0%)"
+    assert summary <= 3 and lines[1] == begin
+    for part in said:
+        assert part in "\n".join(lines[:summary])
+    assert run_main(verify, [str(tmp_path / "out")]) == 0
+    assert begin in capsys.readouterr().out
+
+
+def test_the_account_of_sequences_of_tokens(tmp_path):
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps({"input_ids": [1] * length}) + "\n" for length in range(1, 20)) + "{bad\n")
+    build_small("embedded", tmp_path / "out", source=source, skip_bad=1).close()
+    tokens = sum(range(1, 20))
+    expected = {"files": 1, "unreadable": 1, "tokens": tokens, "sequences": 19, "tokens_in_sequences": tokens}
+    assert account_of(tmp_path / "out") == expected
+
+
+def test_tokens_that_are_in_no_sequence_are_refused(tmp_path, monkeypatch):
+    corpus = write_corpus(tmp_path / "corpus", 5)
+    monkeypatch.setattr(tasks, "make_examples", lambda *given: (make_examples(*given)[0], 7))
+    with pytest.raises(ValueError, match="tokens read, 7 are in sequences"):
+        build_small(corpus, tmp_path / "out")
+
+
+@given(st.integers(2, 20_000), st.floats(0.001, 0.999))
+def test_stretches_are_long_and_nothing_is_lost(count, share):
+    paragraphs = [Document("", [str(place)]) for place in range(count)]
+    found = list(runs(paragraphs, count, share))
+    places = [[int(line) for line in run.lines] for run, _ in found]
+    # Every run is consecutive, sides alternate, and all together are the text.
+    assert [place for run in places for place in run] == list(range(count))
+    assert len(found) > 1 and all(one[1] != other[1] for one, other in zip(found, found[1:]))
+    least = 20 if count >= 400 else count // 20
+    assert all(least <= len(run) for run in places)
+    held_out = held_out_places(found)
+    assert abs(len(held_out) - share * count) <= 2 * max(least, count // 100, 1) + 1
+    assert held_out_places(runs(paragraphs, count, share / 2)) <= held_out
+
+
+def held_out_places(found):
+    return {line for run, is_held_out in found if is_held_out for line in run.lines}
+
+
+@pytest.mark.parametrize("between", ["\n\n", "\n"])
+def test_a_book_keeps_its_context(tmp_path, between):
+    """Every paragraph became a document: the mean sequence fell from 489 to 81 tokens."""
+    rng = random.Random(0)
+    book = tmp_path / "book.txt"
+    paragraphs = [document(rng).replace("\n", " ") for _ in range(500)]
+    book.write_text(between.join(paragraphs))
+    how = dict(max_sequence_length=128, short_sequence_probability=0.0)
+    with build_small(book, tmp_path / "whole", **how) as whole:
+        mean = whole.manifest.tokens / whole.manifest.sequences
+    with build_small(book, tmp_path / "split", held_out=0.05, **how) as training:
+        manifests = [training.manifest, read_manifest(held_out_folder(tmp_path / "split"))]
+    accounts = [manifest.made_with["account"] for manifest in manifests]
+    assert all(manifest.tokens / manifest.sequences > 0.95 * mean for manifest in manifests)
+    assert sum(account["characters"] for account in accounts) == sum(map(len, paragraphs))
+    assert 0.03 < accounts[1]["characters"] / sum(map(len, paragraphs)) < 0.07
+    assert accounts[0]["documents"] <= 5 and accounts[0]["records"] == 1
+    assert not overlap(manifests[0].made_with, manifests[1].made_with)
+    assert overlap(whole.manifest.made_with, manifests[1].made_with)
