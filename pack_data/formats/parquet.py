@@ -9,6 +9,7 @@ An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1.
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
@@ -36,6 +37,8 @@ from pack_data.store.sequences import Sequences
 _ROWS = 1024  # read at a time
 _BATCH_BYTES = 64 << 20  # of the rows read at a time
 _PARQUET_MAGIC = b"PAR1"
+# Of a file with an encrypted footer.
+_ENCRYPTED_MAGIC = b"PARE"
 _FILE_MAGIC = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -77,6 +80,8 @@ def _ipc_reader(path: str, file):
 def _schema(path: str):
     """Return the Arrow schema of the rows of a file.  Raises ValueError."""
     path = next(iter(selected_files(path)), path)
+    if _has_magic(path, _ENCRYPTED_MAGIC):
+        raise ValueError(f"{path}: it is encrypted; write it without encryption")
     with _opening(path):
         if _has_magic(path, _PARQUET_MAGIC):
             schema = _parquet().read_schema(path)
@@ -142,25 +147,47 @@ def _parquet_batches(
 ) -> Iterator[Tuple[int, Any]]:
     """Yield the first row and the rows of each batch, from the row group of row `start` on."""
     with _opening(path), _parquet().ParquetFile(path, page_checksum_verification=True) as file:
+        is_signed = _is_signed(path, file.metadata)
         first = 0
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
             if first + rows > start:
-                yield from _group_batches(path, file, group, first, columns, bad)
+                group_bytes = _group_bytes(file.metadata.row_group(group), columns, is_signed)
+                yield from _group_batches(path, file, group, group_bytes, first, columns, bad)
             first += rows
 
 
-def _group_batches(
-    path: str, file, group: int, first: int, columns: Sequence[str], bad: BadRecords
-) -> Iterator[Tuple[int, Any]]:
-    """Yield the rows of a row group, which begins with row `first`; after an error row by row, up to the damage."""
-    metadata = file.metadata.row_group(group)
-    rows = metadata.num_rows
+def _is_signed(path: str, metadata: Any) -> bool:
+    """Return True if a signature follows the metadata: columns of the file may be encrypted."""
+    with open_regular(path) as file:
+        file.seek(-len(_PARQUET_MAGIC) - 4, os.SEEK_END)
+        footer_bytes = int.from_bytes(file.read(4), "little")
+    return footer_bytes != metadata.serialized_size
+
+
+def _group_bytes(group: Any, columns: Sequence[str], is_signed: bool) -> int:
+    """Return the bytes of these columns of a row group, all if empty."""
+    if is_signed:  # asking for an encrypted column ends the process within Arrow
+        return group.total_byte_size
     group_bytes = 0
-    for number in range(metadata.num_columns):
-        chunk = metadata.column(number)
+    for number in range(group.num_columns):
+        chunk = group.column(number)
         if not columns or chunk.path_in_schema.split(".")[0] in columns:
             group_bytes += chunk.total_uncompressed_size
+    return group_bytes
+
+
+def _group_batches(
+    path: str,
+    file,
+    group: int,
+    group_bytes: int,
+    first: int,
+    columns: Sequence[str],
+    bad: BadRecords,
+) -> Iterator[Tuple[int, Any]]:
+    """Yield the rows of a row group, which begins with row `first`; after an error row by row, up to the damage."""
+    rows = file.metadata.row_group(group).num_rows
     bytes_per_row = group_bytes // max(1, rows) + 1
     if bytes_per_row > bad.longest:
         bad.add(Origin(path, first), bad.too_long(), rows)
@@ -182,6 +209,10 @@ def _group_batches(
             return
         except _damage() as error:
             reason = one_line(error, 200)
+    if "decrypt" in reason:
+        raise ValueError(
+            f"{path}: it has encrypted columns ({reason}); write it without encryption"
+        )
     bad.add(
         Origin(path, first + done),
         f"row group {group} cannot be read further ({reason})",

@@ -184,3 +184,26 @@ def test_text_that_is_not_utf_8_is_refused(tmp_path):
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
     with refused("a.parquet: records 1 to 2", "UTF8"):
         list(documents(str(tmp_path / "a.parquet")))
+
+
+@pytest.mark.parametrize(
+    "keys, has_plain_footer", [(["text"], True), (["input_ids.list.element"], True), (["text"], False)]
+)
+@pytest.mark.parametrize("columns", [(), ("input_ids",)])
+def test_encrypted_columns_are_refused_and_do_not_abort_the_process(tmp_path, keys, has_plain_footer, columns):
+    encryption = pytest.importorskip("pyarrow.parquet.encryption")
+
+    class Keys(encryption.KmsClient):
+        def __init__(self, _):
+            encryption.KmsClient.__init__(self)
+
+        def wrap_key(self, key, _):
+            return key
+
+    table = pa.table({"input_ids": [[1, 2], [3]], "text": ["a", "b"]})
+    settings = encryption.EncryptionConfiguration("footer", column_keys={"k": keys}, plaintext_footer=has_plain_footer)
+    properties = encryption.CryptoFactory(Keys).file_encryption_properties(encryption.KmsConnectionConfig(), settings)
+    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    with refused("a.parquet", "encrypted"):
+        list(open_source(tmp_path / "a.parquet", columns=columns).blocks())
