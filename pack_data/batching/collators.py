@@ -24,8 +24,9 @@ from pack_data.batching.trained_labels import (
     labels_of,
     states_labels,
 )
-from pack_data.reading.fields import shown, whole_number
+from pack_data.reading.fields import said_of, shown, whole_number
 from pack_data.store.boundaries import OF_SEQUENCES, STATING, cumulative, positions_of, sequences_in
+from pack_data.store.companions import COMPANIONS, companion_values
 from pack_data.store.sequences import rounded_up
 
 Example = Mapping[str, Union[Sequence[int], np.ndarray]]
@@ -58,7 +59,7 @@ def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
         is_list = hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0
         has_token_values = is_list and not isinstance(values, _WITHOUT_TOKEN_VALUES)
         if has_token_values and len(values) == len(ids):
-            columns[column] = values
+            columns[column] = _checked(column, values, name)
         else:
             left_out.append(column)
     _warn_left_out(*left_out)
@@ -68,6 +69,16 @@ def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
         positions[span] = positions_of(lengths)
         columns["position_ids"] = positions
     return columns
+
+
+def _checked(column: str, values: Any, name: str) -> Any:
+    """Return the values of a column, whole numbers as such; raise ValueError for those that its name excludes."""
+    if column not in COMPANIONS:
+        return values
+    given = np.asarray(values)
+    with said_of(name):
+        checked = companion_values(column, given)
+    return values if checked is given else checked
 
 
 def alike(examples: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:

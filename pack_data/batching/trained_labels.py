@@ -13,7 +13,8 @@ from typing import Any, Mapping
 
 import numpy as np
 
-from pack_data.reading.fields import shown
+from pack_data.reading.fields import said_of
+from pack_data.store.companions import companion_values
 
 LABELS = "labels"
 IGNORED = -100  # the label of a token that is not predicted
@@ -47,9 +48,6 @@ def labels_of(example: Mapping[str, Any], name: str) -> np.ndarray:
         if example.get(column) is None:
             continue
         mask = _of_tokens(example, column, name)
-        if ((mask != 0) & (mask != 1)).any():
-            values = shown(np.unique(mask).tolist())
-            raise ValueError(f"{name}: {column} has the values {values}; pass 0 and 1 only")
         is_predicted = mask == 1
         if column == LOSS_MASK:
             _refuse_contradiction(is_predicted & ~trained, f"{name}: {column}")
@@ -69,12 +67,8 @@ def _of_tokens(example: Mapping[str, Any], column: str, name: str) -> np.ndarray
         raise ValueError(
             f"{name} has {tokens} input_ids and {count} {column}; pass one for each token"
         )
-    is_whole = values.dtype.kind in "biu"
-    if values.dtype.kind == "f":
-        is_whole = bool((np.isfinite(values) & (values == np.trunc(values))).all())
-    if not is_whole:
-        raise ValueError(f"{name}: {column} has values that are not whole; pass integers")
-    return values.astype(np.int64)
+    with said_of(name):
+        return companion_values(column, values).astype(np.int64)
 
 
 def _refuse_contradiction(is_wrong: np.ndarray, title: str) -> None:

@@ -576,6 +576,11 @@ class _SourceInput(_BuildInput):
                 raise ValueError(
                     f"{first.origin.path}: a column may not be called {name}, the build has one of that name; rename it"
                 )
+            if name in tokens and first.value[name].dtype.kind == "f":
+                raise ValueError(
+                    f"{first.origin.path}: {name} holds numbers that need not be whole, and packs hold whole ones; "
+                    "choose the other columns with --columns, or pack the file with PackDataset"
+                )
         if has_tokens:
             return PackSchema.of_tokens(
                 S, 1, [StoredColumn(name, SLOT, "<i4") for name in tokens] + extra

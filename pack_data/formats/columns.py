@@ -5,24 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
 
-from pack_data.formats.records import NO_COLUMNS
+from pack_data.formats.records import NO_COLUMNS, STARTS
 from pack_data.reading.bad_records import Origin
 from pack_data.store.boundaries import OF_SEQUENCES
+from pack_data.store.companions import COMPANIONS, TOKENS
 
-TOKENS = "input_ids"
 MASK = "attention_mask"
-# Columns with a value for each token that tokenizers and trainers write beside the tokens.
-COMPANIONS = (
-    MASK,
-    "assistant_masks",
-    "completion_mask",
-    "labels",
-    "loss_mask",
-    "position_ids",
-    "seq_start_id",
-    "special_tokens_mask",
-    "token_type_ids",
-)
+# Columns that are read beside the tokens.
+_BESIDE = frozenset((*COMPANIONS, STARTS))
 # Two of these columns, or a list of `positions`, mark BERT's examples or packs, which are not read from columns.
 _OF_BERT = (
     "positions",
@@ -34,6 +24,11 @@ _OF_BERT = (
 )
 # Types such as large_list<element: uint16>.
 _INTEGER_LIST = re.compile(r"(large_|fixed_size_)?list(_view)?<[^<]*: u?int\d|list of int$")
+# A companion of the tokens may have these types as well.
+_NUMBER_LIST = re.compile(
+    r"(large_|fixed_size_)?list(_view)?<[^<]*: (u?int\d|bool|halffloat|float|double)"
+    r"|list of (int|bool|float)( and (int|bool|float))*$"
+)
 _TEXT = re.compile(r"text|(large_)?string|dictionary<values=(large_)?string")
 # Integers under such a name describe tokens or texts.
 _NO_TOKENS = re.compile(r"(tags?|labels?|label_ids|masks?|weights?|positions?)$", re.IGNORECASE)
@@ -60,13 +55,14 @@ def token_columns(path: str, types: Mapping[str, str], columns: Sequence[str]) -
     types: the type of each column.  Raises ValueError if nothing says which column holds tokens, and for columns of
     BERT's examples and packs, which are no longer read.
     """
-    lists = [name for name, type in types.items() if kind_of_type(type) == "integers"]
+    lists = [name for name, type in types.items() if _is_read(name, type)]
     for name in columns:
         if name not in lists:
             raise ValueError(
                 f"{path}: {name} is {types.get(name, 'not a column')}; the columns of integer lists are "
                 f"{', '.join(lists) or 'none'}"
             )
+    _check_companions(path, types, columns)
     if columns:
         masks = [name for name in (MASK,) if name in lists and name not in columns]
         return (*columns, *masks)
@@ -82,7 +78,7 @@ def token_columns(path: str, types: Mapping[str, str], columns: Sequence[str]) -
         raise ValueError(
             f"{path}: {', '.join(of_bert)}: {NO_COLUMNS}, or choose columns of token sequences with --columns"
         )
-    candidates = [name for name in lists if name not in COMPANIONS]
+    candidates = [name for name in lists if name not in _BESIDE]
     if TOKENS in types:
         candidates = [TOKENS] if TOKENS in lists else []
     if not candidates:
@@ -96,4 +92,24 @@ def token_columns(path: str, types: Mapping[str, str], columns: Sequence[str]) -
             f"{path}: has no column {TOKENS}, and {', '.join(candidates)[:150]} may hold other things than tokens; "
             "choose with --columns"
         )
-    return tuple(name for name in lists if name in (*candidates, *COMPANIONS))
+    return tuple(name for name in lists if name in candidates or name in _BESIDE)
+
+
+def _is_read(name: str, type: str) -> bool:
+    """Return True if a column of this type can have a value for each token."""
+    is_of_numbers = name in COMPANIONS and _NUMBER_LIST.match(type)
+    return bool(is_of_numbers) or kind_of_type(type) == "integers"
+
+
+def _check_companions(path: str, types: Mapping[str, str], columns: Sequence[str]) -> None:
+    """Raise ValueError for a column that changes what the tokens mean, and has a type that cannot be read."""
+    for name in (MASK,) if columns else COMPANIONS:
+        type = types.get(name, "null")
+        # Of the whole sequence: its class, say.
+        is_one_label = name == "labels" and "list" not in type
+        if type == "null" or is_one_label or _is_read(name, type):
+            continue
+        raise ValueError(
+            f"{path}: {name} is {type}, must be a list of {COMPANIONS[name]} with a value for each token; "
+            f"rename it, or choose other columns, such as --columns {TOKENS}"
+        )

@@ -13,13 +13,14 @@ from typing import Any, BinaryIO, Dict, Iterator, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.formats.columns import COMPANIONS, TOKENS, FileRow, token_columns
-from pack_data.formats.records import Record, RecordError, tokens_from_columns
+from pack_data.formats.columns import FileRow, token_columns
+from pack_data.formats.records import Record, RecordError, sequences_from_columns
 from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.reading.compressed import open_unpacked
 from pack_data.reading.encodings import HEAD_BYTES, check_encoding
 from pack_data.reading.fields import shown
 from pack_data.reading.words import counted
+from pack_data.store.companions import COMPANIONS, TOKENS
 
 _WAY_OUT = "pass a JSONL file"
 _LINES_FOR_DETECTION = 100_000  # the most that are tried to find a valid one
@@ -181,10 +182,13 @@ def _fields(text: bytes) -> Dict[str, Any]:
 
 
 def _tokens(name: str, value: Any) -> np.ndarray:
-    """Return a list of integers as an array.  Raises RecordError for any other value."""
-    if isinstance(value, list) and set(map(type, value)) <= {int}:
-        with suppress(OverflowError):
+    """Return a list of integers, or of numbers beside the tokens, as an array.  Raises RecordError for any other."""
+    types = set(map(type, value)) if isinstance(value, list) else {type(value)}
+    with suppress(OverflowError):
+        if isinstance(value, list) and types <= {int}:
             return np.array(value, np.int64)
+        if isinstance(value, list) and name in COMPANIONS and types <= {int, float, bool}:
+            return np.array(value)
     raise RecordError(f"{name} is not a list of integers of 64 bits, unlike in the first record")
 
 
@@ -238,8 +242,17 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
             chosen = chosen or token_columns(path, _types_of(row.fields, columns), columns)
             fields = dict(row.fields)
             tokens = {name: _tokens(name, fields.pop(name, None)) for name in chosen}
-            value = tokens_from_columns(tokens)
+            _check_late(fields, columns)
+            values = sequences_from_columns(tokens)
         except RecordError as error:
             bad.add(row.origin, str(error))
             continue
-        yield Record(row.origin, value, fields)
+        for value in values:
+            yield Record(row.origin, value, fields)
+
+
+def _check_late(others: Dict[str, Any], columns: Sequence[str]) -> None:
+    """Raise RecordError for a column of `COMPANIONS` that the first record lacks, unless the user chose columns."""
+    for name in COMPANIONS:
+        if not columns and isinstance(others.get(name), list):
+            raise RecordError(f"{name} is not in the first record; choose columns with --columns")

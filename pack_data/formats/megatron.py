@@ -141,7 +141,7 @@ def _columns(file: BinaryIO, index: _Index, rows: slice, bad: BadRecords) -> Opt
         return None
     ids = np.frombuffer(data, index.dtype)
     lengths = sizes // index.dtype.itemsize
-    return Sequences.of_tokens(lengths, {"input_ids": ids}) if fits("input_ids", ids) else None
+    return Sequences.of_tokens(lengths, {"input_ids": ids}) if fits(ids) else None
 
 
 def _records(file: BinaryIO, index: _Index, rows: slice, bad: BadRecords) -> Iterator[Record]:

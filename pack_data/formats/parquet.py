@@ -18,6 +18,7 @@ import numpy as np
 
 from pack_data.formats.columns import FileRow, token_columns
 from pack_data.formats.records import (
+    LEAST,
     STARTS,
     Record,
     RecordBlock,
@@ -25,13 +26,17 @@ from pack_data.formats.records import (
     Tokens,
     fits,
     integers,
-    tokens_from_columns,
+    least_of,
+    sequences_from_columns,
+    tokens_of,
 )
 from pack_data.formats.saved import check_columns, selected_files
 from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.reading.fields import one_line, said_of
 from pack_data.reading.files import open_regular
 from pack_data.reading.packages import load_package
+from pack_data.store.boundaries import STATING
+from pack_data.store.companions import companion_values
 from pack_data.store.sequences import Sequences
 
 _ROWS = 1024  # read at a time
@@ -338,23 +343,30 @@ def _columns(lists: Mapping[str, _Lists], foreign: Mapping[str, Any]) -> Optiona
     """Return the columns of a batch and its foreign integers; None unless all rows are valid and without padding."""
     columns: Dict[str, np.ndarray] = {}
     lengths = np.zeros(0, np.int64)
+    tokens = tokens_of(lists)
     for name, rows in lists.items():
         together = rows.together()
         if together is None or (columns and not np.array_equal(together[0], lengths)):
             return None
-        lengths, columns[name] = together
-        if not fits(name, columns[name]):
+        lengths, values = together
+        try:
+            columns[name] = companion_values(name, values)
+        except ValueError:
+            return None
+        is_weights = columns[name].dtype.kind == "f"
+        if not is_weights and not fits(columns[name], least_of(name, tokens)):
             return None
     mask = columns.pop("attention_mask", None) if len(columns) > 1 else None
     is_padded = mask is not None and (mask != 1).any()
-    if not len(lengths) or lengths.min() < 1 or is_padded:
+    is_divided = not STATING.isdisjoint(columns)
+    if not len(lengths) or lengths.min() < 1 or is_padded or is_divided:
         return None
 
     scalars = {}
     for name, column in foreign.items():
         if _arrow().types.is_integer(column.type) and not column.null_count:
             values = column.to_numpy(zero_copy_only=False)
-            if fits(name, values):
+            if fits(values, LEAST):
                 scalars[name] = values.astype(np.int64)
     return Sequences.of_tokens(lengths, columns, scalars)
 
@@ -373,14 +385,16 @@ def _records(
         try:
             columns = {name: column[row] for name, column in lists.items()}
             if content == "tokens":
-                value = tokens_from_columns(columns)
+                found = sequences_from_columns(columns)
             else:
-                value = _checked_pack(columns)
-                others.update({name: columns[name] for name in columns if name not in value})
+                pack = _checked_pack(columns)
+                found = [pack]
+                others.update({name: columns[name] for name in columns if name not in pack})
         except RecordError as error:
             bad.add(Origin(path, start + row), str(error))
             continue
-        yield Record(Origin(path, start + row), value, others)
+        for value in found:
+            yield Record(Origin(path, start + row), value, others)
 
 
 # ---- packed Parquet ----------------------------------------------------------------------------------------------
@@ -405,5 +419,16 @@ def _checked_pack(row: Tokens) -> Tokens:
             f"{STARTS} must begin with 0 and ascend below {slots}, the number of values of {_TOKENS}, so that each "
             "sequence has a token"
         )
-    pack = {name: values for name, values in row.items() if len(values) == slots}
+    integers(_TOKENS, row[_TOKENS])
+    pack = {}
+    for name, values in row.items():
+        if len(values) == slots:
+            pack[name] = _values(name, values)
     return {**pack, STARTS: starts}
+
+
+def _values(name: str, values: np.ndarray) -> np.ndarray:
+    try:
+        return companion_values(name, values)
+    except ValueError as error:
+        raise RecordError(str(error)) from None

@@ -28,6 +28,8 @@ from typing import (
 import numpy as np
 
 from pack_data.reading.bad_records import Origin
+from pack_data.store.boundaries import sequences_in
+from pack_data.store.companions import COMPANIONS, TOKENS, companion_values
 from pack_data.store.packs import FIELDS as PACK_FIELDS
 from pack_data.store.sequences import Example, Sequences
 
@@ -38,6 +40,7 @@ UNPACKED = {
     "token_packs": "tokens",
 }
 LARGEST_ID = 2**31 - 1  # a batch is int32
+LEAST = -(2**31)
 
 # An unpacked row as columns, and the columns that it may have in addition.
 EXAMPLE_FIELDS = (
@@ -106,18 +109,26 @@ class RowWidths(NamedTuple):
 # ---- one example -------------------------------------------------------------------------------------------------
 
 
-def _least(name: str) -> int:
-    """Return the smallest value of a column: ids are not negative."""
-    return 0 if name == "input_ids" else -(2**31)
+def tokens_of(names: Iterable[str]) -> str:
+    """Return which of the columns of a sequence holds its token ids: input_ids, else the first that may."""
+    columns = list(names)
+    if TOKENS in columns:
+        return TOKENS
+    return next((name for name in columns if name not in COMPANIONS), columns[0])
 
 
-def fits(name: str, values: np.ndarray) -> bool:
-    """Return True if this is a column of a token sequence: integers of 32 bits, ids not negative."""
+def fits(values: np.ndarray, least: int = 0) -> bool:
+    """Return True if these are integers of 32 bits, not below `least`."""
     if values.dtype.kind not in "iu":
         return False
     if not len(values):
         return True
-    return int(values.min()) >= _least(name) and int(values.max()) <= LARGEST_ID
+    return int(values.min()) >= least and int(values.max()) <= LARGEST_ID
+
+
+def least_of(name: str, tokens: str) -> int:
+    """Return the smallest value of a column of a sequence: token ids are not negative, whatever they are called."""
+    return 0 if name == tokens and name not in COMPANIONS else LEAST
 
 
 def integers(
@@ -193,10 +204,10 @@ def _checked_example(
     )
 
 
-def tokens_from_columns(row: Dict[str, np.ndarray]) -> Tokens:
-    """Return a token sequence from columns of one length, without the padding of an attention_mask.
+def sequences_from_columns(row: Dict[str, np.ndarray]) -> List[Tokens]:
+    """Return the token sequences in a row of columns of one length, without the padding of an attention_mask.
 
-    Raises RecordError.
+    There are several if columns of boundaries divide the row (`store.boundaries`).  Raises RecordError.
     """
     sizes = {name: len(values) for name, values in row.items()}
     if len(set(sizes.values())) != 1:
@@ -204,18 +215,27 @@ def tokens_from_columns(row: Dict[str, np.ndarray]) -> Tokens:
         raise RecordError(
             f"columns of different lengths: {lengths} (choose columns with --columns)"
         )
-    mask = row.get("attention_mask")
-    if mask is not None and len(row) > 1:
-        real = np.flatnonzero(mask)
-        inside = slice(real[0], real[-1] + 1) if len(real) else slice(0, 0)
-        if not (mask[inside] == 1).all():
-            raise RecordError("attention_mask is not one run of ones between zeros")
-        row = {name: values[inside] for name, values in row.items() if name != "attention_mask"}
+    tokens = tokens_of(row)
+    try:
+        row = {name: companion_values(name, values) for name, values in row.items()}
+        boundaries = row if len(row) > 1 else {}
+        span, lengths_inside = sequences_in({**boundaries, TOKENS: row[tokens]}, "the row")
+    except ValueError as error:
+        raise RecordError(str(error)) from None
+    if not len(lengths_inside):
+        raise RecordError(f"{tokens} is empty, a sequence needs at least one token")
+    if len(row) > 1:
+        row.pop("attention_mask", None)
     for name, values in row.items():
-        if not len(values):
-            raise RecordError(f"{name} is empty, a sequence needs at least one token")
-        integers(name, values, least=_least(name))
-    return row
+        if values.dtype.kind != "f":
+            integers(name, values[span], least=least_of(name, tokens))
+
+    sequences = []
+    start = span.start
+    for length in lengths_inside.tolist():
+        sequences.append({name: values[start : start + length] for name, values in row.items()})
+        start += length
+    return sequences
 
 
 def example_from_columns(

@@ -1,8 +1,8 @@
 """Boundaries of the sequences in a row, derived from their lengths.
 
 An example may be a row of several sequences already. Its boundaries are then seq_lengths, cu_seq_lens_q, cu_seq_lens_k,
-or position_ids that restart; if it has several of them, they must agree. Tokens with an attention_mask of 0 at the ends
-of an example are padding.
+position_ids that restart, or document_ids that change; if it has several of them, they must agree. Tokens with an
+attention_mask of 0 at the ends of an example are padding.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.reading.fields import shown
+from pack_data.reading.fields import said_of, shown
+from pack_data.store.companions import companion_values
 
 _ENDS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")
 # Tokens of the longest sequences that are computed together with others of their length. The overhead of a call is
@@ -21,8 +22,10 @@ MAX_GROUPED_TOKENS = 64
 OF_SEQUENCES = ("seq_lengths", *_ENDS)
 # The second name of each is that of a `PackDataset`.
 _POSITIONS = ("position_ids", "positions")
+_DOCUMENTS = "document_ids"
 _MASKS = ("attention_mask", "input_mask")
-STATING = frozenset((*OF_SEQUENCES, *_POSITIONS, *_MASKS))
+# Columns that tell where sequences begin and end.
+STATING = frozenset((*OF_SEQUENCES, *_POSITIONS, _DOCUMENTS, *_MASKS))
 
 
 def cumulative(lengths: np.ndarray) -> np.ndarray:
@@ -58,16 +61,19 @@ def sequences_in(example: Mapping[str, Any], name: str) -> Tuple[slice, np.ndarr
     span = slice(0, tokens)
     for column in _MASKS:
         if column in columns:
-            span = _real_tokens(columns[column], f"{name}: {column}", tokens)
+            mask = _whole(column, columns[column], name)
+            span = _real_tokens(mask, f"{name}: {column}", tokens)
 
     lengths = _between([span.start, span.stop])
     first_column = ""
-    for column in (*OF_SEQUENCES, *_POSITIONS):
+    for column in (*OF_SEQUENCES, *_POSITIONS, _DOCUMENTS):
         if column not in columns:
             continue
         title = f"{name}: {column}"
-        values = np.asarray(columns[column], np.int64)
-        if column in _POSITIONS:
+        values = _whole(column, columns[column], name)
+        if column == _DOCUMENTS:
+            stated = _between_changes(values, title, tokens, span)
+        elif column in _POSITIONS:
             stated = _between_restarts(values, title, tokens, span)
         else:
             ends = values if column in _ENDS else np.cumsum(values)
@@ -80,6 +86,23 @@ def sequences_in(example: Mapping[str, Any], name: str) -> Tuple[slice, np.ndarr
         first_column = first_column or column
         lengths = stated
     return span, lengths
+
+
+def _whole(column: str, values: Any, name: str) -> np.ndarray:
+    """Return a column of whole numbers, of any type, as int64."""
+    with said_of(name):
+        return companion_values(column, values).astype(np.int64)
+
+
+def _between_changes(documents: np.ndarray, title: str, tokens: int, span: slice) -> np.ndarray:
+    """Return the lengths of the runs of one document."""
+    if documents.shape != (tokens,):
+        raise ValueError(
+            f"{title} of the shape {documents.shape} must have a value for each of {tokens} tokens"
+        )
+    row = documents[span]
+    changes = np.flatnonzero(np.diff(row)) + 1
+    return _between([0, *changes, len(row)])
 
 
 def _between(bounds: Any) -> np.ndarray:

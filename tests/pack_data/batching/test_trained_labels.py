@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pack_data import PackDataset
-from pack_data.batching.collators import padded_batch, padding_free_batch
+from pack_data.batching.collators import _warn_left_out, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
 from pack_data.batching.trained_labels import labels_of
@@ -92,13 +92,13 @@ def test_the_stream_and_the_collator_of_a_model_apply_masks():
 
 REFUSED = [
     ({"completion_mask": [1]}, "1 completion_mask"),
-    ({"assistant_masks": [0, 1, 2]}, "assistant_masks", "0, 1, 2"),
-    ({"loss_mask": [0.5, 1.0, 1.0]}, "loss_mask", "not whole"),
-    ({"loss_mask": [float("nan"), 1.0, 1.0]}, "loss_mask", "not whole"),
-    ({"completion_mask": ["0", "1", "1"]}, "completion_mask", "not whole"),
+    ({"assistant_masks": [0, 1, 2]}, "assistant_masks", "2", "0 and 1"),
+    ({"loss_mask": [0.5, 1.0, 1.0]}, "loss_mask", "0.5"),
+    ({"loss_mask": [float("nan"), 1.0, 1.0]}, "loss_mask", "nan"),
+    ({"completion_mask": ["0", "1", "1"]}, "completion_mask", "'0'"),
     ({"completion_mask": [[0, 1, 1]]}, "completion_mask", r"\(1, 3\)"),
     ({"labels": 3}, "labels", r"\(\)"),
-    ({"labels": [5.0, 6.0, 6.5]}, "labels", "not whole"),
+    ({"labels": [5.0, 6.0, 6.5]}, "labels", "6.5", "whole"),
     ({"labels": [-100, 6, 7], "completion_mask": [0, 0, 1]}, "labels", "token 1"),
     ({"loss_mask": [0, 1, 1], "assistant_masks": [0, 0, 1]}, "loss_mask", "token 1"),
 ]
@@ -118,6 +118,7 @@ def test_what_contradicts_is_refused(columns, names):
 
 
 def test_columns_that_no_batch_has_are_named_once(caplog):
+    _warn_left_out.cache_clear()
     example = {"input_ids": [5, 6], "loss_weights": [0.5, 1.0], "score_of_text": 3.0}
     for _ in range(2):
         padding_free_batch([example])
