@@ -97,19 +97,17 @@ def token_columns(path: str, types: Mapping[str, str], columns: Sequence[str]) -
 
 def _is_read(name: str, type: str) -> bool:
     """Return True if a column of this type can have a value for each token."""
-    is_of_numbers = name in COMPANIONS and _NUMBER_LIST.match(type)
-    return bool(is_of_numbers) or kind_of_type(type) == "integers"
+    pattern = _NUMBER_LIST if name in COMPANIONS else _INTEGER_LIST
+    return bool(pattern.match(type))
 
 
 def _check_companions(path: str, types: Mapping[str, str], columns: Sequence[str]) -> None:
     """Raise ValueError for a column that changes what the tokens mean, and has a type that cannot be read."""
     for name in (MASK,) if columns else COMPANIONS:
         type = types.get(name, "null")
-        # Of the whole sequence: its class, say.
+        # One label is of the whole sequence: its class, say.
         is_one_label = name == "labels" and "list" not in type
-        if type == "null" or is_one_label or _is_read(name, type):
-            continue
-        raise ValueError(
-            f"{path}: {name} is {type}, must be a list of {COMPANIONS[name]} with a value for each token; "
-            f"rename it, or choose other columns, such as --columns {TOKENS}"
-        )
+        if not (type == "null" or is_one_label or _is_read(name, type)):
+            raise ValueError(
+                f"{path}: {name} is {type}, must be a list of {COMPANIONS[name]}; choose other columns with --columns"
+            )

@@ -183,12 +183,13 @@ def _fields(text: bytes) -> Dict[str, Any]:
 
 def _tokens(name: str, value: Any) -> np.ndarray:
     """Return a list of integers, or of numbers beside the tokens, as an array.  Raises RecordError for any other."""
-    types = set(map(type, value)) if isinstance(value, list) else {type(value)}
-    with suppress(OverflowError):
-        if isinstance(value, list) and types <= {int}:
-            return np.array(value, np.int64)
-        if isinstance(value, list) and name in COMPANIONS and types <= {int, float, bool}:
-            return np.array(value)
+    if isinstance(value, list):
+        types = set(map(type, value))
+        with suppress(OverflowError):
+            if types <= {int}:
+                return np.array(value, np.int64)
+            if name in COMPANIONS and types <= {int, float, bool}:
+                return np.array(value)
     raise RecordError(f"{name} is not a list of integers of 64 bits, unlike in the first record")
 
 
@@ -238,21 +239,18 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
     """Yield the token sequences of one file, in file order.  Lines count from 1, elements of an array from 0."""
     chosen: Tuple[str, ...] = ()
     for row in rows(path, bad):
+        chosen = chosen or token_columns(path, _types_of(row.fields, columns), columns)
         try:
-            chosen = chosen or token_columns(path, _types_of(row.fields, columns), columns)
             fields = dict(row.fields)
             tokens = {name: _tokens(name, fields.pop(name, None)) for name in chosen}
-            _check_late(fields, columns)
+            late = [name for name in COMPANIONS if isinstance(fields.get(name), list)]
+            if late and not columns:
+                raise RecordError(
+                    f"{late[0]} is not in the first record; choose columns with --columns"
+                )
             values = sequences_from_columns(tokens)
-        except RecordError as error:
+        except ValueError as error:
             bad.add(row.origin, str(error))
             continue
         for value in values:
             yield Record(row.origin, value, fields)
-
-
-def _check_late(others: Dict[str, Any], columns: Sequence[str]) -> None:
-    """Raise RecordError for a column of `COMPANIONS` that the first record lacks, unless the user chose columns."""
-    for name in COMPANIONS:
-        if not columns and isinstance(others.get(name), list):
-            raise RecordError(f"{name} is not in the first record; choose columns with --columns")

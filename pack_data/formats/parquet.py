@@ -9,7 +9,6 @@ An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1.
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
@@ -42,8 +41,6 @@ from pack_data.store.sequences import Sequences
 _ROWS = 1024  # read at a time
 _BATCH_BYTES = 64 << 20  # of the rows read at a time
 _PARQUET_MAGIC = b"PAR1"
-# Of a file with an encrypted footer.
-_ENCRYPTED_MAGIC = b"PARE"
 _FILE_MAGIC = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -85,8 +82,6 @@ def _ipc_reader(path: str, file):
 def _schema(path: str):
     """Return the Arrow schema of the rows of a file.  Raises ValueError."""
     path = next(iter(selected_files(path)), path)
-    if _has_magic(path, _ENCRYPTED_MAGIC):
-        raise ValueError(f"{path}: it is encrypted; write it without encryption")
     with _opening(path):
         if _has_magic(path, _PARQUET_MAGIC):
             schema = _parquet().read_schema(path)
@@ -152,47 +147,22 @@ def _parquet_batches(
 ) -> Iterator[Tuple[int, Any]]:
     """Yield the first row and the rows of each batch, from the row group of row `start` on."""
     with _opening(path), _parquet().ParquetFile(path, page_checksum_verification=True) as file:
-        is_signed = _is_signed(path, file.metadata)
         first = 0
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
             if first + rows > start:
-                group_bytes = _group_bytes(file.metadata.row_group(group), columns, is_signed)
-                yield from _group_batches(path, file, group, group_bytes, first, columns, bad)
+                yield from _group_batches(path, file, group, first, columns, bad)
             first += rows
 
 
-def _is_signed(path: str, metadata: Any) -> bool:
-    """Return True if a signature follows the metadata: columns of the file may be encrypted."""
-    with open_regular(path) as file:
-        file.seek(-len(_PARQUET_MAGIC) - 4, os.SEEK_END)
-        footer_bytes = int.from_bytes(file.read(4), "little")
-    return footer_bytes != metadata.serialized_size
-
-
-def _group_bytes(group: Any, columns: Sequence[str], is_signed: bool) -> int:
-    """Return the bytes of these columns of a row group, all if empty."""
-    if is_signed:  # asking for an encrypted column ends the process within Arrow
-        return group.total_byte_size
-    group_bytes = 0
-    for number in range(group.num_columns):
-        chunk = group.column(number)
-        if not columns or chunk.path_in_schema.split(".")[0] in columns:
-            group_bytes += chunk.total_uncompressed_size
-    return group_bytes
-
-
 def _group_batches(
-    path: str,
-    file,
-    group: int,
-    group_bytes: int,
-    first: int,
-    columns: Sequence[str],
-    bad: BadRecords,
+    path: str, file, group: int, first: int, columns: Sequence[str], bad: BadRecords
 ) -> Iterator[Tuple[int, Any]]:
     """Yield the rows of a row group, which begins with row `first`; after an error row by row, up to the damage."""
-    rows = file.metadata.row_group(group).num_rows
+    metadata = file.metadata.row_group(group)
+    rows = metadata.num_rows
+    # Of all columns: asking for an encrypted one ends the process within Arrow.
+    group_bytes = metadata.total_byte_size
     bytes_per_row = group_bytes // max(1, rows) + 1
     if bytes_per_row > bad.longest:
         bad.add(Origin(path, first), bad.too_long(), rows)
@@ -390,7 +360,7 @@ def _records(
                 pack = _checked_pack(columns)
                 found = [pack]
                 others.update({name: columns[name] for name in columns if name not in pack})
-        except RecordError as error:
+        except ValueError as error:
             bad.add(Origin(path, start + row), str(error))
             continue
         for value in found:
@@ -420,15 +390,6 @@ def _checked_pack(row: Tokens) -> Tokens:
             "sequence has a token"
         )
     integers(_TOKENS, row[_TOKENS])
-    pack = {}
-    for name, values in row.items():
-        if len(values) == slots:
-            pack[name] = _values(name, values)
+    columns = {name: values for name, values in row.items() if len(values) == slots}
+    pack = {name: companion_values(name, values) for name, values in columns.items()}
     return {**pack, STARTS: starts}
-
-
-def _values(name: str, values: np.ndarray) -> np.ndarray:
-    try:
-        return companion_values(name, values)
-    except ValueError as error:
-        raise RecordError(str(error)) from None

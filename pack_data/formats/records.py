@@ -111,10 +111,7 @@ class RowWidths(NamedTuple):
 
 def tokens_of(names: Iterable[str]) -> str:
     """Return which of the columns of a sequence holds its token ids: input_ids, else the first that may."""
-    columns = list(names)
-    if TOKENS in columns:
-        return TOKENS
-    return next((name for name in columns if name not in COMPANIONS), columns[0])
+    return min(names, key=lambda name: (name != TOKENS, name in COMPANIONS))
 
 
 def fits(values: np.ndarray, least: int = 0) -> bool:
@@ -207,7 +204,7 @@ def _checked_example(
 def sequences_from_columns(row: Dict[str, np.ndarray]) -> List[Tokens]:
     """Return the token sequences in a row of columns of one length, without the padding of an attention_mask.
 
-    There are several if columns of boundaries divide the row (`store.boundaries`).  Raises RecordError.
+    There are several if columns of boundaries divide the row (`store.boundaries`).  Raises ValueError.
     """
     sizes = {name: len(values) for name, values in row.items()}
     if len(set(sizes.values())) != 1:
@@ -216,12 +213,9 @@ def sequences_from_columns(row: Dict[str, np.ndarray]) -> List[Tokens]:
             f"columns of different lengths: {lengths} (choose columns with --columns)"
         )
     tokens = tokens_of(row)
-    try:
-        row = {name: companion_values(name, values) for name, values in row.items()}
-        boundaries = row if len(row) > 1 else {}
-        span, lengths_inside = sequences_in({**boundaries, TOKENS: row[tokens]}, "the row")
-    except ValueError as error:
-        raise RecordError(str(error)) from None
+    row = {name: companion_values(name, values) for name, values in row.items()}
+    boundaries = row if len(row) > 1 else {}
+    span, lengths_inside = sequences_in({**boundaries, TOKENS: row[tokens]}, "the row")
     if not len(lengths_inside):
         raise RecordError(f"{tokens} is empty, a sequence needs at least one token")
     if len(row) > 1:

@@ -101,12 +101,12 @@ def _after_padding(data: bytes, raw: BinaryIO, padding: int) -> bytes:
     while data:
         rest = data.lstrip(b"\0")
         zeros += len(data) - len(rest)
+        data = rest or raw.read(_CHUNK)
         if rest:
             break
-        data = raw.read(_CHUNK)
     if zeros % padding:
         raise EOFError(f"{zeros} zero bytes after a part, not a multiple of {padding}")
-    return data.lstrip(b"\0")
+    return data
 
 
 def _zstandard_chunks(raw: BinaryIO) -> _Chunks:

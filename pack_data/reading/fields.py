@@ -88,11 +88,9 @@ _CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), 127)}
 
 def printable(line: str) -> str:
     """Escape what is not printable in a line with foreign names: it could control a terminal."""
-    escaped = (
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in line
+    return re.sub(
+        r"[^ -~]", lambda found: found[0] if found[0].isprintable() else ascii(found[0])[1:-1], line
     )
-    return "".join(escaped)
 
 
 @contextmanager

@@ -21,10 +21,12 @@ _PACKAGES = (
 def load_package(module: str, what: str) -> ModuleType:
     """Import a module that `what` needs.  Raises ValueError if its package is missing, unsafe or does not load."""
     try:
-        _check_version(module.split(".")[0])
+        package = module.split(".")[0]
+        if package in _SAFE_SINCE:
+            _check_version(package)
         return importlib.import_module(module)
     except ImportError as error:
-        package = package_of(module) or module.split(".")[0]
+        package = package_of(module) or package
         if isinstance(error, ModuleNotFoundError):
             raise ValueError(f"{what} needs the package {package}: pip install {package}") from None
         raise ValueError(
@@ -34,8 +36,6 @@ def load_package(module: str, what: str) -> ModuleType:
 
 def _check_version(package: str) -> None:
     """Raise ValueError for a version of a package that is not safe."""
-    if package not in _SAFE_SINCE:
-        return
     oldest, fault = _SAFE_SINCE[package]
     version = importlib.import_module(package).__version__
     if _numbers(version) < _numbers(oldest):

@@ -71,12 +71,12 @@ def sequences_in(example: Mapping[str, Any], name: str) -> Tuple[slice, np.ndarr
             continue
         title = f"{name}: {column}"
         values = _whole(column, columns[column], name)
-        if column == _DOCUMENTS:
-            stated = _between_changes(values, title, tokens, span)
-        elif column in _POSITIONS:
+        if column in _POSITIONS:
             stated = _between_restarts(values, title, tokens, span)
         else:
             ends = values if column in _ENDS else np.cumsum(values)
+            if column == _DOCUMENTS:
+                ends = np.append(np.flatnonzero(np.diff(values)) + 1, len(values))
             stated = _between_ends(ends, title, tokens, span)
         if first_column and not np.array_equal(stated, lengths):
             raise ValueError(
@@ -92,17 +92,6 @@ def _whole(column: str, values: Any, name: str) -> np.ndarray:
     """Return a column of whole numbers, of any type, as int64."""
     with said_of(name):
         return companion_values(column, values).astype(np.int64)
-
-
-def _between_changes(documents: np.ndarray, title: str, tokens: int, span: slice) -> np.ndarray:
-    """Return the lengths of the runs of one document."""
-    if documents.shape != (tokens,):
-        raise ValueError(
-            f"{title} of the shape {documents.shape} must have a value for each of {tokens} tokens"
-        )
-    row = documents[span]
-    changes = np.flatnonzero(np.diff(row)) + 1
-    return _between([0, *changes, len(row)])
 
 
 def _between(bounds: Any) -> np.ndarray:

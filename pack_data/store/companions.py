@@ -49,24 +49,17 @@ def companion_values(name: str, values: Any) -> np.ndarray:
     """
     given = np.asarray(values)
     meaning = COMPANIONS.get(name, _WHOLE)
-    if given.dtype.kind not in "iufb" and given.size:
+    kind = given.dtype.kind
+    array = given
+    if kind not in "iufb" and given.size:
         raise ValueError(f"{name} holds {shown(given.flat[0])}, must hold {meaning}")
-    if meaning == _WEIGHTS:
-        array = given if given.dtype.kind == "f" else given.astype(np.float64)
-        is_right = np.isfinite(array)
-    elif given.dtype.kind in "iu":
-        array = given
-        if meaning != _MASK:
-            return array
-        is_right = (array == 0) | (array == 1)
-    else:
+    if kind != ("f" if meaning == _WEIGHTS else "i"):
         # A number that is not whole, too large or NaN does not come back from the conversion.
         with np.errstate(invalid="ignore"):
-            array = given.astype(np.int64)
-        is_right = array == given
-        if meaning == _MASK:
-            is_right &= (array == 0) | (array == 1)
+            array = given.astype(np.float64 if meaning == _WEIGHTS else np.int64)
+    is_right = np.isfinite(array) & (array == given)
+    if meaning == _MASK:
+        is_right &= (array == 0) | (array == 1)
     if not is_right.all():
-        wrong = given.flat[int(is_right.argmin())]
-        raise ValueError(f"{name} holds {wrong}, must hold {meaning}")
-    return array
+        raise ValueError(f"{name} holds {given.flat[int(is_right.argmin())]}, must hold {meaning}")
+    return given if kind in "iu" and meaning != _WEIGHTS else array
