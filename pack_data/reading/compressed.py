@@ -30,46 +30,29 @@ _ZSTANDARD_CHUNK = 1 << 10
 _Chunks = Iterator[bytes]
 
 
-class _GzipMember:
-    """A member of a gzip file, with the interface of `bz2.BZ2Decompressor`."""
+class _Part:
+    """A decompressor of zlib or zstandard with the interface of `bz2.BZ2Decompressor`.
 
-    def __init__(self) -> None:
-        self._inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    most: bytes of a result, a limit that zstandard does not have.
+    """
 
-    @property
-    def eof(self) -> bool:
-        return self._inflate.eof
+    def __init__(self, part: Any, *most: int) -> None:
+        self._part = part
+        self._most = most
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
 
     @property
     def needs_input(self) -> bool:
-        return not self._inflate.unconsumed_tail
+        return not self._part.unconsumed_tail
 
-    @property
-    def unused_data(self) -> bytes:
-        return self._inflate.unused_data
-
-    def decompress(self, data: bytes, most: int) -> bytes:
-        return self._inflate.decompress(self._inflate.unconsumed_tail + data, most)
+    def decompress(self, data: bytes, _: int) -> bytes:
+        return self._part.decompress(self._part.unconsumed_tail + data, *self._most)
 
 
-class _ZstandardFrame:
-    """A frame of a Zstandard file, which may be a skippable one, with the interface of `bz2.BZ2Decompressor`."""
-
-    needs_input = True
-
-    def __init__(self, zstandard: Any) -> None:
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-
-    @property
-    def eof(self) -> bool:
-        return self._frame.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._frame.unused_data
-
-    def decompress(self, data: bytes, most: int) -> bytes:
-        return self._frame.decompress(data)
+def _gzip_member() -> _Part:
+    return _Part(zlib.decompressobj(16 + zlib.MAX_WBITS), _CHUNK)
 
 
 def _parts(
@@ -111,7 +94,11 @@ def _after_padding(data: bytes, raw: BinaryIO, padding: int) -> bytes:
 
 def _zstandard_chunks(raw: BinaryIO) -> _Chunks:
     zstandard = load_package("zstandard", "a .zst file")
-    return _parts(raw, partial(_ZstandardFrame, zstandard), size=_ZSTANDARD_CHUNK)
+
+    def new_frame() -> _Part:
+        return _Part(zstandard.ZstdDecompressor().decompressobj())
+
+    return _parts(raw, new_frame, size=_ZSTANDARD_CHUNK)
 
 
 def _zip_chunks(raw: BinaryIO) -> _Chunks:
@@ -165,7 +152,7 @@ _SKIPPABLE = tuple(bytes([low]) + b"\x2a\x4d\x18" for low in range(0x50, 0x60))
 
 # By the suffix of the file.
 COMPRESSED: Dict[str, _Format] = {
-    ".gz": _Format((b"\x1f\x8b",), partial(_parts, new_part=_GzipMember, padding=1)),
+    ".gz": _Format((b"\x1f\x8b",), partial(_parts, new_part=_gzip_member, padding=1)),
     ".xz": _Format(
         (b"\xfd7zXZ\x00",),
         partial(_parts, new_part=partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), padding=4),
