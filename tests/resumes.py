@@ -209,7 +209,7 @@ class Worker(NamedTuple):
 
 
 def torch_stream_case(folder: Path, kind: str, worker: Optional[Worker]) -> Case:
-    """The packs of one worker of rank 1 of 2, of pieces of longer examples."""
+    """Two passes over the packs of one worker of rank 1 of 2, of pieces of longer examples."""
     from ipu_packed_bert.padding_free import streams
 
     source = SOURCES[kind](new_folder(folder))
@@ -217,27 +217,34 @@ def torch_stream_case(folder: Path, kind: str, worker: Optional[Worker]) -> Case
     def opened(ranks: int) -> Any:
         return streams.PackedStream(source, 5, rank=1, ranks=ranks, longer="split", buffer_sequences=4)
 
+    with mock.patch.object(streams, "get_worker_info", lambda: worker):
+        total = 2 * len(list(opened(2)))
+
     def case(state: Any, rng: random.Random) -> Opened:
         stream = opened(2)
+        seen = 0
         if state is not None:
-            stream.load_state_dict(state)
-            if state["process"] is not None:
+            seen = state["seen"]
+            stream.load_state_dict(state["stream"])
+            if state["stream"]["process"] is not None:
                 other = opened(3)
-                other.load_state_dict(state)
+                other.load_state_dict(state["stream"])
                 with pytest.raises(ValueError, match="ranks and workers"):
                     next(iter(other))
 
         def items() -> Iterator[List[Any]]:
-            packs = iter(stream)
-            pack = True
-            while pack:
+            nonlocal seen
+            packs: Iterator[Any] = iter(())
+            while seen < total:
                 with mock.patch.object(streams, "get_worker_info", lambda: worker):
                     pack = next(packs, None)
+                    packs = packs if pack else iter(stream)
                 if pack:
+                    seen += 1
                     examples = [{name: list(values) for name, values in example.items()} for example in pack]
                     yield [examples, stream.longer.examples, stream.longer.pieces, stream.longer.tokens]
 
-        return Opened(items(), stream.state_dict)
+        return Opened(items(), lambda: {"seen": seen, "stream": stream.state_dict()})
 
     return case
 

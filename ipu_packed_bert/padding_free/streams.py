@@ -7,6 +7,7 @@ for inputs in DataLoader(stream, batch_size=None, num_workers=2):
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
@@ -116,7 +117,8 @@ class PackedStream(IterableDataset):
                 f"state of the stream: saved by process {self._place} (number from 0, processes), but this is process "
                 f"{place}; continue with the same number of ranks and workers"
             )
-        if not self._loaded:
+        is_resumed = self._loaded
+        if not is_resumed:
             self._begin()
         together = workers if splits_over_workers(self._source) else 1
         self._share = Share(self._source, number // together, processes // together)
@@ -125,6 +127,19 @@ class PackedStream(IterableDataset):
         self._loaded = False
         self._place = place
         self._share_state = None
+
+        packs = self._packs()
+        first = list(islice(packs, 1))
+        # If nothing was left of the pass, the next one begins. One of several workers may have nothing left while the
+        # pass of their loader goes on.
+        if is_resumed and workers == 1 and not first:
+            self._begin()
+            packs = self._packs()
+        yield from first
+        yield from packs
+
+    def _packs(self) -> Iterator[Any]:
+        """Yield what is left of the pass."""
         yield from self._ready()
         for numbered in items_and_stalls(self._share.numbered(), self._stream.flush_after):
             if numbered is None:
@@ -161,7 +176,7 @@ class PackedStream(IterableDataset):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a result of `state_dict` in the next iteration.
+        """Continue from a result of `state_dict` in the next iteration; after the last pack, begin the next pass.
 
         Args:
             state: The state of a stream with the same options.

@@ -19,15 +19,21 @@ def digest_of_values(*values: Any) -> str:
 
 
 def digest_of_example(example: Any) -> str:
-    """Return a digest of the columns of an example with one value for each token of input_ids, "" without input_ids."""
-    if not isinstance(example, Mapping) or "input_ids" not in example:
+    """Return a digest of an example: of its columns with one value for each token, of all if it has no input_ids.
+
+    It is "" if there is no example.
+    """
+    if example is None:
         return ""
-    tokens = len(example["input_ids"])
+    if not isinstance(example, Mapping):
+        return digest_of_values(example)
+    of_tokens = "input_ids" in example
     values = []
     for name in sorted(example):
         column = example[name]
-        if hasattr(column, "__len__") and len(column) == tokens:
-            values += [name, column]
+        if of_tokens and not _is_like(column, example["input_ids"]):
+            continue
+        values += [name, column]
     return digest_of_values(*values)
 
 
@@ -37,6 +43,10 @@ def digest_of_examples(examples: Sequence[Any], most: int) -> str:
     numbers = np.linspace(0, count - 1, min(count, most)).astype(np.int64)
     digests = [digest_of_example(examples[int(number)]) for number in numbers]
     return digest_of_values(count, digests)
+
+
+def _is_like(column: Any, tokens: Any) -> bool:
+    return hasattr(column, "__len__") and len(column) == len(tokens)
 
 
 def _bytes_of(value: Any) -> bytes:

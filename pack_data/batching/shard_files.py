@@ -57,7 +57,7 @@ class ShardFiles:
         return ShardFiles(self._paths[index::num_shards])
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        first = self._file
+        first = self._file % max(1, len(self._paths))  # after the last file a new pass begins
         place = self._place
         self._file = self._place = 0
         for number in range(first, len(self._paths)):

@@ -38,8 +38,11 @@ class Share:
     (`buffer_size=1` shuffles the shards only, from datasets 5 on).
 
     A state identifies the source: a sequence by its length and some of its examples, another source that is read again
-    by the last example seen. Files, and sources with a state, are identified by their own state, which a Hugging Face
-    `IterableDataset` lacks: by its builder, configuration, version, columns, split and number of shards.
+    by the last example seen. Files are identified by their names and content. Another source with a state is identified
+    by the first example of the pass, which is read again; a Hugging Face `IterableDataset` also by its builder,
+    configuration, version, columns, split and number of shards.
+
+    A state at the end of the examples has none left: they may still wait in a stream. The pass after it is a whole one.
 
     A stream's `flush_after` reads ahead of what it packs: take the examples by `numbered` then, and set `seen`.
 
@@ -72,6 +75,7 @@ class Share:
         # Number of the last example that was read, and the example.
         self._last: Tuple[int, Any] = (-1, None)
         self._identity = ""  # of the source of the state that was loaded
+        self._first = ""  # digest of the first example of the pass
 
     @property
     def _is_sequence(self) -> bool:
@@ -97,8 +101,10 @@ class Share:
             self.seen = 0
             self._state = None
             self._ended = False
+            self._first = ""
         self._loaded = False
         if self._ended:
+            self._check_end()
             return
         source = self._source
         if self._is_sequence:
@@ -107,22 +113,31 @@ class Share:
                 yield number, source[number]
         else:
             for number, example in enumerate(self._read(), self.seen):
+                if number == 0:
+                    self._first = digest_of_example(example)
                 if self._by_shards or number % self._of == self._number:
                     self._last = (number, example)
                     yield number, example
         # Without a state of the source, `seen` shows the end; a thread may have read ahead of it.
         self._ended = self.has_state
 
+    def _part(self) -> Any:
+        """Return what this process reads of the source: a new object if it has shards, else the source."""
+        source = self._source
+        if not hasattr(source, "num_shards"):
+            return source
+        part = source.shard(self._of, self._number) if self._by_shards else source.shard(1, 0)
+        if hasattr(source, "epoch") and hasattr(part, "set_epoch"):
+            part.set_epoch(source.epoch)
+        return part
+
     def _read(self) -> Iterator[Any]:
         """Return an iterator over all that this process reads, from example `seen` on."""
-        source = self._source
-        if hasattr(source, "num_shards"):  # a new object: that of the user keeps its state
-            part = source.shard(self._of, self._number) if self._by_shards else source.shard(1, 0)
-            if hasattr(source, "epoch") and hasattr(part, "set_epoch"):
-                part.set_epoch(source.epoch)
-            source = part
         if not self.has_state:
-            return self._read_again(iter(source))
+            return self._read_again(iter(self._part()))
+        if self._state is not None and self._first and not isinstance(self._source, ShardFiles):
+            self._check_first()
+        source = self._part()
         if not hasattr(source, "load_state_dict"):  # a node of torchdata
             source.reset(self._state)
         elif self._state is not None:
@@ -135,13 +150,26 @@ class Share:
         if not (self.seen and self._identity):
             return islice(examples, self.seen, None)
         last = next(islice(examples, self.seen - 1, None), None)
-        self._check_identity(digest_of_example(last))
+        self._check_identity(digest_of_example(last), self._identity)
         return examples
 
-    def _check_identity(self, identity: str) -> None:
-        if identity != self._identity:
+    def _check_first(self) -> None:
+        """Raise ValueError unless the pass of the state began with the first example of the source."""
+        part = self._part()
+        if not hasattr(part, "load_state_dict"):
+            part.reset(None)
+        first = next(iter(part), None)
+        self._check_identity(digest_of_example(first), self._first)
+
+    def _check_end(self) -> None:
+        """Raise ValueError if a state at the end of shards is of other ones."""
+        if self._state is not None and hasattr(self._source, "num_shards"):
+            self._read()
+
+    def _check_identity(self, identity: str, expected: str) -> None:
+        if identity != expected:
             raise ValueError(
-                f"state of the source: taken with source {self._identity}, this one is {identity or 'shorter'}: other "
+                f"state of the source: taken with source {expected}, this one is {identity or 'shorter'}: other "
                 "examples, or another order; pass the same source, or begin without the state"
             )
 
@@ -180,9 +208,9 @@ class Share:
             Plain values, if the source's own state has only such.
         """
         state = None
-        if self._loaded:
+        if self._loaded or (self._ended and self._state is not None):
             state = self._state
-        elif not self._ended and self._reading is not None:
+        elif self._reading is not None:
             state = self._reading.state_dict()
         return {
             "process": [self._number, self._of],
@@ -190,6 +218,7 @@ class Share:
             "ended": self._ended,
             "source": state,
             "identity": self._identity_of_source(),
+            "first": self._first,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -211,9 +240,10 @@ class Share:
         seen = fields.integer("seen", least=0)
         self._identity = fields.text("identity") if "identity" in fields else ""
         if self._identity and self._is_sequence:
-            self._check_identity(self._identity_of_sequence)
+            self._check_identity(self._identity_of_sequence, self._identity)
         elif self._identity and self.has_state:
-            self._check_identity(self._identity_of_library)
+            self._check_identity(self._identity_of_library, self._identity)
+        self._first = fields.text("first") if "first" in fields else ""
         self._ended = fields.boolean("ended")
         self.seen = seen
         self._state = fields.any("source")

@@ -144,6 +144,54 @@ def test_a_stateful_loader_goes_on_from_the_state_of_the_source(tmp_path, kind, 
         assert begun + numbers(second) == whole
 
 
+@pytest.mark.parametrize("kind", ["list", "iterable", "files", "datasets"])
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_a_state_after_the_last_pack_begins_the_next_pass(tmp_path, kind, is_ended):
+    """It gave an empty pass."""
+    given, paths = files_of(tmp_path)
+    sources = {"list": given, "iterable": dict(enumerate(given)).values(), "files": paths}
+    source = of_hugging_face(paths) if kind == "datasets" else sources[kind]
+    first, second = stream(source), stream(source)
+    whole = numbers(stream(source))
+    packs = iter(first)
+    assert numbers(itertools.islice(packs, len(whole))) == whole
+    assert not is_ended or not list(packs)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert numbers(second) == whole == numbers(first)
+    assert vars(second.longer) == vars(first.longer)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_stateful_loader_begins_the_next_pass_after_the_last_pack(tmp_path, workers, persistent):
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+    given, paths = files_of(tmp_path)
+    options = dict(batch_size=None, num_workers=workers, persistent_workers=persistent and workers > 0)
+    first, second = (loaders.StatefulDataLoader(stream(paths, rank=0, ranks=1), **options) for _ in range(2))
+    whole = numbers(first)
+    second.load_state_dict(first.state_dict())
+    assert numbers(second) == whole == numbers(second)
+    check_all_once(whole, given)
+
+
+def test_a_state_over_another_iterable_data_set_is_refused():
+    """The examples that waited came from the first, the others from the second."""
+    datasets = pytest.importorskip("datasets")
+
+    def of(begin):
+        rows = {"input_ids": [[number] * (1 + number % 60) for number in range(begin, begin + 400)]}
+        return stream(datasets.Dataset.from_dict(rows).to_iterable_dataset(num_shards=2))
+
+    first = of(0)
+    list(itertools.islice(first, 9))
+    same, other = of(0), of(1000)
+    same.load_state_dict(first.state_dict())
+    assert len(list(same)) > 9
+    other.load_state_dict(first.state_dict())
+    with refused("state of the source"):
+        list(other)
+
+
 def test_a_state_of_another_process_is_refused():
     first = stream(examples(), rank=0, ranks=2)
     next(iter(first))

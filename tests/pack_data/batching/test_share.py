@@ -189,7 +189,7 @@ def test_a_stream_reads_nothing_again():
         share_again.load_state_dict(state[0])
         stream_again.load_state_dict(state[1])
         assert begun + list(packs(share_again, stream_again)) == expected
-        assert source.read == [200 - share.seen]
+        assert source.read == [201 - share.seen]  # the first one again, to recognise the source
 
 
 def test_it_goes_on_after_a_hundred_million_examples_and_reads_none_of_them():
@@ -269,6 +269,28 @@ def test_a_state_of_another_iterable_data_set_is_refused():
     for other in (streamed("b", 2), streamed("a", 3)):
         with refused("state of the source", state["identity"]):
             Share(other).load_state_dict(state)
+
+
+@pytest.mark.parametrize("taken", [1, 5, COUNT])
+@pytest.mark.parametrize("kind", [kind for kind in SOURCES if kind not in ("jsonl.gz", "folder")])
+def test_a_state_is_refused_over_other_examples_of_the_same_form(tmp_path, monkeypatch, kind, taken):
+    """Also at the end: more examples may wait in a stream."""
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    share = Share(SOURCES[kind](tmp_path / "a"))
+    begun = list(itertools.islice(share, taken + (taken == COUNT)))
+    state = json.loads(json.dumps(share.state_dict()))
+    again = Share(SOURCES[kind](tmp_path / "a"))
+    again.load_state_dict(state)
+    whole = list(Share(SOURCES[kind](tmp_path / "a")))
+    assert begun + list(again) == whole
+    others = [{"input_ids": [number + 100] * (1 + number % 7)} for number in range(COUNT)]
+    monkeypatch.setattr("tests.pack_data.batching.test_share.numbered", lambda *_: others)
+    other = Share(SOURCES[kind](tmp_path / "b") if kind != "node" else Node(example=lambda number: others[number]))
+    if taken == COUNT and not (hasattr(other._source, "num_shards") or isinstance(other._source, list)):
+        return  # nothing is read again
+    with refused("state of the "):
+        other.load_state_dict(state)
+        list(other)
 
 
 def test_the_part_of_a_process_is_in_the_epoch_of_its_source():
