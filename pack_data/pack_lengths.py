@@ -37,6 +37,7 @@ from pack_data.solver.two_capacities import TwoPrices, pack_two, within_capaciti
 from pack_data.store.sequences import check_multiple, rounded_up
 
 _IN_ORDER = "in order"
+_TWO_CAPACITIES = "two capacities"
 ROWS_ENDINGS = (".parquet", ".jsonl", ".npy")
 # Options that `pack` had, and the functions that take their place.
 _MOVED = {
@@ -61,6 +62,7 @@ class PackedLengths:
         multiple_of: slots of each sequence are a multiple of it.
         prices: of `pack_with_capacity`, the proof of the bound.
         weights: of `pack_with_capacity`, the second amount of each sequence, integers [n].
+        group: of `pack_groups`, the group of each sequence, numbered from 0, integers [n].
     """
 
     pack: np.ndarray
@@ -70,6 +72,7 @@ class PackedLengths:
     multiple_of: int = 1
     prices: Optional[TwoPrices] = None
     weights: Optional[np.ndarray] = None
+    group: Optional[np.ndarray] = None
 
     def __repr__(self) -> str:
         sequences = counted(len(self.pack), "sequence")
@@ -93,8 +96,18 @@ class PackedLengths:
             The proof, with the lower bound.
 
         Raises:
-            ValueError: the proof does not hold.
+            ValueError: the proof does not hold, or the packs are not packs of the sequences by `packing`.
         """
+        self._check()
+        proof = self._proof()
+        if proof.lower_bound != self.packing.lower_bound:
+            raise ValueError(
+                f"packing: the proof is of {proof.lower_bound} packs, lower_bound is {self.packing.lower_bound}; "
+                "pack again"
+            )
+        return proof
+
+    def _proof(self) -> Proof:
         sizes = rounded_up(self.fitted.lengths, self.multiple_of)
         if self.prices is not None and self.weights is not None:
             return self.prices.prove(sizes, self.weights)
@@ -107,7 +120,7 @@ class PackedLengths:
         takes_more = tokens[:-1] + sizes[firsts[1:]] <= self.packing.max_sequence_length
         if self.packing.max_sequences_per_pack is not None:
             takes_more &= depths[:-1] < self.packing.max_sequences_per_pack
-        if takes_more.any() or (np.diff(self.pack) < 0).any():
+        if takes_more.any():
             raise ValueError("packs in order: one could take the next sequence; pack again")
         return Proof(1, Fraction(len(tokens)), len(tokens))
 
@@ -140,8 +153,9 @@ class PackedLengths:
             "example": self.fitted.example,
             "start": self.fitted.start,
         }
-        if self.weights is not None:
-            arrays["weights"] = self.weights
+        for name in ("weights", "group"):
+            if getattr(self, name) is not None:
+                arrays[name] = getattr(self, name)
         content = io.BytesIO()
         np.savez(content, **arrays)
         write_atomically(path, content.getvalue())
@@ -181,6 +195,7 @@ class PackedLengths:
                 fields.integer("multiple_of", least=1),
                 None if prices is None else TwoPrices.from_json(prices),
                 arrays.get("weights"),
+                arrays.get("group"),
             )
             packed._check()
         except OSError:
@@ -190,21 +205,82 @@ class PackedLengths:
         return packed
 
     def _check(self) -> None:
-        """Raise ValueError unless each pack has its places 0, 1, ... and room for its sequences."""
+        """Raise ValueError unless the sequences follow from the examples, and the packing from the sequences."""
+        self._check_sequences()
+        self._check_places()
+        check_multiple(self.packing.max_sequence_length, self.multiple_of)
+        pack, sizes = self._packed_items()
+        again = Packing.of(
+            self.packing.algorithm,
+            LengthHistogram.from_lengths(sizes, self.packing.max_sequence_length),
+            self.packing.max_sequences_per_pack,
+            _packs_of(pack, sizes),
+        )
+        if (again.strategies, again.repeats) != (self.packing.strategies, self.packing.repeats):
+            raise ValueError(
+                "packing: its strategies and repeats are not those of pack and lengths"
+            )
+
+        has_prices = self.prices is not None and self.weights is not None
+        if has_prices != (self.packing.algorithm == _TWO_CAPACITIES):
+            raise ValueError("packing: prices and weights belong to two capacities")
+        if self.prices is not None and self.weights is not None:
+            if self.prices.max_sequence_length != self.packing.max_sequence_length:
+                raise ValueError("prices: max_sequence_length is not that of the packing")
+            most = np.bincount(self.pack, self.weights).max(initial=0)
+            if self.weights.min(initial=0) < 0 or most > self.prices.capacity:
+                raise ValueError("weights: those of a pack exceed the capacity, or one is negative")
+
+    def _check_sequences(self) -> None:
+        """Raise ValueError unless the rule for longer examples gives these sequences."""
+        fitted = self.fitted
+        longer = fitted.longer
+        if int(fitted.example_lengths.sum()) != longer.tokens:  # before a length is cut into pieces
+            raise ValueError(f"example_lengths: must be {longer.tokens} tokens")
+        again = fit(fitted.example_lengths, self.packing.max_sequence_length, longer.rule)
+        if self.group is not None and longer.partners:
+            examples = np.arange(len(fitted.example_lengths))
+            is_dropped = ~np.isin(examples, fitted.example)
+            again = again.without_groups(examples, is_dropped)
+        for name in ("lengths", "example", "start", "longer"):
+            stored = getattr(fitted, name)
+            if not np.array_equal(stored, getattr(again, name)):
+                raise ValueError(
+                    f"{name}: not that of example_lengths under the rule for longer examples"
+                )
+
+    def _check_places(self) -> None:
+        """Raise ValueError unless each pack has its slots 0, 1, ..., in order if the packing is."""
+        for name in ("pack", "slot", "weights", "group"):
+            column = getattr(self, name)
+            if column is None:
+                continue
+            if column.shape != self.fitted.lengths.shape or column.dtype.kind not in "iu":
+                raise ValueError(f"{name}: must be one whole number for each sequence")
+
         counts = np.bincount(self.pack, minlength=self.packing.packs)
         order = np.lexsort((self.slot, self.pack))
+        if self.packing.algorithm == _IN_ORDER:
+            order = np.arange(len(order))
         firsts = np.repeat(np.cumsum(counts) - counts, counts)
-        sizes = rounded_up(self.fitted.lengths, self.multiple_of)
-        most_tokens = np.bincount(self.pack, sizes).max(initial=0)
-        ends = self.fitted.stop <= self.fitted.example_lengths[self.fitted.example]
-        if (
-            len(counts) != self.packing.packs
-            or not counts.all()
-            or not np.array_equal(self.slot[order], np.arange(len(order)) - firsts)
-            or most_tokens > self.packing.max_sequence_length
-            or not ends.all()
-        ):
-            raise ValueError("pack and slot are not packs of the lengths")
+        are_places = np.array_equal(self.slot[order], np.arange(len(order)) - firsts)
+        are_packs = np.array_equal(self.pack[order], np.repeat(np.arange(len(counts)), counts))
+        if len(counts) != self.packing.packs or not (are_places and are_packs):
+            raise ValueError(
+                f"{self.packing.algorithm}: pack and slot are not the places 0, 1, ... of each pack; pack again"
+            )
+
+    def _packed_items(self) -> Tuple[np.ndarray, np.ndarray]:
+        """Return the pack and the slots of each item that the packing counts: a sequence, or a group of them."""
+        sizes = rounded_up(self.fitted.lengths.astype(np.int64), self.multiple_of)
+        if self.group is None:
+            return self.pack, sizes
+        _, first, group = np.unique(self.group, return_index=True, return_inverse=True)
+        group = group.reshape(-1)
+        pack = self.pack[first]
+        if not np.array_equal(pack[group], self.pack):
+            raise ValueError("group: the sequences of a group are in several packs")
+        return pack, np.bincount(group, sizes).astype(np.int64)
 
     def save_rows(self, path: Union[str, os.PathLike]) -> None:
         """Write the indices of the sequences of each row, for another loader.
@@ -381,7 +457,8 @@ def pack_groups(
         items, pieces.slots, max_sequences_per_pack, seed, budget, progress
     )
     pack = pack[group]
-    return PackedLengths(pack, _places(pack, slot[group]), packing, fitted, pieces.multiple_of)
+    place = _places(pack, slot[group])
+    return PackedLengths(pack, place, packing, fitted, pieces.multiple_of, group=group)
 
 
 def pack_in_order(
@@ -430,7 +507,7 @@ def pack_in_order(
     firsts = np.array(starts, np.int64)
     pack = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, count)))
     slot = np.arange(count) - firsts[pack]
-    packing = _packing_of(pack, slot, pieces, _IN_ORDER, depth, lower_bound=len(firsts))
+    packing = _packing_of(pack, pieces, _IN_ORDER, depth, lower_bound=len(firsts))
     return PackedLengths(pack, slot, packing, pieces.fitted, pieces.multiple_of)
 
 
@@ -489,9 +566,8 @@ def pack_with_capacity(
     slot[order] = packed.slot
     packing = _packing_of(
         pack,
-        slot,
         pieces,
-        "two capacities",
+        _TWO_CAPACITIES,
         max_sequences_per_pack,
         solve_seconds=time.perf_counter() - began,
         lower_bound=packed.lower_bound,
@@ -519,18 +595,25 @@ def _optimal(
 
 def _packing_of(
     pack: np.ndarray,
-    slot: np.ndarray,
     pieces: _Pieces,
     algorithm: str,
     depth: Optional[int],
     **others: Any,
 ) -> Packing:
     """Return the packing that consists of these packs."""
-    by_pack = pieces.sizes[np.lexsort((slot, pack))].tolist()
-    ends = np.cumsum(np.bincount(pack)).tolist()
-    packs = [(by_pack[start:end], 1) for start, end in zip([0, *ends], ends)]
     histogram = LengthHistogram.from_lengths(pieces.sizes, pieces.slots)
-    return Packing.of(algorithm, histogram, depth, packs, **others)
+    return Packing.of(algorithm, histogram, depth, _packs_of(pack, pieces.sizes), **others)
+
+
+def _packs_of(pack: np.ndarray, sizes: np.ndarray) -> Iterator[Tuple[List[int], int]]:
+    """Yield the sizes of the sequences in a pack, and the number of such packs."""
+    sizes = sizes.astype(np.int64)[np.lexsort((sizes, pack))]
+    depths = np.bincount(pack)
+    firsts = np.cumsum(depths) - depths
+    for depth in np.unique(depths[depths > 0]).tolist():
+        places = firsts[depths == depth][:, None] + np.arange(depth)
+        packs, counts = np.unique(sizes[places], axis=0, return_counts=True)
+        yield from zip(packs.tolist(), counts.tolist())
 
 
 def one_each(name: str, values: Any) -> np.ndarray:

@@ -55,7 +55,8 @@ class Certificate:
 
     def worth(self, counts: np.ndarray) -> Fraction:
         """Return the worth of all sequences in packs; counts: integers [S + 1], the sequences of each length."""
-        units = sum(int(counts[length]) * price for length, price in zip(self.lengths, self.prices))
+        priced = zip(self.lengths, self.prices)
+        units = sum(int(counts[length]) * price for length, price in priced if length < len(counts))
         return Fraction(units, self.denominator)
 
     def to_json(self) -> Dict[str, Any]:

@@ -3,9 +3,13 @@
 import io
 import json
 import re
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ipu_packed_bert.__main__ import main
 from pack_data import PackedLengths, pack, pack_groups, pack_in_order, pack_with_capacity
@@ -65,6 +69,86 @@ def test_a_damaged_file_is_refused_in_one_line(damaged, tmp_path):
     PACKED["plain"].save(path)
     path.write_bytes(damaged(path.read_bytes()))
     with refused(re.escape(str(path)), "PackedLengths.save"):
+        PackedLengths.load(path)
+
+
+def altered(array, index, value):
+    array = array.copy()
+    array[index] = value
+    return array
+
+
+@every_kind
+@given(data=st.data())
+def test_a_file_with_one_other_value_is_refused_or_has_the_same_packing(kind, data):
+    """Four tokens were "proved" to need four packs of 8 slots, and packs deeper than the limit were loaded."""
+    packed = PACKED[kind]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "packs.npz")
+        packed.save(path)
+        arrays = dict(np.load(path))
+        name = data.draw(st.sampled_from([name for name in arrays if arrays[name].size]), "array")
+        index = data.draw(st.integers(0, arrays[name].size - 1), "index")
+        old = int(arrays[name][index])
+        others = (
+            [old + 1, old - 1, 0, int(arrays[name][-1 - index]), 1 << 40] if name != "header" else [*b"0123456789-tn"]
+        )
+        value = data.draw(st.sampled_from(others), "value")
+        if not np.can_cast(np.min_scalar_type(value), arrays[name].dtype) and name == "header":
+            return
+        path.write_bytes(
+            changed(
+                path.read_bytes(),
+                **{name: altered(arrays[name].astype(np.int64 if name != "header" else np.uint8), index, value)},
+            )
+        )
+        try:
+            loaded = PackedLengths.load(path)
+            proof = loaded.prove()
+        except ValueError as error:
+            assert "\n" not in str(error)
+            return
+    assert proof.lower_bound == packed.packing.lower_bound
+    for field in ("strategies", "repeats", "max_sequence_length", "max_sequences_per_pack"):
+        assert getattr(loaded.packing, field) == getattr(packed.packing, field)
+    for array in ("pack", "slot"):
+        assert np.array_equal(getattr(loaded, array), getattr(packed, array))
+    if kind == "capacity":
+        assert np.bincount(loaded.pack, loaded.weights).max() <= 100
+
+
+@pytest.mark.parametrize(
+    "kind, changes",
+    [
+        ("eights", lambda packed: {name: np.ones(4, np.int64) for name in ("lengths", "example_lengths")}),
+        ("in order", lambda packed: {"slot": np.concatenate([members[::-1] - members[0] for members in packed.bins])}),
+        ("capacity", lambda packed: {"weights": packed.weights * 9}),
+        ("capacity", lambda packed: {"weights": packed.weights // 3}),
+        ("split", lambda packed: {"start": packed.fitted.start - 1}),
+        ("plain", lambda packed: {"pack": packed.pack.astype(float)}),
+        ("plain", lambda packed: {"group": np.arange(200) // 2}),
+        ("groups", lambda packed: {"group": np.arange(200)}),
+    ],
+)
+def test_packs_that_are_not_those_of_their_sequences_are_refused(kind, changes, tmp_path):
+    packed = {**PACKED, "eights": pack([8] * 4, max_sequence_length=8)}[kind]
+    path = tmp_path / "packs.npz"
+    packed.save(path)
+    path.write_bytes(changed(path.read_bytes(), **changes(packed)))
+    with refused(""):
+        PackedLengths.load(path).prove()
+
+
+def test_a_pack_deeper_than_the_limit_is_refused(tmp_path):
+    packed = pack([2] * 4, max_sequence_length=8)
+    recipe = packed.packing.recipe()
+    accounting = {**recipe["accounting"], "max_sequences_per_pack": 2}
+    header = {"packing": {**recipe, "accounting": accounting}, "longer": vars(packed.fitted.longer)}
+    packed.save(tmp_path / "packs.npz")
+    content = json.dumps({**header, "multiple_of": 1, "prices": None}).encode()
+    path = tmp_path / "packs.npz"
+    path.write_bytes(changed(path.read_bytes(), header=np.frombuffer(content, np.uint8)))
+    with refused(path, "limit is 2"):
         PackedLengths.load(path)
 
 
