@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import queue
 import threading
 from collections import deque
@@ -21,8 +23,8 @@ from pack_data.stream.prices import Lengths
 
 _T = TypeVar("_T")
 
-_FORMAT = "pack_data stream 5"  # of a state
-_OLD_FORMATS = tuple(f"pack_data stream {number}" for number in range(1, 5))
+_FORMAT = "pack_data stream 6"  # of a state
+_OLD_FORMATS = tuple(f"pack_data stream {number}" for number in range(1, 6))
 _MAX_TOKENS = 2**62  # stands for a buffer without a limit on tokens
 
 # A round closes this fraction of the rows that the buffer fills. 8 in place of 4 takes up to 1.3 times as long and on
@@ -403,7 +405,7 @@ class PackStream:
         Returns:
             Values for `load_state_dict`.
         """
-        return {
+        state = {
             "format": _FORMAT,
             "options": self._options(),
             "taken": self._taken,
@@ -414,6 +416,7 @@ class PackStream:
             "ready": [[pack.examples, pack.lengths] for pack in self._ready],
             "lengths": self._lengths.state(),
         }
+        return {**state, "digest": _digest(state)}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Continue from a state. If it is refused, nothing changes.
@@ -432,9 +435,7 @@ class PackStream:
             )
         fields.one_of("format", (_FORMAT,))
         self._check_options(fields)
-        ready = fields.list_of(
-            "ready", lambda packs, index: Pack(*packs.list_of(index, Fields.any, length=2))
-        )
+        ready = fields.list_of("ready", self._read_pack)
         new = copy.copy(self)
         new._begin()
         new._lengths.read(fields.object("lengths"))
@@ -445,6 +446,8 @@ class PackStream:
         new._arrived = fields.integer("arrived", least=0)
         waits = fields.object("waits")
         new._waits = Waits(**{name: waits.integer(name, least=0) for name in asdict(Waits())})
+        if fields.text("digest") != _digest(fields.tree):
+            raise fields.error("digest", "must be that of the numbers: they were changed")
         self.__dict__.update(new.__dict__)  # after everything was read without an error
 
     def _read_waiting(self, fields: Fields) -> None:
@@ -456,8 +459,22 @@ class PackStream:
         waiting = fields.list_of(
             "waiting", lambda rows, index: rows.list_of(index, column, length=4)
         )
+        numbers = [number for number, _, _, _ in waiting]
+        if numbers != sorted(set(numbers)):
+            raise fields.error("waiting", "must have ascending numbers")
         for sequence in waiting:
             self._buffer.add(Waiting(*sequence))
+
+    def _read_pack(self, packs: Fields, index: int) -> Pack:
+        def column(pack: Fields, number: int) -> List[Any]:
+            return pack.integers(1, least=1) if number else pack.list_of(0, Fields.any)
+
+        examples, lengths = packs.list_of(index, column, length=2)
+        slots = self.max_sequence_length
+        fits = sum(lengths) <= slots and 0 < len(lengths) <= self._depth
+        if not fits or len(examples) != len(lengths):
+            raise packs.error(index, f"must be at most {self._depth} examples of {slots} tokens")
+        return Pack(examples, lengths)
 
     def _check_options(self, fields: Fields) -> None:
         options = fields.object("options").tree
@@ -467,6 +484,15 @@ class PackStream:
                     f"state of the stream: {name} was {shown(options.get(name))}, it is {shown(value)} here; pass the "
                     "same options, or begin without the state"
                 )
+
+
+def _digest(state: Dict[str, Any]) -> str:
+    """Return a digest of the numbers of a state; a file may change the types of the examples."""
+    numbers = {name: state[name] for name in ("taken", "rounding", "arrived", "waits", "lengths")}
+    numbers["waiting"] = [sequence[:3] for sequence in state["waiting"]]
+    numbers["ready"] = [lengths for _, lengths in state["ready"]]
+    text = json.dumps(numbers, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _few_packs(counts: np.ndarray, max_sequences_per_pack: Optional[int]) -> Packs:

@@ -194,13 +194,13 @@ class Lengths:
         self._arrived = fields.integers("arrived", least=1, most=S)
         if len(self._arrived) >= self._window:
             raise fields.error("arrived", f"must have fewer than {self._window} lengths")
-        lengths, counts = fields.list_of("seen", Fields.integers, length=2, least=1)
+        lengths, counts = fields.list_of("seen", Fields.integers, length=2, least=1, most=1 << 53)
         if len(lengths) != len(counts) or max(lengths, default=0) > S:
             raise fields.error("seen", f"must be lengths up to {S} and their numbers")
         if lengths != sorted(set(lengths)):
             raise fields.error("seen", "must have ascending lengths")
         self._count(np.array(lengths, np.int64), np.array(counts, np.int64))
-        self.all = Moments(*fields.integers("all", length=3, least=0))
+        self.all = Moments(*fields.integers("all", length=3, least=0, most=1 << 106))
         self._calm = fields.integer("calm", least=0, most=_CALM_WINDOWS)
         self._at_prices = fields.integer("at_prices", least=0)
         knots = fields.optional(

@@ -1,5 +1,6 @@
 """Packs from a stream: every example once, within the limits, the same after a restart, near the bound."""
 
+import functools
 import itertools
 import json
 import pickle
@@ -483,6 +484,13 @@ def test_a_state_of_another_stream_is_refused():
         ("waiting", [[0, 0, "a", "x"]]),
         ("ready", [3]),
         ("ready", [[[], [], []]]),
+        ("ready", [[["b", "c"], [6, 6]]]),
+        ("ready", [[["b"], [6, 2]]]),
+        ("ready", [[["b"], ["6"]]]),
+        ("ready", [[["b"], [6]]]),
+        ("waiting", [[0, 0, 3, "x"], [0, 0, 3, "y"]]),
+        ("taken", 2),
+        ("waits", {"packs": 1}),
         ("rounding", -1),
         ("lengths", {"arrived": [11]}),
         ("lengths", {"arrived": [3] * 64}),
@@ -496,9 +504,50 @@ def test_a_damaged_state_is_refused_and_changes_nothing(name, value):
     stream = PackStream(10, buffer_sequences=4)
     stream.put("a", 7)
     before = stream.state_dict()
-    with refused("state of the stream", name):
+    with refused("state of the stream", f"{name}|digest"):
         stream.load_state_dict({**before, name: {**before[name], **value} if isinstance(value, dict) else value})
     assert stream.state_dict() == before
+
+
+def places_of(value, path=()):
+    """Yield the path of every value of a state but those of the examples."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        place = (path[:1], len(path), key)
+        if place not in ((("waiting",), 2, 3), (("ready",), 2, 0)):
+            yield from places_of(inner, (*path, key))
+
+
+@given(data=st.data())
+def test_a_state_with_one_other_value_is_refused_or_gives_the_same_packs(data):
+    """Rows of 120 tokens were handed out for 64 slots; a number twice ended in a KeyError."""
+    lengths = drawn(60)
+    options = dict(max_sequences_per_pack=3, buffer_sequences=8)
+
+    def new():
+        return PackStream(512, **options)
+
+    first, rest = new(), list(enumerate(lengths))[40:]
+    for number, length in enumerate(lengths[:40]):
+        first.put(number, length)
+    state = json.loads(json.dumps(first.state_dict()))
+    expected = list(first.packs(rest))
+    path = data.draw(st.sampled_from(sorted(set(places_of(state)) - {()}, key=str)), "path")
+    parent = functools.reduce(lambda value, key: value[key], path[:-1], state)
+    others = [None, True, -1, 0, 10**30, 1.5, "a", [], {}, [1, 1], path and parent[path[-1]]]
+    value = data.draw(st.sampled_from(others), "value")
+    if data.draw(st.booleans(), "left out"):
+        del parent[path[-1]]
+    else:
+        parent[path[-1]] = value
+    second = new()
+    try:
+        second.load_state_dict(state)
+    except ValueError as error:
+        assert "\n" not in str(error)
+    else:
+        assert list(second.packs(rest)) == expected
 
 
 def test_the_command_prints_gap_waiting_and_speed(capsys, tmp_path):
