@@ -221,9 +221,6 @@ class PackedLengths:
                 "packing: its strategies and repeats are not those of pack and lengths"
             )
 
-        has_prices = self.prices is not None and self.weights is not None
-        if has_prices != (self.packing.algorithm == _TWO_CAPACITIES):
-            raise ValueError("packing: prices and weights belong to two capacities")
         if self.prices is not None and self.weights is not None:
             if self.prices.max_sequence_length != self.packing.max_sequence_length:
                 raise ValueError("prices: max_sequence_length is not that of the packing")
