@@ -120,7 +120,7 @@ class PackedLengths:
         takes_more = tokens[:-1] + sizes[firsts[1:]] <= self.packing.max_sequence_length
         if self.packing.max_sequences_per_pack is not None:
             takes_more &= depths[:-1] < self.packing.max_sequences_per_pack
-        if takes_more.any():
+        if takes_more.any() or (np.diff(self.pack) < 0).any():
             raise ValueError("packs in order: one could take the next sequence; pack again")
         return Proof(1, Fraction(len(tokens)), len(tokens))
 
@@ -208,7 +208,6 @@ class PackedLengths:
         """Raise ValueError unless the sequences follow from the examples, and the packing from the sequences."""
         self._check_sequences()
         self._check_places()
-        check_multiple(self.packing.max_sequence_length, self.multiple_of)
         pack, sizes = self._packed_items()
         again = Packing.of(
             self.packing.algorithm,
@@ -222,8 +221,6 @@ class PackedLengths:
             )
 
         if self.prices is not None and self.weights is not None:
-            if self.prices.max_sequence_length != self.packing.max_sequence_length:
-                raise ValueError("prices: max_sequence_length is not that of the packing")
             most = np.bincount(self.pack, self.weights).max(initial=0)
             if self.weights.min(initial=0) < 0 or most > self.prices.capacity:
                 raise ValueError("weights: those of a pack exceed the capacity, or one is negative")
@@ -255,14 +252,10 @@ class PackedLengths:
             if column.shape != self.fitted.lengths.shape or column.dtype.kind not in "iu":
                 raise ValueError(f"{name}: must be one whole number for each sequence")
 
-        counts = np.bincount(self.pack, minlength=self.packing.packs)
-        order = np.lexsort((self.slot, self.pack))
-        if self.packing.algorithm == _IN_ORDER:
-            order = np.arange(len(order))
-        firsts = np.repeat(np.cumsum(counts) - counts, counts)
-        are_places = np.array_equal(self.slot[order], np.arange(len(order)) - firsts)
-        are_packs = np.array_equal(self.pack[order], np.repeat(np.arange(len(counts)), counts))
-        if len(counts) != self.packing.packs or not (are_places and are_packs):
+        in_order = self.packing.algorithm == _IN_ORDER
+        within = np.arange(len(self.slot)) if in_order else self.slot
+        are_places = np.array_equal(self.slot, _places(self.pack, within))
+        if not are_places or self.pack.max(initial=-1) >= self.packing.packs:
             raise ValueError(
                 f"{self.packing.algorithm}: pack and slot are not the places 0, 1, ... of each pack; pack again"
             )
@@ -272,12 +265,10 @@ class PackedLengths:
         sizes = rounded_up(self.fitted.lengths.astype(np.int64), self.multiple_of)
         if self.group is None:
             return self.pack, sizes
-        _, first, group = np.unique(self.group, return_index=True, return_inverse=True)
-        group = group.reshape(-1)
-        pack = self.pack[first]
-        if not np.array_equal(pack[group], self.pack):
+        pack = self.pack[np.unique(self.group, return_index=True)[1]]
+        if not np.array_equal(pack[self.group], self.pack):
             raise ValueError("group: the sequences of a group are in several packs")
-        return pack, np.bincount(group, sizes).astype(np.int64)
+        return pack, np.bincount(self.group, sizes).astype(np.int64)
 
     def save_rows(self, path: Union[str, os.PathLike]) -> None:
         """Write the indices of the sequences of each row, for another loader.
