@@ -109,7 +109,7 @@ class PackedLengths:
 
     def _proof(self) -> Proof:
         sizes = rounded_up(self.fitted.lengths, self.multiple_of)
-        if self.prices is not None and self.weights is not None:
+        if self.prices and self.weights is not None:
             return self.prices.prove(sizes, self.weights)
         if self.packing.algorithm != _IN_ORDER:
             return prove(self.packing)
@@ -209,36 +209,33 @@ class PackedLengths:
         self._check_sequences()
         self._check_places()
         pack, sizes = self._packed_items()
+        packing = self.packing
         again = Packing.of(
-            self.packing.algorithm,
-            LengthHistogram.from_lengths(sizes, self.packing.max_sequence_length),
-            self.packing.max_sequences_per_pack,
+            packing.algorithm,
+            LengthHistogram.from_lengths(sizes, packing.max_sequence_length),
+            packing.max_sequences_per_pack,
             _packs_of(pack, sizes),
         )
-        if (again.strategies, again.repeats) != (self.packing.strategies, self.packing.repeats):
+        if (again.strategies, again.repeats) != (packing.strategies, packing.repeats):
             raise ValueError(
                 "packing: its strategies and repeats are not those of pack and lengths"
             )
 
-        if self.prices is not None and self.weights is not None:
-            most = np.bincount(self.pack, self.weights).max(initial=0)
-            if self.weights.min(initial=0) < 0 or most > self.prices.capacity:
-                raise ValueError("weights: those of a pack exceed the capacity, or one is negative")
+        if self.prices and np.bincount(self.pack, self.weights).max() > self.prices.capacity:
+            raise ValueError("weights: those of a pack exceed the capacity")
 
     def _check_sequences(self) -> None:
         """Raise ValueError unless the rule for longer examples gives these sequences."""
         fitted = self.fitted
         longer = fitted.longer
-        if int(fitted.example_lengths.sum()) != longer.tokens:  # before a length is cut into pieces
+        if fitted.example_lengths.sum() != longer.tokens:  # before a length is cut into pieces
             raise ValueError(f"example_lengths: must be {longer.tokens} tokens")
         again = fit(fitted.example_lengths, self.packing.max_sequence_length, longer.rule)
         if self.group is not None and longer.partners:
             examples = np.arange(len(fitted.example_lengths))
-            is_dropped = ~np.isin(examples, fitted.example)
-            again = again.without_groups(examples, is_dropped)
+            again = again.without_groups(examples, ~np.isin(examples, fitted.example))
         for name in ("lengths", "example", "start", "longer"):
-            stored = getattr(fitted, name)
-            if not np.array_equal(stored, getattr(again, name)):
+            if not np.array_equal(getattr(fitted, name), getattr(again, name)):
                 raise ValueError(
                     f"{name}: not that of example_lengths under the rule for longer examples"
                 )
