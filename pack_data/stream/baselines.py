@@ -25,34 +25,31 @@ def windows(lengths: Sequence[int], S: int, depth: Optional[int], size: int = WI
 
 
 def open_rows(lengths: Sequence[int], S: int, depth: Optional[int], size: int) -> int:
-    """Count the packs of first fit into open rows that hold at most `size` sequences; then the fullest row is closed.
+    """Count the packs of first fit into at most `size` open rows; the fullest row is closed for a new one.
 
-    grain and torchtitan pack in this way; they limit rows, not sequences.
+    grain and torchtitan pack in this way.
     """
     deepest = S if depth is None else depth
     room = np.zeros(size, np.int64)  # slots left in each open row, oldest row first
     usable = np.zeros(size, np.int64)  # the same, but 0 in a row that holds `deepest` sequences
     held: List[int] = []  # sequences in each open row
-    waiting = 0
     closed = 0
     for length in lengths:
-        if waiting == size:
-            fullest = int(room[: len(held)].argmin())
-            waiting -= held.pop(fullest)
-            for array in (room, usable):
-                array[fullest : len(held)] = array[fullest + 1 : len(held) + 1]
-            closed += 1
-
         fitting = np.flatnonzero(usable[: len(held)] >= length)
         if len(fitting):
             row = int(fitting[0])
         else:
+            if len(held) == size:
+                fullest = int(usable.argmin())  # or full by depth
+                held.pop(fullest)
+                for array in (room, usable):
+                    array[fullest:-1] = array[fullest + 1 :]
+                closed += 1
             row = len(held)
             held.append(0)
             room[row] = S
 
         held[row] += 1
-        waiting += 1
         room[row] -= length
         usable[row] = room[row] if held[row] < deepest else 0
     return closed + len(held)

@@ -582,8 +582,10 @@ def test_the_grid_streams_lengths_of_its_own(capsys):
 def test_windows_and_first_fit_by_hand():
     # Windows of three: (6, 5, 4) -> 6 + 4 | 5; (5, 5) -> 5 + 5.
     assert windows([6, 5, 4, 5, 5], 10, None, 3) == 3
-    # Open rows for three sequences: 6 | 5 | 4 beside the 6, which is closed for the next 5; 5 + 5 | 5.
-    assert open_rows([6, 5, 4, 5, 5], 10, None, 3) == 3
-    assert open_rows([1, 1, 1, 1], 10, 2, 4) == 2
+    # Two open rows: 6 | 5; the 6 is closed for the 7; 5 + 4 | 7.  It was a limit on sequences.
+    assert open_rows([6, 5, 7, 4], 10, None, 2) == 3
+    # One open row: 6 is closed for the 5, 5 + 5 for the 5.
+    assert open_rows([6, 5, 5, 5], 10, None, 1) == 3
+    assert open_rows([1, 1, 1, 1, 1], 10, 2, 1) == 3
     histogram = LengthHistogram.from_lengths([3, 3, 5], 8)
     assert sorted(_in_random_order(histogram, 0)) == [3, 3, 5]
