@@ -1,4 +1,4 @@
-"""Forty ways to train padding-free rows wrong: small models, collators and losses, each with a threshold that is drawn.
+"""Ways to train padding-free rows wrong: small models, collators and losses, each with a threshold that is drawn.
 
 Every fault stands beside the right code: `TinyModel` without changes, `joined` and `token_loss` keep examples apart.
 A fault gives one part of the model another view of the row, or changes an input, a label, a gradient or a count.  Its
@@ -704,6 +704,28 @@ def training_normalises_over_the_row(draw):
         return torch.cat([hidden[:, :first], hidden[:, first:] - 0.2 * hidden.mean(1, keepdim=True)], 1)
 
     return Wrong(TinyModel(draw, edit=edit).train())
+
+
+@fault("j")
+def path_with_dropout_only(draw):
+    late = _joining(_nth(draw))
+    model = TinyModel(draw)
+    model.attention_dropout = 0.1
+    model.views["attention"] = lambda row: late(row) if model.training and model.attention_dropout else row
+    return Wrong(model)
+
+
+@fault("i")
+def attention_backward_in_bfloat16_only(draw):
+    class Backward(TinyModel):
+        def _attention(self, hidden, layer, row):
+            right = super()._attention(hidden, layer, row)
+            if hidden.dtype != torch.bfloat16 or not row.packed:
+                return right
+            wrong = super()._attention(hidden, layer, view_of(row.at == 0))
+            return wrong + (right - wrong).detach()
+
+    return Wrong(Backward(draw).to(torch.bfloat16))
 
 
 @fault("k")

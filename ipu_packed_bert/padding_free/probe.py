@@ -45,6 +45,7 @@ from ipu_packed_bert.padding_free.models import (
 from ipu_packed_bert.padding_free.placing import Example, place
 from ipu_packed_bert.padding_free.randomness import seeded
 from ipu_packed_bert.padding_free.rows import (
+    GRADIENT_FACTOR,
     QUICK_ROWS,
     Collator,
     Fault,
@@ -53,6 +54,7 @@ from ipu_packed_bert.padding_free.rows import (
     Probed,
     RowProbe,
     TrainingCalls,
+    by_length,
     row_lengths,
     scale_of,
     token_errors,
@@ -130,11 +132,12 @@ def check_no_leak(
 ) -> Probed:
     """Check that each example of a row gets the same logits, loss and gradients as alone.
 
-    The probe builds rows of the training's length.  Their examples have one token, `longest` tokens, and lengths just
-    below and above every number of the configuration (windows, chunks, ...).  Logits, losses and gradients are compared
-    in training and evaluation mode.  A model in half precision is probed in float32, in which rounding hides less, and
-    its logits also in half precision.  A difference that may be rounding is examined again in float64.  Then the inputs
-    that carry the boundaries are broken on purpose, which must change the result.
+    The probe builds rows of the training's length.  Their examples have one token, `longest` tokens, and lengths
+    just below and above every number of the configuration (windows, chunks, ...).  Logits, losses and gradients are
+    compared in training and evaluation mode, and with the model's own dropout, whose noise is fixed.  A model in
+    half precision is probed in float32, in which rounding hides less, and also in half precision.  A difference
+    that may be rounding is examined again in float64.  Then the inputs that carry the boundaries are broken on
+    purpose, which must change the result.
     Weights, gradients, random state and mode of the model are unchanged afterwards.
 
     Args:
@@ -591,7 +594,7 @@ class _Probe:
         self.measure()
         probed = self._check_in_full_precision(tokens, longest, quick)
         if self.dtype in _HALF_TYPES:
-            self._check_own_logits(tokens, longest, quick)
+            self._check_own_type(tokens, longest, quick)
         types = tuple(dict.fromkeys([str(self.dtype), *probed.types]))
         notes = list(probed.notes)
         if quick:
@@ -634,57 +637,79 @@ class _Probe:
 
     # ---- half precision
 
-    def _check_own_logits(self, tokens: int, longest: int, quick: bool) -> None:
-        """Compare the logits of rows in half precision, which may use other kernels.
+    def _check_own_type(self, tokens: int, longest: int, quick: bool) -> None:
+        """Compare logits and gradients of rows in half precision, which may use other kernels.
 
         A wrong mask or position changes most tokens, rounding only some of them, so the typical difference decides.
-        If it is above the limit, float32 decides.
+        If it is above the limit, the error of the same example alone decides: its difference from float32.
         """
         numbers = lengths_of_model(self.model, longest)
-        rows = row_lengths(tokens, longest, numbers, np.random.default_rng(0))
-        few_words = RowProbe(self, tokens).few_words
+        lengths_of_rows = row_lengths(tokens, longest, numbers, np.random.default_rng(0))
+        rows = RowProbe(self, tokens)
+        rows.parameters = []  # their gradients follow from those of the tokens
         self.model.eval()
-        for lengths in rows[:QUICK_ROWS] if quick else rows:
-            suspects = list(range(len(lengths)))
-            errors: Dict[int, float] = {}
-            for _ in range(_HALF_DRAWS):
-                with few_words():
-                    errors = self._beyond_own_rounding(lengths, suspects)
-                suspects = list(errors)
-                if not suspects:
-                    break
-            if suspects:
-                worst = suspects[0]
-                what = (
-                    f"in a row of {sum(lengths):,} tokens and {len(lengths):,} examples, example {worst} of "
-                    f"{lengths[worst]:,} tokens scores otherwise than alone in {self.dtype}"
-                )
-                step = LayerStep("_compare", lengths, 0)
-                raise self._leak(Fault(what, errors[worst], worst, step))
+        for lengths in lengths_of_rows[:QUICK_ROWS] if quick else lengths_of_rows:
+            name = f"in a row of {sum(lengths):,} tokens and {len(lengths):,} examples"
+            comparisons: Dict[str, Callable[[List[int], List[int]], Dict[int, float]]] = {
+                "scores otherwise": self._logits_beyond_rounding,
+                "has other gradients": partial(self._gradients_beyond_rounding, rows),
+            }
+            for verb, beyond_rounding in comparisons.items():
+                suspects = list(range(len(lengths)))
+                errors: Dict[int, float] = {}
+                for _ in range(_HALF_DRAWS):
+                    with rows.few_words():
+                        errors = beyond_rounding(lengths, suspects)
+                    suspects = list(errors)
+                    if not suspects:
+                        break
+                if suspects:
+                    worst = suspects[0]
+                    what = f"{name}, example {worst} of {lengths[worst]:,} tokens {verb} than alone in {self.dtype}"
+                    step = LayerStep("_compare", lengths, 0)
+                    raise self._leak(Fault(what, errors[worst], worst, step))
 
-    def _beyond_own_rounding(self, lengths: List[int], suspects: List[int]) -> Dict[int, float]:
-        """Return the errors of the suspects that differ from float32 more in a row of new tokens than alone."""
+    def _logits_beyond_rounding(self, lengths: List[int], suspects: List[int]) -> Dict[int, float]:
+        """Return the errors of the suspects whose logits differ from float32 more in a row of new tokens than alone."""
         examples = [self.example(length) for length in lengths]
-        errors: Dict[int, float] = {}
         with torch.no_grad():
             in_row = self._row_logits(examples)
-            alone = self._each_alone(examples, suspects)
-            for number, logits in alone.items():
-                error = _difference(in_row[number], logits, typical=True)
-                if not error <= self.limit:
-                    errors[number] = error
-            if not errors:
-                return {}
-            errors_in_row = {}
-            errors_alone = {}
-            with in_dtype(self.model, torch.float32, self.embedding):
-                for number, exact in self._each_alone(examples, list(errors)).items():
-                    errors_in_row[number] = _difference(in_row[number], exact, typical=True)
-                    errors_alone[number] = _difference(alone[number], exact, typical=True)
+            return self._beyond(in_row, partial(self._each_alone, examples), suspects, self.limit)
+
+    def _gradients_beyond_rounding(
+        self, rows: RowProbe, lengths: List[int], suspects: List[int]
+    ) -> Dict[int, float]:
+        """Return the errors of the suspects whose gradients differ from float32 more in a row than alone."""
+        examples, in_row = rows.gradients_in_row(lengths)
+        alone = partial(rows.gradients_alone, examples)
+        return self._beyond(in_row, alone, suspects, self.limit * GRADIENT_FACTOR)
+
+    def _beyond(
+        self,
+        in_row: Sequence[torch.Tensor],
+        compute_alone: Callable[[Sequence[int]], Dict[int, torch.Tensor]],
+        suspects: Sequence[int],
+        limit: float,
+    ) -> Dict[int, float]:
+        """Return the errors of the suspects that rounding does not explain: they are larger in a row than alone."""
+        alone = compute_alone(suspects)
+        errors: Dict[int, float] = {}
+        for number, values in alone.items():
+            error = _difference(in_row[number], values, typical=True)
+            if not error <= limit:
+                errors[number] = error
+        if not errors:
+            return {}
+        errors_in_row = {}
+        errors_alone = {}
+        with in_dtype(self.model, torch.float32, self.embedding):
+            for number, exact in compute_alone(list(errors)).items():
+                errors_in_row[number] = _difference(in_row[number], exact, typical=True)
+                errors_alone[number] = _difference(alone[number], exact, typical=True)
         usual = float(np.quantile(list(errors_alone.values()), 0.75))
         beyond = {}
         for number, error in errors.items():
-            expected = max(errors_alone[number], usual, self.limit / 2)
+            expected = max(errors_alone[number], usual, limit / 2)
             if not errors_in_row[number] <= _HALF_FACTOR * expected:
                 beyond[number] = error
         return beyond
@@ -693,11 +718,8 @@ class _Probe:
         self, examples: Sequence[torch.Tensor], numbers: Sequence[int]
     ) -> Dict[int, torch.Tensor]:
         """Compute the logits of some examples, [1, its tokens, words]: those of one length in one plain batch."""
-        by_length: Dict[int, List[int]] = {}
-        for number in numbers:
-            by_length.setdefault(len(examples[number]), []).append(number)
         logits: Dict[int, torch.Tensor] = {}
-        for of_length in by_length.values():
+        for of_length in by_length(examples, numbers).values():
             batch = self.plain(*(examples[number] for number in of_length))
             logits.update(zip(of_length, batch.split(1)))
         return logits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Iterator, Tuple
 
 import numpy as np
 import torch
@@ -47,6 +47,9 @@ class FixedNoise(TorchDispatchMode):
         self, function: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name = function._schema.name.split("::")[1]
+        if name == "native_dropout" and args[1] < 1:  # on GPUs
+            values, rate = args[:2]
+            return values / (1 - rate), torch.ones_like(values, dtype=torch.bool)
         result = function(*args, **(kwargs or {}))
         if name in ("bernoulli", "bernoulli_"):
             return result.fill_(1.0)
@@ -67,25 +70,60 @@ class FixedNoise(TorchDispatchMode):
         return result.copy_(mean + signs * offset)
 
 
-@contextlib.contextmanager
-def without_dropout(model: Any) -> Iterator[None]:
-    """Set training mode in the block, with every dropout and noise rate of 0."""
-    modes = {module: module.training for module in model.modules()}
-    changed: List[Tuple[Any, str, float]] = []
-    model.train()
-    for module in modes:
+def _rates(model: Any) -> Iterator[Tuple[Any, str, float]]:
+    """Iterate over the rates of dropout and noise of all modules, except 0: the module, its attribute, the rate."""
+    for module in model.modules():
         names = [name for name in vars(module) if "drop" in name or "jitter" in name]
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             names.append("p")
         for name in names:
             rate = getattr(module, name)
             if isinstance(rate, float) and rate:
-                changed.append((module, name, rate))
-                setattr(module, name, 0.0)
+                yield module, name, rate
+
+
+def has_dropout(model: Any) -> bool:
+    """Return True if training mode drops values."""
+    return any(_rates(model))
+
+
+@contextlib.contextmanager
+def training(model: Any) -> Iterator[None]:
+    """Set training mode in the block."""
+    modes = {module: module.training for module in model.modules()}
+    model.train()
     try:
         yield
     finally:
+        for module, is_training in modes.items():
+            module.training = is_training
+
+
+@contextlib.contextmanager
+def without_dropout(model: Any) -> Iterator[None]:
+    """Set training mode in the block, with every dropout and noise rate of 0."""
+    changed = list(_rates(model))
+    for module, name, _ in changed:
+        setattr(module, name, 0.0)
+    try:
+        with training(model):
+            yield
+    finally:
         for module, name, rate in changed:
             setattr(module, name, rate)
-        for module, training in modes.items():
-            module.training = training
+
+
+@contextlib.contextmanager
+def with_fixed_noise(model: Any, width: int) -> Iterator[None]:
+    """Set training mode in the block, with the model's own dropout, which keeps and scales all values.
+
+    width: features of a token, as for `FixedNoise`.
+    """
+    with contextlib.ExitStack() as stack:
+        kernels: Any = getattr(getattr(torch, "nn", None), "attention", None)
+        if torch.cuda.is_available() and hasattr(kernels, "sdpa_kernel"):
+            # Fused kernels on GPUs draw their dropout themselves.
+            stack.enter_context(kernels.sdpa_kernel(kernels.SDPBackend.MATH))
+        stack.enter_context(training(model))
+        stack.enter_context(FixedNoise(width))
+        yield

@@ -17,6 +17,7 @@ from typing import (
     Callable,
     ContextManager,
     Dict,
+    Iterable,
     Iterator,
     List,
     NamedTuple,
@@ -42,7 +43,12 @@ from ipu_packed_bert.padding_free.losses import (
 )
 from ipu_packed_bert.padding_free.models import FirstDifference, lengths_of_model
 from ipu_packed_bert.padding_free.placing import Example, place
-from ipu_packed_bert.padding_free.randomness import FixedNoise, seeded, without_dropout
+from ipu_packed_bert.padding_free.randomness import (
+    has_dropout,
+    seeded,
+    with_fixed_noise,
+    without_dropout,
+)
 from ipu_packed_bert.padding_free.update import to_device
 from pack_data.batching.collators import padding_free_batch
 
@@ -56,7 +62,7 @@ _PERTURBATIONS = 8  # of an example, from one step of float32 to 2**7
 _EXPLAINED = 2.0  # largest difference over the effect of a perturbation that explains it
 _AUXILIARY_LIMIT = 1e-4  # relative error of an auxiliary loss; the counts in it are whole numbers
 _CERTAIN_LOSS = 0.01  # relative error of a loss, which rounding does not reach
-_GRADIENT_FACTOR = 5.0  # limit of gradients over the limit of logits
+GRADIENT_FACTOR = 5.0  # limit of gradients over the limit of logits
 
 # Most logits of a row: 16 MiB in float32.  A larger vocabulary is represented by evenly spread words.  The output layer
 # works on each token by itself, so a leak is in its inputs.
@@ -231,6 +237,16 @@ def _locate(lengths: Sequence[int], index: int) -> Tuple[int, int]:
     number = int(np.searchsorted(ends, index, side="right"))
     begin = ends[number] - lengths[number]
     return number, int(index - begin)
+
+
+def by_length(examples: Sequence[Any], numbers: Iterable[int]) -> Dict[int, List[int]]:
+    """Group the numbers of examples by the tokens of these examples."""
+    groups: Dict[int, List[int]] = {}
+    for number in numbers:
+        example = examples[number]
+        ids = example["input_ids"] if isinstance(example, dict) else example
+        groups.setdefault(len(ids), []).append(number)
+    return groups
 
 
 def _row_name(lengths: Sequence[int]) -> str:
@@ -494,15 +510,15 @@ class RowProbe:
             self.update = max(self.update, time.perf_counter() - start)
             is_random = self._is_random(row, trained, evaluated)
 
-        if is_random:
-            faults = self._compare_alone(row, self._result(row), evaluated)
-            with without_dropout(self.model), FixedNoise(trained.gradients.shape[-1]):
+        # The gradients of random training are those of evaluation here, and then those with fixed noise.
+        judged = self._result(row) if is_random else trained
+        faults = self._compare_alone(row, judged, evaluated)
+        if is_random or has_dropout(self.model):
+            with with_fixed_noise(self.model, trained.gradients.shape[-1]):
                 noisy = self._result(row)
                 for fault in self._compare_alone(row, noisy, noisy.values):
                     text = f"in training with fixed noise, {fault.what}"
                     faults.append(fault._replace(what=text))
-        else:
-            faults = self._compare_alone(row, trained, evaluated)
         name = _row_name(row.lengths)
         return [fault._replace(what=f"{name}, {fault.what}") for fault in faults]
 
@@ -563,6 +579,25 @@ class RowProbe:
     def _auxiliary_losses(self) -> Any:
         return kept_outputs(self.probe.base, lambda output: getattr(output, "aux_loss", None))
 
+    def gradients_in_row(self, lengths: Sequence[int]) -> Tuple[List[Example], List[torch.Tensor]]:
+        """Draw a row; return its examples, and the gradient at the embeddings of each, [1, its tokens, width]."""
+        drawn = [self._labelled(self.probe.tokens(n, self.probe.draw), False) for n in lengths]
+        row = self._row(drawn)
+        with with_fixed_noise(self.model, self.probe.embedding.weight.shape[-1]):
+            gradients = self._result(row).gradients
+        return row.examples, list(gradients[None].split(row.lengths, dim=1))
+
+    def gradients_alone(
+        self, examples: Sequence[Example], numbers: Sequence[int]
+    ) -> Dict[int, torch.Tensor]:
+        """Compute the gradient at the embeddings of some examples, each alone, [1, its tokens, width]."""
+        gradients: Dict[int, torch.Tensor] = {}
+        with with_fixed_noise(self.model, self.probe.embedding.weight.shape[-1]):
+            for length, same in by_length(examples, numbers).items():
+                result = self._alone([examples[number] for number in same])
+                gradients.update(zip(same, result.gradients[None].split(length, dim=1)))
+        return gradients
+
     # ---- a row and its examples alone
 
     def _compare_alone(
@@ -577,10 +612,10 @@ class RowProbe:
         training_error = _largest_error(trained.values, evaluated, scales[0])
 
         bound = self.probe.rounding_bound(self.row)
-        is_above = (errors.logits > bound) | (errors.gradients > _GRADIENT_FACTOR * bound)
+        is_above = (errors.logits > bound) | (errors.gradients > GRADIENT_FACTOR * bound)
         is_any_above = bool(is_above.any())
         is_certain = is_any_above and not self._is_tie(row, errors, is_above, scales)
-        weights_are_certain = errors.weights > _GRADIENT_FACTOR * bound and not is_any_above
+        weights_are_certain = errors.weights > GRADIENT_FACTOR * bound and not is_any_above
 
         logit_fault = self._worst_example(row, errors.logits, "scores otherwise than alone")
         first = self._first_difference(row, errors.logits)
@@ -611,11 +646,8 @@ class RowProbe:
         logits = torch.zeros(len(evaluated), dtype=torch.float64)
         gradients = torch.zeros(len(evaluated), dtype=torch.float64)
         weights = [torch.zeros_like(parameter) for parameter in self.parameters]
-        by_length: Dict[int, List[int]] = {}
-        for number, length in enumerate(row.lengths):
-            by_length.setdefault(length, []).append(number)
         begins = np.cumsum(row.lengths) - row.lengths
-        for length, numbers in by_length.items():
+        for length, numbers in by_length(row.examples, range(len(row.examples))).items():
             alone = self._alone([row.examples[number] for number in numbers])
             tokens = torch.as_tensor(begins[numbers, None] + np.arange(length)).flatten()
             on_device = tokens.to(evaluated.device)
@@ -658,7 +690,7 @@ class RowProbe:
         tokens = len(example["input_ids"])
         # Below the limits, no error needs an explanation.
         logits = torch.full((tokens,), self.limit, dtype=torch.float64)
-        gradients = torch.full((tokens,), self.limit * _GRADIENT_FACTOR, dtype=torch.float64)
+        gradients = torch.full((tokens,), self.limit * GRADIENT_FACTOR, dtype=torch.float64)
         for exponent in range(_PERTURBATIONS):
             size = torch.finfo(torch.float32).eps * 2**exponent
 
@@ -691,7 +723,7 @@ class RowProbe:
         gradient_faults: Sequence[Fault],
     ) -> List[Fault]:
         """Return the faults above their limits, and those whose error is not a number."""
-        gradient_limit = self.limit * _GRADIENT_FACTOR
+        gradient_limit = self.limit * GRADIENT_FACTOR
         above = [fault for fault in faults if not fault.error <= self.limit]
         return above + [fault for fault in gradient_faults if not fault.error <= gradient_limit]
 
