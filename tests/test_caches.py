@@ -20,6 +20,7 @@ CACHES = {
     "ipu_packed_bert.settings.shipped._derived": "",
     "ipu_packed_bert.settings.shipped.shipped_names": "",
     "ipu_packed_bert.settings.yaml_files._parsed": "text: str",
+    "pack_data.batching.collators._warn_left_out": "",
     "pack_data.batching.plans._optimal_packing_of": "lengths: bytes, max_sequence_length: int",
     "pack_data.building.assignment_on_disk._places_of": "recipe: bytes",
     "pack_data.building.tasks._parsed": "files: VocabularyFiles, lower_case: bool",
