@@ -10,18 +10,19 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.synchronize import Event
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, Optional
 
 from pack_data.cli.command import available_cores, most_processes, starting_workers
 from pack_data.reading.fields import whole_number
 from pack_data.reading.packages import load_package
 
-# The way out if a script starts worker processes while it is imported.
-_GUARD = 'each worker imports the script that started it, so put its work under `if __name__ == "__main__":`'
 # Seconds between two looks of a worker at whether its parent still runs.
 _PARENT_CHECK_SECONDS = 0.5
 
@@ -45,6 +46,15 @@ def open_runner(workers: Optional[int], on: Optional[str] = None) -> TaskRunner:
     return _ProcessRunner(workers) if workers > 1 else TaskRunner()
 
 
+def _way_out() -> str:
+    """Return the way out if no worker could start: each imports the script that started it."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    with suppress(OSError):
+        if script and "__main__" not in Path(script).read_text(encoding="utf-8", errors="replace"):
+            return f'put the work of {script} under `if __name__ == "__main__":`'
+    return "the machine may be out of memory"
+
+
 def check_not_in_a_starting_worker() -> None:
     """End a worker that runs the script of its parent again, without a message: the parent has one.
 
@@ -63,6 +73,24 @@ def _ctrl_c_later() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_workers_at_sigterm() -> Callable[[], Any]:
+    """Let SIGTERM end this process in order, after its workers; return a function that undoes this.
+
+    Otherwise the resource tracker of Python reports semaphores that were not released.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return int
+
+    def end(number: int, _: Any) -> None:
+        for process in multiprocessing.active_children():
+            process.terminate()  # files are written whole or not at all
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    return partial(signal.signal, signal.SIGTERM, signal.SIG_DFL)
 
 
 def _begin(parent: int, begun: Event) -> None:
@@ -85,6 +113,7 @@ class _ProcessRunner(TaskRunner):
         from concurrent.futures import ProcessPoolExecutor
 
         self.workers = workers
+        self._restore = _end_workers_at_sigterm()
         context = multiprocessing.get_context("spawn")
         with starting_workers(workers):
             self._begun = context.Event()  # a worker is ready for tasks
@@ -113,7 +142,7 @@ class _ProcessRunner(TaskRunner):
         except BrokenProcessPool:
             if not self._begun.is_set():
                 raise ValueError(
-                    f"workers = {self.workers}: no worker process could start; {_GUARD}, or leave workers at 1"
+                    f"workers = {self.workers}: no worker process could start; {_way_out()}, or leave workers at 1"
                 ) from None
             raise ValueError(
                 "a worker process was killed (out of memory?); run the same command again to continue; "
@@ -125,6 +154,7 @@ class _ProcessRunner(TaskRunner):
 
     def close(self) -> None:
         self._pool.shutdown()
+        self._restore()
 
 
 class _DaskRunner(TaskRunner):
@@ -149,7 +179,7 @@ class _DaskRunner(TaskRunner):
         try:
             self.client = distributed.Client(**where)
         except RuntimeError as error:
-            raise ValueError(f"--on {on}: no worker could start ({error}); {_GUARD}") from None
+            raise ValueError(f"--on {on}: no worker could start ({error}); {_way_out()}") from None
 
     def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         from distributed import as_completed

@@ -156,10 +156,10 @@ def _held(
 
 def _check_made_by_a_build(work: Path, out: Path) -> None:
     """Raise ValueError for a directory of this name that holds something else."""
-    alone = re.compile(rf"{_LOCK}|{re.escape(COMMIT)}|{re.escape(PLAN)}[.\d]+\.tmp")
-    names = [item.name for item in work.iterdir()]
-    if all(map(alone.fullmatch, names)):
+    items = list(work.iterdir())
+    if all(map(_is_left_over, items)):
         return
+    names = [item.name for item in items]
     try:
         is_of_a_build = "options" in read_object(work / PLAN, way_out="")
     except ValueError:
@@ -170,6 +170,14 @@ def _check_made_by_a_build(work: Path, out: Path) -> None:
             f"{work}: was not made by a build, but a build of {out} needs this directory; "
             "move it away or choose another --out"
         )
+
+
+def _is_left_over(item: Path) -> bool:
+    """Return True for what may be left of a work directory: NFS keeps open files that were removed as .nfs files."""
+    if item.name in (READY, HELD_OUT_WORK) and item.is_dir():
+        return all(map(_is_left_over, item.iterdir()))
+    left = rf"{_LOCK}|{re.escape(COMMIT)}|{re.escape(PLAN)}[.\d]+\.tmp|\.nfs[0-9a-f]+"
+    return re.fullmatch(left, item.name) is not None
 
 
 def clear(folder: Path, keep: Sequence[str] = (_LOCK,)) -> None:

@@ -222,3 +222,12 @@ def test_without_the_calls_of_posix_everything_imports_and_a_build_says_so(corpu
     )
     assert finished.returncode == 2 and finished.stderr.count("\n") == 1 and "POSIX" in finished.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [".nfs000000000a1b2c3d00000001", "ready/.nfs0a1b", "held-out/ready/.nfs0a1b"])
+def test_what_nfs_keeps_of_a_removed_work_directory_is_recognised(corpus, tmp_path, name):
+    left = tmp_path / "data.building" / name
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"")
+    build_small(corpus, tmp_path / "data").close()
+    assert (tmp_path / "data" / "manifest.json").exists()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+from pack_data.building import runner
 from tests.imports import ROOT
 
 SCRIPT = """
@@ -65,3 +66,32 @@ def test_ctrl_c_while_workers_start_is_one_line(tmp_path):
         time.sleep(0.01)
     os.killpg(running.pid, signal.SIGINT)  # a terminal's Ctrl-C goes to all of them
     assert (running.communicate(timeout=600)[1], running.returncode) == ("interrupted\n", 130)
+
+
+def test_sigterm_ends_a_build_and_its_workers_without_a_word(tmp_path):
+    """The resource tracker of Python reported leaked semaphores."""
+    script = SLOW_TO_START.replace("time.sleep(2)", "").replace('Path("starting").touch()', "")
+    (tmp_path / "script.py").write_text(script.replace("--sequences 50 ", "--sequences 3000000 "))
+    running = subprocess.Popen(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not list(tmp_path.glob("data.building/examples-*.json")) and running.poll() is None:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    _, error = running.communicate(timeout=120)
+    assert running.returncode == 128 + signal.SIGTERM and "leaked" not in error and "Traceback" not in error
+
+
+def test_advice_for_workers_that_cannot_start_can_be_followed(tmp_path, monkeypatch):
+    """A user of a command, or of a notebook, has no script to guard."""
+    script = tmp_path / "script.py"
+    for text, names_guard in (("build()", True), ('if __name__ == "__main__": build()', False)):
+        script.write_text(text)
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+        assert ("__name__" in runner._way_out()) == names_guard
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    assert "memory" in runner._way_out()
