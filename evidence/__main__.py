@@ -21,8 +21,7 @@ from pack_data.cli.command import ArgumentParser, positive_int, run_main
 EXPERIMENTS = {
     "updates": "is the update of packs that of their sequences; the effect of each adjustment (paper, Figures 3 and 4)",
     "order": "does the order of packs change the learned weights (beyond the paper)",
-    "fine_tuning": "BANKING77 and SQuAD in packs against padded and sorted: scores and times (beyond the paper; needs "
-    "--data-dir)",
+    "fine_tuning": "does a model fine-tuned in packs answer in a pack as alone (paper, Table 3; needs --data-dir)",
     "position_ids": "nine ways to make batches for a causal model (packing with position ids, Tables 2 to 6)",
     "rival": "Hugging Face's BERT without packs at its best against packs (forward and backward pass)",
     "leaks": "stock Transformers and torch in padding-free rows: the change of one example when only another changes",

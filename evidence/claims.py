@@ -234,10 +234,9 @@ def _speed(claim: Claim, results: Results) -> Finding:
 def _answers(claim: Claim, results: Results) -> Finding:
     """Check that packs change no answer, and that packs without the mask do."""
     shown = results.get(claim["run"])
-    task = claim["task"]
-    if shown is None or _missing(shown, (f"{task}_packed",), claim["seeds"]):
+    if shown is None or _missing(shown, (claim["arm"],), claim["seeds"]):
         return _NOTHING
-    packed, no_mask, answers = shown.answers(task)
+    packed, no_mask, answers = shown.answers()
     words = f"{packed:,} of {answers:,} answers differ; without the mask {no_mask:,}."
     least = claim["least_without_mask"] * answers
     return Finding(words, packed == 0 and no_mask > least)

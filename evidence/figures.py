@@ -1,31 +1,25 @@
 """`python -m evidence.figures`: every table and picture of docs/evidence.md from committed results.
 
-`evidence/results` has a directory for each run of an experiment, NAME or NAME_SIZE after its module: its settings, the
-facts of its data, and a JSON file for each finished cell, as in the directory of the run.  The module's
-`shown(folder)` reads them.  Nothing is trained.  The tables of a run are docs/evidence/NAME_SIZE.md, its pictures
-docs/evidence/NAME_SIZE_KIND.png.  The result of a claim of `claims.yml` is written into docs/evidence.md between
+`evidence/results` has a file for each run of an experiment, NAME.jsonl or NAME_SIZE.jsonl after its module, as in the
+directory of the run.  The module's `shown(path)` reads it.  Nothing is trained.  The tables of a run are
+docs/evidence/NAME_SIZE.md, its pictures docs/evidence/NAME_SIZE_KIND.png.  The result of a claim of `claims.yml` is
+written into docs/evidence.md between
 
     <!-- results: CLAIM -->
     <!-- end of results -->
-
-`pictures.json`, next to the results, records from which of them the pictures were drawn, so that a test detects
-pictures of other results; it does not detect those that older code drew.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 import re
-import shutil
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence
 
 from evidence.__main__ import EXPERIMENTS
 from evidence.claims import FILE, Finding, findings, told, verdicts
-from evidence.runner import CELLS, FACTS, SETTINGS
+from evidence.runner import RESULTS, read_results, write_results
 from evidence.writer import Shown
 from pack_data.cli.command import ArgumentParser, run_main
 from pack_data.display.picture import write
@@ -34,37 +28,29 @@ from pack_data.reading.durable import write_atomically
 # Paths in a checkout.
 PAGE = "docs/evidence.md"
 PICTURES = "docs/evidence"
-RESULTS = "evidence/results"
-DRAWN = "pictures.json"
+COMMITTED = "evidence/results"
 _BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
-def shown_by(folder: Path) -> Callable[[Path], Shown]:
-    """Return `shown` of the experiment with the longest name with which the name of a directory begins.
+def shown_by(name: str) -> Callable[[Path], Shown]:
+    """Return `shown` of the experiment with the longest name with which the name of a run begins.
 
     Raises:
         ValueError: There is no such experiment.
     """
-    fitting = [name for name in EXPERIMENTS if f"{folder.name}_".startswith(f"{name}_")]
+    fitting = [experiment for experiment in EXPERIMENTS if f"{name}_".startswith(f"{experiment}_")]
     if not fitting:
         raise ValueError(
-            f"{folder}: not the results of an experiment; name it NAME or NAME_SIZE, with NAME one of "
+            f"{name}: not the results of an experiment; name it NAME or NAME_SIZE, with NAME one of "
             f"{', '.join(EXPERIMENTS)}"
         )
     return importlib.import_module(f"evidence.{max(fitting, key=len)}").shown
 
 
 def results(root: Path) -> Dict[str, Shown]:
-    """Read the committed runs, by name; raise ValueError for a directory without one."""
-    runs = {}
-    for folder in sorted((root / RESULTS).glob("*/")):
-        shown = shown_by(folder)
-        if not (folder / SETTINGS).exists():
-            raise ValueError(
-                f"{folder}: no {SETTINGS}; copy the run again with --take, or remove the directory"
-            )
-        runs[folder.name] = shown(folder)
-    return runs
+    """Read the committed runs, by name."""
+    paths = sorted((root / COMMITTED).glob("*.jsonl"))
+    return {path.stem: shown_by(path.stem)(path) for path in paths}
 
 
 def page(text: str, judged: Mapping[str, Finding]) -> str:
@@ -105,43 +91,29 @@ def tables(name: str, shown: Shown) -> str:
     return "\n\n".join(lines) + "".join(pictures)
 
 
-def check_run(run: Path) -> None:
-    """Raise ValueError if a directory is not that of an experiment's run."""
-    shown_by(run)
-    if not (run / SETTINGS).exists() or not any((run / CELLS).glob("*.json")):
+def take(run: Path, root: Path) -> Path:
+    """Copy the results of a run to the committed ones, under the name of its directory.
+
+    Existing cells of the same settings are kept.
+
+    Raises:
+        ValueError: It is not the directory of a run with finished cells.
+    """
+    shown_by(run.name)
+    path = run / RESULTS
+    taken = read_results(path) if path.exists() else None
+    if taken is None or not taken.cells:
         raise ValueError(
             f"{run}: no finished cell; pass the --out of an experiment with finished cells to --take"
         )
-
-
-def take(run: Path, root: Path) -> List[Path]:
-    """Copy settings, facts and finished cells of a run into the results, under the name of its directory.
-
-    Existing cells are kept, unless they were measured with other settings.
-    """
-    check_run(run)
-    folder = root / RESULTS / run.name
-    stored = folder / SETTINGS
-    if stored.exists() and stored.read_bytes() != (run / SETTINGS).read_bytes():
-        shutil.rmtree(folder)
-    (folder / CELLS).mkdir(parents=True, exist_ok=True)
-    names = [SETTINGS]
-    for path in sorted((run / CELLS).glob("*.json")):
-        names.append(f"{CELLS}/{path.name}")
-    if (run / FACTS).exists():
-        names.append(FACTS)
-    return [Path(shutil.copyfile(run / name, folder / name)) for name in names]
-
-
-def drawn(folder: Path, pictures: Sequence[Path]) -> Dict[str, Any]:
-    """Return the digests of a run's results and pictures, as in `pictures.json`."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.json")):
-        if path.name != DRAWN:
-            name = path.relative_to(folder).as_posix()
-            digest.update(f"{name}\n".encode() + path.read_bytes())
-    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in pictures}
-    return {"results": digest.hexdigest(), "pictures": digests}
+    committed = root / COMMITTED / f"{run.name}.jsonl"
+    committed.parent.mkdir(parents=True, exist_ok=True)
+    if committed.exists():
+        stored = read_results(committed)
+        if stored.settings == taken.settings:
+            taken = taken._replace(cells={**stored.cells, **taken.cells})
+    write_results(committed, taken)
+    return committed
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -170,9 +142,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         raise ValueError(f"{path}: no such file; run this command in a checkout, or pass --root")
 
     for run in options.take:
-        check_run(run)
-    for run in options.take:
-        print(f"{len(take(run, options.root))} files from {run}")
+        print(take(run, options.root))
 
     # The page, and the pictures of claims.
     shown = results(options.root)
@@ -188,12 +158,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     # The tables and pictures of each run.
     for name, run_shown in shown.items():
         write_atomically(folder / f"{name}.md", tables(name, run_shown).encode())
-        pictures = run_shown.draw(folder, f"{name}_")
-        for picture in pictures:
+        for picture in run_shown.draw(folder, f"{name}_"):
             print(picture)
-        stored = options.root / RESULTS / name
-        digests = json.dumps(drawn(stored, pictures), indent=1)
-        write_atomically(stored / DRAWN, f"{digests}\n".encode())
     return 0
 
 

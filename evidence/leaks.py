@@ -363,7 +363,7 @@ def run(options: Any, runner: Runner) -> int:
     for name in VARIANTS:
         cells += [Cell(name, seed) for seed in range(options.seeds)]
     runner.run(cells, Leaks(SIZES[options.size]))
-    results = shown(runner.folder)
+    results = shown(runner.path)
     if options.page is not None:
         write_atomically(options.page, results.page().encode())
     return runner.show(results, plot=options.plot)
@@ -458,7 +458,7 @@ def _instead_of(line: Line, lines: Mapping[str, Line]) -> List[str]:
 
 
 class LeaksShown(Shown):
-    """The results in one run's directory: its finished cells."""
+    """The results in a run's file."""
 
     def lines(self) -> List[Line]:
         """Return a line for each model and call, in the order of the families."""
@@ -580,7 +580,7 @@ make .venv-trainers-newest/ready
 .venv-trainers-newest/bin/python -m evidence.figures --take runs/evidence/leaks
 ```
 
-The figures as JSON are in `evidence/results/leaks`."""
+The figures as JSON are in `evidence/results/leaks.jsonl`."""
 
 
 shown = LeaksShown

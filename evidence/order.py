@@ -105,4 +105,4 @@ def run(options: Any, runner: Runner) -> int:
         )
 
     runner.run(cells(size, options.seeds), part)
-    return runner.show(shown(runner.folder), plot=options.plot)
+    return runner.show(shown(runner.path), plot=options.plot)

@@ -31,7 +31,7 @@ from typing import (
 import numpy as np
 import torch
 
-from evidence.runner import SETTINGS, Row, alone, settle
+from evidence.runner import Row, alone, as_json, refuse_other
 from evidence.topics import topic_documents
 from ipu_packed_bert.data.constant_baseline import unigram_baseline
 from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, Packs, StoredPacks
@@ -215,7 +215,7 @@ class PretrainingSetup(BuiltData):
                 options.update(_vocabulary_option(vocabulary_in(checkpoint)))
                 if "vocabulary" in options:  # a tokenizer.json includes it
                     options["lower_case"] = bool(vocabulary.lower_case)
-            settle(self.folder / SETTINGS, origin, "data made")
+            self._settle(origin)
             self._build("unpacked", packer="none", depth=1, **options)
 
         # The number of micro-batches for which the packed update, also in whole micro-batches, has the nearest number
@@ -229,6 +229,15 @@ class PretrainingSetup(BuiltData):
         self.accumulation = min(near, key=excess)
 
     # ---- data --------------------------------------------------------------------------------------------------------
+
+    def _settle(self, origin: Mapping[str, Any]) -> None:
+        """Store the origin of the data; raise ValueError if the directory has data of another origin."""
+        path = self.folder / "settings.json"
+        wanted = as_json(origin)
+        if path.exists():
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            refuse_other(stored, wanted, self.folder, "data made")
+        write_atomically(path, f"{json.dumps(wanted, indent=1)}\n".encode())
 
     def store(self, name: str) -> PackStore:
         """Open `unpacked`, `packed` (optimal, the size's depth), the same at depth D (depth_D), or `held_out`."""

@@ -338,17 +338,17 @@ def run(options: Any, runner: Runner) -> int:
     measure = NineWays(options)
     runner.keep_facts(facts_of(measure))
     runner.run(cells_of(measure.data, options.seeds, options.ways), measure)
-    return runner.show(shown(runner.folder), plot=options.plot)
+    return runner.show(shown(runner.path), plot=options.plot)
 
 
 # ---- results
 
 
 class PositionIdsShown(Shown):
-    """The results in one run's directory: its finished cells."""
+    """The results in a run's file."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         finished = {cell.variant for cell in self.cells}
 
         def has(names: Sequence[str], ways: Sequence[str]) -> bool:

@@ -159,7 +159,7 @@ def run(options: Any, runner: Runner) -> int:
     cells = [Cell(f"{slots} slots", 1) for slots in size.slots]
     slots_of = dict(zip(cells, size.slots))
     runner.run(cells, lambda cell: measure(size, slots_of[cell], options.seeds))
-    return runner.show(shown(runner.folder), plot=options.plot)
+    return runner.show(shown(runner.path), plot=options.plot)
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
@@ -223,10 +223,10 @@ class RivalTimings(NamedTuple):
 
 
 class RivalShown(Shown):
-    """The results in one run's directory."""
+    """The results in a run's file."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         finished = {cell.variant: rows for cell, rows in self.cells.items()}
         names = [f"{slots} slots" for slots in self.settings["slots"]]
         self.timings = [RivalTimings(name, finished[name]) for name in names if name in finished]

@@ -3,9 +3,10 @@
     runner = Runner(folder, settings)                                 # settings: all that determine a cell
     rows = runner.run(cells, measure)                                 # measure(cell) -> rows, plain values by name
 
-Each finished cell is a file in `cells/`, which is written atomically.  Several processes may run one experiment in one
-directory: each measures the next free cell, and the lock of a cell ends with its process in any case.  So a killed run
-continues with the same command.
+The directory has one file of results in JSON lines, which is written as a whole after each cell: first the settings,
+then a line for each finished cell, last the facts.  Several processes may run one experiment in one directory: each
+measures the next free cell, and the lock of a cell ends with its process.  So a killed run continues with the same
+command.
 """
 
 from __future__ import annotations
@@ -25,9 +26,7 @@ from pack_data.reading.durable import write_atomically
 from pack_data.reading.files import locked
 from pack_data.reading.words import counted
 
-CELLS = "cells"
-SETTINGS = "settings.json"
-FACTS = "facts.json"  # about the data and the machine
+RESULTS = "results.jsonl"
 _LOCKS = "locks"
 _UNFINISHED = "unfinished"
 _WAIT = 1.0  # seconds between two checks of a cell of another process
@@ -51,6 +50,14 @@ class Cell(NamedTuple):
 Measure = Callable[[Cell], Iterable[Row]]
 
 
+class Results(NamedTuple):
+    """The contents of a file of results."""
+
+    settings: Dict[str, Any]
+    cells: Dict[Cell, List[Row]]
+    facts: Dict[str, Any]  # about the data and the machine
+
+
 class Runner:
     """The directory of one experiment, which several processes may share.
 
@@ -60,29 +67,28 @@ class Runner:
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
-        for name in (CELLS, _LOCKS):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self.path = self.folder / RESULTS
         from ipu_packed_bert.training.run_folder import commit_here  # imports torch
 
         # All cells of a run have the commit of its settings.
-        settings = {**settings, "commit": commit_here()}
-        with alone(self.folder, "settings"):
-            contents = "cells measured" if finished_cells(self.folder) else ""
-            settle(self.folder / SETTINGS, settings, contents)
+        settings = as_json({**settings, "commit": commit_here()})
+        with self._results() as results:
+            if results.cells:
+                refuse_other(results.settings, settings, self.folder, "cells measured")
+            self._write(results._replace(settings=settings))
 
     def keep_facts(self, facts: Mapping[str, Any]) -> None:
         """Add facts to the stored ones, and the machine."""
-        path = self.folder / FACTS
-        stored = read_json(path) if path.exists() else {}
-        text = json.dumps({**stored, **facts, "machine": machine()})
-        self.write(FACTS, f"{text}\n")
+        with self._results() as results:
+            added = {**results.facts, **facts, "machine": machine()}
+            self._write(results._replace(facts=added))
 
     def run(self, cells: Sequence[Cell], measure: Measure) -> List[Row]:
         """Measure the unfinished cells, one after another; return the rows of all cells, in their order.
 
         Wait for the cells of other processes, and measure them if their process ends before they are finished.
         """
-        finished = finished_cells(self.folder)
+        finished = self.finished()
         missing = [cell for cell in cells if cell not in finished]
         done = len(cells) - len(missing)
         if done:
@@ -93,36 +99,56 @@ class Runner:
                 if len(unfinished) == len(missing):
                     time.sleep(_WAIT)
                 missing = unfinished
-        finished = finished_cells(self.folder)
+        finished = self.finished()
         return [row for cell in cells for row in finished[cell]]
 
     def _finish(self, cell: Cell, measure: Measure, bar: Any) -> bool:
         """Return True if this or another process has finished the cell; False while another process has it."""
-        path = self.folder / CELLS / f"{cell.stem}.json"
         with _free(self.folder / _LOCKS / f"{cell.stem}.lock") as free:
             if not free:
                 return False
-            if not path.exists():  # unless another process has finished it in the meantime
+            if (
+                cell not in self.finished()
+            ):  # unless another process has finished it in the meantime
                 bar.set_postfix_str(f"{cell.variant}, seed {cell.seed}")
-                start = time.perf_counter()
-                identity = cell._asdict()
-                try:
-                    rows = [{**identity, **row} for row in measure(cell)]
-                except KeyboardInterrupt:
-                    finished = counted(len(finished_cells(self.folder)), "finished cell")
-                    print(
-                        f"\nstopped: {finished} in {self.folder}; the same command continues",
-                        file=sys.stderr,
-                    )
-                    raise
-                seconds = round(time.perf_counter() - start, 3)
-                record = {**identity, "seconds": seconds, "rows": rows}
-                write_atomically(path, (json.dumps(record) + "\n").encode())
-                shutil.rmtree(self.unfinished(cell), ignore_errors=True)
-                if not (sys.stderr and sys.stderr.isatty()):
-                    print(f"{cell.variant}, seed {cell.seed}: {seconds:.1f} s", flush=True)
+                self._measure(cell, measure)
         bar.update(1)
         return True
+
+    def _measure(self, cell: Cell, measure: Measure) -> None:
+        """Measure a cell and store its rows."""
+        start = time.perf_counter()
+        try:
+            rows = list(measure(cell))
+        except KeyboardInterrupt:
+            finished = counted(len(self.finished()), "finished cell")
+            print(
+                f"\nstopped: {finished} in {self.folder}; the same command continues",
+                file=sys.stderr,
+            )
+            raise
+        identity = cell._asdict()
+        rows = [{**identity, **row} for row in rows]
+        with self._results() as results:
+            results.cells[cell] = rows
+            self._write(results)
+        shutil.rmtree(self.unfinished(cell), ignore_errors=True)
+        if not (sys.stderr and sys.stderr.isatty()):
+            seconds = time.perf_counter() - start
+            print(f"{cell.variant}, seed {cell.seed}: {seconds:.1f} s", flush=True)
+
+    def finished(self) -> Dict[Cell, List[Row]]:
+        """Return the rows of the finished cells."""
+        return read_results(self.path).cells
+
+    @contextmanager
+    def _results(self) -> Iterator[Results]:
+        """Hold the lock of the results while the block changes them."""
+        with alone(self.folder, "results"):
+            yield read_results(self.path) if self.path.exists() else Results({}, {}, {})
+
+    def _write(self, results: Results) -> None:
+        write_results(self.path, results)
 
     def unfinished(self, cell: Cell) -> Path:
         """Return the directory of the checkpoints of a running cell, which is removed when the cell is finished."""
@@ -131,57 +157,55 @@ class Runner:
     def show(self, shown: Any, *, plot: bool) -> int:
         """Print the results of the cells (`writer.Shown`), write them to table.md, and draw the pictures."""
         text = shown.text()
-        self.write("table.md", text)
+        write_atomically(self.folder / "table.md", text.encode())
         print("\n" + text)
         for picture in shown.draw(self.folder) if plot else ():
             print(picture)
         return 0
 
-    def write(self, name: str, text: str) -> Path:
-        """Write a file in the directory of the experiment atomically."""
-        path = self.folder / name
-        write_atomically(path, text.encode())
-        return path
+
+def read_results(path: Path) -> Results:
+    """Read a file of results; raise ValueError if it does not begin with settings and end with facts."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if len(lines) < 2 or "settings" not in lines[0] or "facts" not in lines[-1]:
+        raise ValueError(
+            f"{path}: not a file of results, whose first line has settings and whose last line has facts; remove it"
+        )
+    cells = {Cell(line["variant"], line["seed"]): line["rows"] for line in lines[1:-1]}
+    return Results(lines[0]["settings"], cells, lines[-1]["facts"])
 
 
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+def write_results(path: Path, results: Results) -> None:
+    """Write a file of results as a whole, with its cells in order."""
+    lines: List[Any] = [{"settings": results.settings}]
+    for cell, rows in sorted(results.cells.items()):
+        lines.append({**cell._asdict(), "rows": rows})
+    lines.append({"facts": results.facts})
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    write_atomically(path, text.encode())
 
 
-def settle(path: Path, settings: Mapping[str, Any], contents: str) -> None:
-    """Store the settings of the contents of a directory.
+def as_json(values: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the values as they are read from a file."""
+    read: Dict[str, Any] = json.loads(json.dumps(values))
+    return read
 
-    Args:
-        path: The file of the settings.
-        settings: The settings.
-        contents: Name of the existing contents; empty if there are none.
 
-    Raises:
-        ValueError: There are contents of other settings.
-    """
-    text = json.dumps(settings, indent=1)
-    wanted = json.loads(text)
-    stored = read_json(path) if path.exists() else {}
+def refuse_other(
+    stored: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path, contents: str
+) -> None:
+    """Raise ValueError if the contents of a directory were made with other settings, as `as_json` returns them."""
     changes = []
     for name in sorted({**stored, **wanted}):
         before = stored.get(name)
         now = wanted.get(name)
         if before != now:
             changes.append(f"{name} {before} (now {now})")
-
-    if stored and changes and contents:
+    if changes:
         words = ", ".join(changes)
         raise ValueError(
-            f"{path.parent}: has {contents} with {words}; pass another --out or remove the directory"
+            f"{folder}: has {contents} with {words}; pass another --out or remove the directory"
         )
-    if stored != wanted or not path.exists():
-        write_atomically(path, f"{text}\n".encode())
-
-
-def finished_cells(folder: Path) -> Dict[Cell, List[Row]]:
-    """Return the rows of every finished cell in the directory of an experiment."""
-    records = map(read_json, sorted((Path(folder) / CELLS).glob("*.json")))
-    return {Cell(record["variant"], record["seed"]): record["rows"] for record in records}
 
 
 @contextmanager

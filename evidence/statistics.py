@@ -9,7 +9,6 @@ from scipy import integrate, stats
 
 CONFIDENCE = 0.9  # of an interval; each end is a one-sided test at 5 %
 LEVEL = 0.05  # of a P value
-TWICE = 0.1  # most relative difference of two timings of the same work, so that ratios of times are meaningful
 
 
 class Interval(NamedTuple):
@@ -158,23 +157,3 @@ def ratio(values: Sequence[float]) -> Interval:
     interval = students(logarithms)
     mean, low, high = np.exp(interval[:3]).tolist()
     return Interval(mean, low, high, interval.seeds)
-
-
-def median_interval(values: Sequence[float]) -> Interval:
-    """Return the median, with an interval between two values that contains the true median with `CONFIDENCE` or more.
-
-    It holds for any distribution of the values.  The interval of fewer than five values is their range, with a lower
-    confidence.
-    """
-    rising = sorted(values)
-    number = len(rising)
-    outside = 0  # values outside the interval at each end
-    while outside < (number - 1) // 2:
-        probability = 2 * stats.binom.cdf(outside + 1, number, 0.5)
-        if probability > 1 - CONFIDENCE:
-            break
-        outside += 1
-    median = float(np.median(rising))
-    low = rising[outside]
-    high = rising[number - 1 - outside]
-    return Interval(median, low, high, number)

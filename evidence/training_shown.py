@@ -18,7 +18,7 @@ METRICS = {"loss": "loss", "mlm_loss": "masked tokens", "nsp_loss": "next senten
 
 
 class TrainingShown(Shown):
-    """The results in one run's directory: its finished cells."""
+    """The results in a run's file."""
 
     words: Mapping[str, str]  # arm -> words
     reference: str

@@ -29,7 +29,7 @@ from evidence.arms import (
     changed,
 )
 from evidence.packed_runs import QUICK, TOPICS, WIKIPEDIA, Size
-from evidence.runner import Cell, Row, Runner, finished_cells
+from evidence.runner import Cell, Row, Runner
 from evidence.training_shown import UpdatesShown
 from ipu_packed_bert.model.hugging_face import SAFETENSORS, Weights, read_folder
 from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of
@@ -153,7 +153,7 @@ def run(options: Any, runner: Runner) -> int:
     if runs.start is not None:
         runner.run([Cell(START, START_SEED)], runs.begin)
     runner.run(cells(SIZES[options.size], options.arms), runs.part)
-    return runner.show(shown(runner.folder), plot=options.plot)
+    return runner.show(shown(runner.path), plot=options.plot)
 
 
 class Runs:
@@ -210,7 +210,7 @@ class Runs:
     def weights(self) -> Optional[Weights]:
         """Return the weights of the start; raise ValueError if they are missing or have changed."""
         if self.start is not None and self._weights is None:
-            rows = finished_cells(self._runner.folder)[Cell(START, START_SEED)]
+            rows = self._runner.finished()[Cell(START, START_SEED)]
             trained = rows[-1]["weights"]
             if not (self.folder / SAFETENSORS).exists() or self._sha256() != trained:
                 raise ValueError(

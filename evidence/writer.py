@@ -21,7 +21,7 @@ from typing import (
 
 import numpy as np
 
-from evidence.runner import FACTS, SETTINGS, Cell, finished_cells, read_json
+from evidence.runner import Cell, read_results
 from evidence.statistics import Interval
 from pack_data.display.picture import Axis, Bars, Line, Lines, Picture, Series, write
 from pack_data.display.table import markdown
@@ -77,15 +77,12 @@ Pictures = Dict[str, Sequence[Picture]]  # kind -> the pictures of one file, bel
 
 
 class Shown(ABC):
-    """The results in a run's directory: its finished cells."""
+    """The results in a run's file."""
 
     uncounted: Sequence[int] = ()  # seeds of a pilot
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
-        self.settings = read_json(self.folder / SETTINGS)
-        self.facts = read_json(self.folder / FACTS)
-        self.cells = finished_cells(self.folder)
+    def __init__(self, path: Path) -> None:
+        self.settings, self.cells, self.facts = read_results(Path(path))
 
     @abstractmethod
     def parts(self) -> Iterable[Part]:

@@ -21,10 +21,15 @@ TESTS = {
 }
 
 
-def last(folder, arm, seed, name):
+def cells(path):
+    """Return (arm, seed) -> the rows of each finished run; the first line has settings, the last one facts."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {(line["variant"], line["seed"]): line["rows"] for line in lines[1:-1]}
+
+
+def last(rows, name):
     """Return the final scores of a run over all scored sequences."""
-    row = json.loads((folder / "cells" / f"{arm}-{seed}.json").read_text())["rows"][-1]
-    return row.get(f"all_{name}", row[name])
+    return rows[-1].get(f"all_{name}", rows[-1][name])
 
 
 def interval(values):
@@ -44,11 +49,12 @@ def recomputed(results):
     """Claim -> its P value, and the interval of each output; of the claims whose runs are finished."""
     found = {}
     for claim, (run, seeds, first, second, margins) in TESTS.items():
-        if not all((results / run / "cells" / f"{arm}-{s}.json").exists() for arm in (first, second) for s in seeds):
+        measured = cells(results / f"{run}.jsonl")
+        if not all((arm, seed) in measured for arm in (first, second) for seed in seeds):
             continue
         ends, largest = {}, 0.0
         for name, margin in margins.items():
-            values = [last(results / run, first, s, name) - last(results / run, second, s, name) for s in seeds]
+            values = [last(measured[first, s], name) - last(measured[second, s], name) for s in seeds]
             ends[name], largest = interval(values), max(largest, p_value(values, margin))
         found[claim] = largest, ends
     return found

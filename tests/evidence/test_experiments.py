@@ -9,7 +9,7 @@ import pytest
 from evidence import __main__ as command
 from evidence import runner
 from evidence.packed_runs import QUICK, PretrainingSetup
-from evidence.runner import Cell, Runner, finished_cells
+from evidence.runner import RESULTS, Cell, Runner, read_results
 from evidence.statistics import Interval
 from evidence.writer import Table, bars, curve
 from pack_data.cli.command import run_main
@@ -37,7 +37,7 @@ def test_a_stopped_experiment_goes_on_with_the_missing_cells(tmp_path):
         ("packed", 1, 1.5),
         ("unpacked, all", 0, 0.5),
     ]
-    assert set(finished_cells(tmp_path / "run")) == set(CELLS_WANTED)
+    assert set(read_results(tmp_path / "run" / RESULTS).cells) == set(CELLS_WANTED)
     with refused("size 1", "now 2", "--out"):
         Runner(tmp_path / "run", {"size": 2})
 

@@ -13,7 +13,7 @@ from ipu_packed_bert.padding_free import assert_isolated  # noqa: E402
 from tests.imports import ROOT
 from tests.refusals import refusal_of  # noqa: E402
 
-COMMITTED = leaks.shown(ROOT / "evidence" / "results" / "leaks")
+COMMITTED = leaks.shown(ROOT / "evidence" / "results" / "leaks.jsonl")
 LINES = COMMITTED.lines()
 LEAKING = [line for line in LINES if line.leaking()]
 # A family of each kind; `make test-trainers-newest` runs all.

@@ -24,7 +24,7 @@ from evidence.position_ids import (  # noqa: E402
     options_of,
     unigram_loss,
 )
-from evidence.runner import finished_cells  # noqa: E402
+from evidence.runner import RESULTS, read_results  # noqa: E402
 from ipu_packed_bert.padding_free import choice  # noqa: E402
 from ipu_packed_bert.padding_free.probe import check_no_leak  # noqa: E402
 from pack_data.batching.plans import WAYS  # noqa: E402
@@ -79,7 +79,7 @@ def probed_once(monkeypatch):
 
 
 def rows_of(folder: Path):
-    return {(row["data"], row["way"]): row for (row,) in finished_cells(folder).values()}
+    return {(row["data"], row["way"]): row for (row,) in read_results(folder / RESULTS).cells.values()}
 
 
 def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch, probed_once):

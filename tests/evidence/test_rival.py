@@ -1,29 +1,26 @@
 """Packs against the strongest rival: every batch of it must pass, A/A too, and the control must fail."""
 
-import json
-
 import pytest
 
 from evidence import claims, rival
 from evidence.__main__ import main
-from evidence.runner import CELLS, FACTS, SETTINGS, Cell
+from evidence.runner import RESULTS, Cell, Results, write_results
 
 
-def finished(folder, *, draws=8, apart=0.0, slots=(128, 512), **seconds):
+def finished(path, *, draws=8, apart=0.0, slots=(128, 512), **seconds):
     """Rounds in which all of the rival's batches take 1.2 times as long as packs, and padded rows twice as long."""
-    (folder / CELLS).mkdir(parents=True)
     settings = {"slots": [128, 512], "commit": "0123456789"}
-    (folder / SETTINGS).write_text(json.dumps(settings))
-    (folder / FACTS).write_text(json.dumps({"clock": "s", "machine": "m", "rival": "r"}))
+    facts = {"clock": "s", "machine": "m", "rival": "r"}
     times = {**dict.fromkeys(rival.RIVALS, 1.2), "packed": 1.0, "again": 1.0, "alone": 1.0, "padded": 2.0, **seconds}
-    for cell in (Cell(f"{each} slots", 1) for each in slots):
+    cells = {}
+    for each in slots:
         rows = []
         for draw in range(draws):
             shaken = {f"{name}_s": time * (1 + 0.001 * ((draw + len(name)) % 3)) for name, time in times.items()}
             rows.append({"sequences": 48, "packs": 24, "losses_apart": apart, **shaken})
-        record = {"variant": cell.variant, "seed": 1, "rows": rows}
-        (folder / CELLS / f"{cell.stem}.json").write_text(json.dumps(record))
-    return rival.RivalShown(folder)
+        cells[Cell(f"{each} slots", 1)] = rows
+    write_results(path, Results(settings, cells, facts))
+    return rival.RivalShown(path)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +38,7 @@ def finished(folder, *, draws=8, apart=0.0, slots=(128, 512), **seconds):
     ],
 )
 def test_the_fastest_rival_decides_if_the_controls_allow(tmp_path, change, kept):
-    found = claims.findings({"rival": finished(tmp_path / "rival", **change)})["rival"]
+    found = claims.findings({"rival": finished(tmp_path / "rival.jsonl", **change)})["rival"]
     assert found.kept is kept
     if kept is False:
         assert ("shows nothing" in found.figures) == ("eager_1024" not in change)
@@ -52,7 +49,7 @@ def test_all_sides_compute_the_same_sequences(tmp_path, monkeypatch):
     monkeypatch.setattr(rival, "keep_buffers", lambda: True)  # not to be undone in this process
     out = tmp_path / "rival_quick"
     assert main(["rival", "--size", "quick", "--seeds", "2", "--out", str(out), "--no-plot"]) == 0
-    shown = rival.shown(out)
+    shown = rival.shown(out / RESULTS)
     (timings,) = shown.timings
     assert shown.draws == 2 and (out / "table.md").read_text() == shown.text()
     first, second = timings.rows

@@ -1,6 +1,5 @@
 """Whole runs whose updates have the same sequences, packed and alone; orders of the same sequences."""
 
-import json
 import os
 import signal
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from evidence import __main__ as command
 from evidence import order, packed_runs, updates
 from evidence.arms import ARMS, ORDERS, Arm, changed
 from evidence.packed_runs import QUICK, PretrainingSetup
-from evidence.runner import Cell, Runner, finished_cells
+from evidence.runner import RESULTS, Cell, Runner, read_results
 from evidence.updates import START, START_SEED, Runs, Start, Updates
 from ipu_packed_bert.data.global_batches import StoredPacks, in_order
 from ipu_packed_bert.engine.host import HostEngine
@@ -170,7 +169,7 @@ def begun(tmp_path_factory):
 
 def test_all_runs_begin_with_the_one_start(begun):
     experiment, runner, size, options = begun
-    first = finished_cells(runner.folder)[Cell(START, START_SEED)][-1]
+    first = runner.finished()[Cell(START, START_SEED)][-1]
     again = Runs(size, options, Runner(runner.folder, {"size": "tiny"}))
     assert first["step"] == 4 and first["updates"] == 4
     kept = read_folder(experiment.folder)
@@ -204,9 +203,9 @@ def test_the_smallest_runs_are_shown(tmp_path, capsys):
     for name, folder in (("updates", "updates_quick"), ("order", "order_quick")):
         assert command.main([name, "--size", "quick", "--no-plot", "--out", str(tmp_path / folder)]) == 0
         text = capsys.readouterr().out
-        settings = json.loads((tmp_path / folder / "settings.json").read_text())
+        settings = read_results(tmp_path / folder / RESULTS).settings
         assert "unpacked" in text and "222 sequences" not in text and settings["commit"]
-    assert {cell.variant for cell in finished_cells(tmp_path / "order_quick")} == set(ORDERS)
+    assert {cell.variant for cell in read_results(tmp_path / "order_quick" / RESULTS).cells} == set(ORDERS)
     again = ["updates", "--size", "quick", "--arms", "packed", "--out", str(tmp_path / "updates_quick")]
     assert command.main(again) == 0  # measures nothing
     assert {path.name for path in (tmp_path / "updates_quick").glob("*.png")} == {"apart.png", "curves.png"}

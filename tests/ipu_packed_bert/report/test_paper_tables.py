@@ -233,7 +233,7 @@ def printed(command, folder):
         root = Path(folder)
         (root / "docs" / "evidence").mkdir(parents=True)
         shutil.copy(ROOT / evidence_figures.PAGE, root / evidence_figures.PAGE)
-        shutil.copytree(ROOT / evidence_figures.RESULTS, root / evidence_figures.RESULTS)
+        shutil.copytree(ROOT / evidence_figures.COMMITTED, root / evidence_figures.COMMITTED)
         with contextlib.redirect_stdout(out):
             assert evidence_figures.main(["--root", str(root)]) == 0
         pages = sorted((root / "docs" / "evidence").glob("*.md"))
