@@ -1,4 +1,4 @@
-"""What goes into a build is in the data set, or the account says why not."""
+"""The account of a build: in = out + said, for texts, tokens and held-out stretches."""
 
 import json
 import random
