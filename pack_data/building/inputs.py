@@ -9,11 +9,13 @@ import abc
 import hashlib
 import json
 import math
+import os
 import random
 from array import array
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import (
     Any,
     Callable,
@@ -25,6 +27,7 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
+    Set,
     Tuple,
 )
 
@@ -64,7 +67,7 @@ from pack_data.reading.durable import (
     write_atomically,
 )
 from pack_data.reading.fields import Fields, read_object, said_of
-from pack_data.reading.files import sha256_of
+from pack_data.reading.files import hashing_reads, sha256_of
 from pack_data.reading.words import counted
 from pack_data.store.data_set import MANIFEST
 from pack_data.store.packs import BERT, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
@@ -152,6 +155,9 @@ class _BuildInput(abc.ABC):
         self.sides = sides
         self.work = sides[0].work
         self.example_options = options.example_options()
+        # Name and sha256 of each input file as planned: what is read must have this content.
+        self.sources: _Files = []
+        self.given: Mapping[str, str] = {}
         self.given_vocabulary = (
             options.vocabulary if options.tokenizer is None else options.tokenizer
         )
@@ -161,7 +167,7 @@ class _BuildInput(abc.ABC):
         """Return name and sha256 of the input files."""
 
     def seen(self) -> Optional[List[List[Any]]]:
-        """Return path, bytes and time of each input file; if they stay the same, `files` need not be called again.
+        """Return path, bytes and times of each input file; if they stay the same, a task need not call `files` again.
 
         None: call `files` always.
         """
@@ -182,7 +188,12 @@ class _BuildInput(abc.ABC):
 
     def _copy_vocabulary(self, path: Path) -> None:
         """Copy the user's vocabulary to the work directory, with the files that belong to it."""
-        VocabularyFiles.read(str(self.given_vocabulary)).write(path)
+        source = str(self.given_vocabulary)
+        with hashing_reads() as read:
+            files = VocabularyFiles.read(source)
+        name = "vocabulary" if self.options.tokenizer is None else "tokenizer"
+        check_unchanged([source], self.given[name], read)
+        files.write(path)
 
     def _loaded(self, path: Path) -> BuildVocabulary:
         """Load a vocabulary of the work directory. ValueError if it is not the one that the build began with."""
@@ -369,7 +380,15 @@ class _TextInput(_BuildInput):
         )
 
     def _write_text(self, note_file: Path) -> None:
-        """Write every document to a part of its side drawn at random, then the note.
+        """Deal the documents out, and write the note if the files that were read are those of the plan."""
+        with hashing_reads() as read:
+            note = self._deal_out()
+        for path, (_, sha256) in zip(self._files.read, self.sources):
+            check_unchanged([str(path)], sha256, read)
+        write_json(note_file, note)
+
+    def _deal_out(self) -> _Note:
+        """Write every document to a part of its side drawn at random, and return the note.
 
         The second segment of an example comes from the same part, so a part must be a fair sample of the corpus, whose
         files are often sorted by kind or age.
@@ -414,9 +433,7 @@ class _TextInput(_BuildInput):
         written = writer.complete()
         copies = len(hashes) - len(np.unique(hashes))
         records = 1 if paragraphs else bad.empty + len(hashes)
-        if not paragraphs and sum(counts) + options.drop_copies * copies != len(hashes):
-            raise ValueError(f"{options.corpus}: changed while it was read; build again")
-        note = {
+        return {
             "parts": list(map(len, paths)),
             "bytes": [text.size for text in written],
             "sha256": [text.sha256 for text in written],
@@ -431,7 +448,6 @@ class _TextInput(_BuildInput):
                 "documents": sum(counts),
             },
         }
-        write_json(note_file, note)
 
     def _paragraphs(self, bad: BadRecords) -> Tuple[int, Iterator[Tuple[Document, bool]]]:
         """Return the paragraphs of a single text, and its runs of one side. ValueError if it is one line."""
@@ -456,11 +472,12 @@ class _Spread(NamedTuple):
 
 
 class _SourceTask(NamedTuple):
-    """Group `part` of a source's files."""
+    """Group `part` of a source's files. digests: the sha256 of each."""
 
     work: Path
     part: int
     source: Source
+    digests: Tuple[str, ...]
     schema: PackSchema
 
 
@@ -468,10 +485,14 @@ def _make_source_parts(task: _SourceTask) -> _Note:
     """Read the files of a group and write their parts. The note has the number of parts and the omitted input."""
     parts = 0
     tokens = 0
-    for block in task.source.blocks(SOURCE_PART, task.schema.max_sequence_length):
-        tokens += int(block.lengths.sum())
-        _save_part(task.work / file_of("read", task.part, "json", parts), block, task.schema)
-        parts += 1
+    source = task.source
+    with hashing_reads() as read:
+        for block in source.blocks(SOURCE_PART, task.schema.max_sequence_length):
+            tokens += int(block.lengths.sum())
+            _save_part(task.work / file_of("read", task.part, "json", parts), block, task.schema)
+            parts += 1
+    for file, sha256 in zip(source.files, task.digests):
+        check_unchanged(_paths_of(source, file), sha256, read)
     note = {
         "parts": parts,
         "skipped": [str(bad) for bad in task.source.bad.found],
@@ -481,6 +502,32 @@ def _make_source_parts(task: _SourceTask) -> _Note:
     }
     write_json(task.work / file_of("group", task.part, "json"), note)
     return note
+
+
+def _paths_of(source: Source, file: str) -> List[str]:
+    """Return the files whose content decides what one of a source's files holds."""
+    if source.format == "store":
+        return [os.path.join(file, MANIFEST)]
+    return source.with_tokens(file)
+
+
+def _digest_of(paths: Sequence[str], read: Mapping[str, Set[str]] = MappingProxyType({})) -> str:
+    """Return the sha256 of a file, or of several that are read together. read: digests of files that were read."""
+    digests = ["".join(read.get(path) or {sha256_of(path)}) for path in paths]
+    # An index of Megatron names no tokens, so its hash includes that of the file with the tokens.
+    return (
+        digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    )
+
+
+def check_unchanged(
+    paths: Sequence[str], sha256: str, read: Mapping[str, Set[str]] = MappingProxyType({})
+) -> None:
+    """Raise ValueError unless the content that was read is the content that was planned."""
+    if _digest_of(paths, read) != sha256:
+        raise ValueError(
+            f"{paths[-1]}: was changed while the build read it; run the command again when nothing writes the file"
+        )
 
 
 def _save_part(note_file: Path, sequences: Sequences, wide: PackSchema) -> None:
@@ -516,18 +563,10 @@ class _SourceInput(_BuildInput):
         )
 
     def files(self) -> _Files:
-        source = self._source
-        files = [str(Path(source.path) / MANIFEST)] if source.format == "store" else source.files
         entries = []
-        for file in files:
-            # An index of Megatron names no tokens, so its hash includes that of the file with the tokens.
-            hashes = [sha256_of(path) for path in source.with_tokens(file)]
-            sha256 = (
-                hashes[0]
-                if len(hashes) == 1
-                else hashlib.sha256("".join(hashes).encode()).hexdigest()
-            )
-            entries.append([Path(file).name, sha256])
+        for file in self._source.files:
+            paths = _paths_of(self._source, file)
+            entries.append([Path(paths[0]).name, _digest_of(paths)])
         return entries
 
     def _paths(self) -> List[Path]:
@@ -541,7 +580,10 @@ class _SourceInput(_BuildInput):
         for path in self._paths():
             if path.is_dir():
                 path = path / MANIFEST
-            seen.append([str(path), path.stat().st_size, path.stat().st_mtime_ns])
+            status = path.stat()
+            # Times of a replaced file may be copied, all but the last.
+            times = (status.st_mtime_ns, status.st_ctime_ns)
+            seen.append([str(path), status.st_size, *times])
         return seen
 
     def need(self) -> float:
@@ -589,8 +631,10 @@ class _SourceInput(_BuildInput):
         return PackSchema.bert(S, 1, predictions, vocabulary_size=1 << 31, extra=extra)
 
     def tasks(self, schema: PackSchema, vocabulary: BuildVocabulary) -> Iterator[_SourceTask]:
+        planned = iter(self.sources)
         for group, source in enumerate(self._source.groups(GROUP_BYTES)):
-            yield _SourceTask(self.work, group, source, schema)
+            digests = tuple(sha256 for _, sha256 in islice(planned, len(source.files)))
+            yield _SourceTask(self.work, group, source, digests, schema)
 
     def gathered(self) -> Dict[str, Any]:
         notes = read_notes(self.work, "group")

@@ -27,7 +27,13 @@ from pack_data.building.held_out import (
     held_out_folder,
     split_overfull,
 )
-from pack_data.building.inputs import BuildSide, BuildVocabulary, one_sided, open_input
+from pack_data.building.inputs import (
+    BuildSide,
+    BuildVocabulary,
+    check_unchanged,
+    one_sided,
+    open_input,
+)
 from pack_data.building.options import AUTO, BuildOptions
 from pack_data.building.runner import TaskRunner
 from pack_data.building.tasks import (
@@ -186,8 +192,11 @@ class Stages:
         with self._timed("examples"):
             path = self.work / PLAN
             before = self._read(path) if path.exists() else None
-            seen = self.input.seen()
+            # Every task begins, and would read all files for their checksums.
+            seen = None if self.tasks_beside is None else self.input.seen()
             self._plan = self._make_plan(before, seen)
+            self.input.sources = self._plan["sources"]
+            self.input.given = self._plan["given"]
             is_continued = before is not None and {**before.tree, "seen": None} == {
                 **self._plan,
                 "seen": None,
@@ -407,6 +416,7 @@ class Stages:
     ) -> Packing:
         if self.options.recipe is not None and side is self.sides[0]:
             packing = Packing.load(self.options.recipe)
+            check_unchanged([str(self.options.recipe)], self._plan["given"]["recipe"])
         else:
             pack = get_packer(self.options.packer)
             packing = pack(histogram, max_sequences_per_pack=self._depth(histogram))

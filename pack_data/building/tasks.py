@@ -20,7 +20,7 @@ import numpy as np
 
 from pack_data.building.account import ACCOUNT
 from pack_data.building.work_folder import HELD_OUT_WORK, READY
-from pack_data.reading.durable import raw_bytes, replacing, write_array, write_atomically
+from pack_data.reading.durable import naming, raw_bytes, replacing, write_array, write_atomically
 from pack_data.reading.fields import Fields, parse_json, read_object
 from pack_data.reading.files import open_regular
 from pack_data.reading.npy import map_array
@@ -189,7 +189,7 @@ class SpillFormat(NamedTuple):
         for run, begin, end in zip(runs, ends, ends[1:]):
             column_start = 0
             slices = []
-            with run._open() as file:
+            with naming(run.path), run._open() as file:
                 for axis, name, total, dtype in self._parts():
                     values = columns[axis][name][begin[total] : end[total]]
                     slices.append(values)

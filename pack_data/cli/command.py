@@ -268,6 +268,7 @@ _WAYS_OUT = {
     errno.ENOSPC: _MAKE_ROOM,
     errno.EDQUOT: _MAKE_ROOM,
     errno.EIO: "check the disk, then run the command again",
+    errno.ESTALE: "the file server has lost or replaced it; run the command again",
 }
 
 

@@ -31,6 +31,7 @@ from pack_data.formats.records import (
 )
 from pack_data.formats.saved import check_columns, selected_files
 from pack_data.reading.bad_records import BadRecords, Origin
+from pack_data.reading.durable import naming
 from pack_data.reading.fields import one_line, said_of
 from pack_data.reading.files import open_regular
 from pack_data.reading.packages import load_package
@@ -65,7 +66,8 @@ def _opening(path: str) -> Iterator[None]:
         yield
     except _damage() as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise
+            with naming(path):
+                raise
         raise ValueError(f"{path}: Arrow cannot read it ({one_line(error, 200)})") from None
 
 

@@ -117,7 +117,7 @@ def not_through_links(path: str, flags: int) -> int:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Union[str, os.PathLike]) -> Iterator[None]:
     """Let an OSError in the block that names no file, such as that of a full disk, name `path`."""
     try:
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -13,9 +14,9 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Callable, Dict, Iterator, Optional, Union
+from typing import IO, Any, BinaryIO, Callable, Dict, Iterator, Optional, Set, Union
 
-from pack_data.reading.durable import not_through_links, remove_stale
+from pack_data.reading.durable import naming, not_through_links, remove_stale
 
 
 @contextmanager
@@ -28,11 +29,64 @@ def open_regular(
     """
     check_regular(path, way_out=way_out)
     try:
-        file = open(path, "rb")  # noqa: SIM115 (closed below: errors in the block are not of the opening)
+        opened = open(path, "rb", buffering=0)  # noqa: SIM115 (closed below)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}); {way_out}") from None
-    with file:
+    with opened, io.BufferedReader(_RegularFile(opened.fileno(), path), _BUFFER) as file:
         yield file
+
+
+_BUFFER = 1 << 16
+# path -> digests of the content that was read, while `hashing_reads` is active
+_digests: Optional[Dict[str, Set[str]]] = None
+
+
+@contextmanager
+def hashing_reads() -> Iterator[Dict[str, Set[str]]]:
+    """Yield a dictionary that gets the sha256 of the files, by path, that are read whole in the block.
+
+    So what is hashed is what is read, and no file is read twice. Files that are read in another way than with
+    `open_regular`, or not from their beginning to their end, are left out.
+    """
+    global _digests
+    _digests = {}
+    try:
+        yield _digests
+    finally:
+        _digests = None
+
+
+class _RegularFile(io.FileIO):
+    """A file that hashes what is read of it, if asked to, and whose errors of reading name it."""
+
+    def __init__(self, descriptor: int, path: Union[str, os.PathLike]) -> None:
+        super().__init__(descriptor, closefd=False)
+        self._path = os.fspath(path)
+        self._digests = _digests
+        self._sha256 = hashlib.sha256()
+        self._hashed = 0  # bytes
+
+    def readinto(self, buffer: Any) -> int:
+        with naming(self._path):
+            count = super().readinto(buffer) or 0
+        if self._digests is not None:
+            end = self.tell()
+            begin = end - count
+            if begin <= self._hashed < end:
+                self._sha256.update(memoryview(buffer)[self._hashed - begin : count])
+                self._hashed = end
+        return count
+
+    def readall(self) -> bytes:
+        return b"".join(iter(lambda: io.RawIOBase.read(self, _BUFFER), b""))
+
+    def close(self) -> None:
+        digests = self._digests
+        if digests is not None and not self.closed:
+            is_whole = self._hashed == os.fstat(self.fileno()).st_size
+            if is_whole:
+                digests.setdefault(self._path, set()).add(self._sha256.hexdigest())
+        super().close()
 
 
 def check_regular(path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file") -> None:
