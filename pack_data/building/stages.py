@@ -161,6 +161,14 @@ class Stages:
         notes = chain.from_iterable(side.notes for side in self.sides)
         counts = [note["spelling"] for note in notes if "spelling" in note]
         yield from Spelling.total(counts).remarks()
+        asked = self.options.vocabulary_size
+        made = self._vocabulary.size
+        is_trained = self._vocabulary.files is not None and self.input.given_vocabulary is None
+        if is_trained and made < asked:
+            yield (
+                f"vocabulary: {made:,} tokens, of {asked:,} asked for; the text has no more words and pieces that "
+                "occur twice"
+            )
         options = self.options
         depth = packing.max_sequences_per_pack
         if options.recipe or options.packer == "none":

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import (
@@ -49,9 +49,13 @@ if TYPE_CHECKING:
 
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"  # their names in a data set
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# A vocabulary is trained on the first so many characters of the text, and knows so many different ones.
+# A vocabulary is trained on the first so many characters of the text.
 _TRAINING_CHARACTERS = 32 << 20
-_LARGEST_ALPHABET = 1000
+# Its alphabet has this share of the text, and these most frequent characters if they have room.
+_COVERAGE = 0.9995
+_USUAL_ALPHABET = 1000
+_LONGEST_WORD = 100  # characters; BERT makes longer ones [UNK]
+_ZERO_WIDTH_SPACE = "\u200b"  # between words of Khmer, Thai and others
 _MOST_BYTES = 1 << 28
 _VOWEL_SIGN = "\u0941"  # of Devanagari
 
@@ -180,8 +184,54 @@ class Vocabulary(_Encoder):
     def _tokenizer(self) -> Tokenizer:
         from tokenizers import models
 
-        model = models.WordPiece(self.ids, unk_token="[UNK]", max_input_chars_per_word=100)
+        model = models.WordPiece(
+            self.ids, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD
+        )
         return _untrained(model, self.lower_case)
+
+    @cached_property
+    def _cutting_tokenizer(self) -> Optional[Tokenizer]:
+        """The tokenizer that cuts long words, if `train_vocabulary` made the vocabulary; BERT makes them [UNK]."""
+        tokenizer = _untrained(self._tokenizer.model, self.lower_case)
+        # The order of the tokens tells: special tokens, then the sorted alphabet, then the same as continuation.
+        others = self.tokens[len(SPECIAL_TOKENS) :]
+        alphabet = sorted(takewhile(lambda token: len(token) == 1, others))
+        written = _first_tokens(alphabet, tokenizer)
+        if not alphabet or [*self.tokens[: len(written)]] != written:
+            return None
+        _cut_words(tokenizer)
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    def cut(self, texts: Sequence[str]) -> List[Any]:
+        """Return the encodings of the texts; a text that contains "[SEP]" forges no special token."""
+        encodings = super().cut(texts)
+        cutting = self._cutting_tokenizer
+        if cutting is not None:
+            for number, encoding in enumerate(encodings):
+                if self.unknown in encoding.ids or _ZERO_WIDTH_SPACE in texts[number]:
+                    encodings[number] = cutting.encode(texts[number], add_special_tokens=False)
+        return encodings
+
+
+def _first_tokens(alphabet: Sequence[str], tokenizer: Tokenizer) -> List[str]:
+    """Return the tokens with which a trained vocabulary begins."""
+    continuing = []
+    for character in alphabet:
+        # An ideograph is a word of its own, and continues none.
+        if " " not in tokenizer.normalizer.normalize_str(character):
+            continuing.append("##" + character)
+    return [*SPECIAL_TOKENS, *alphabet, *continuing]
+
+
+def _cut_words(tokenizer: Tokenizer) -> None:
+    """Let a tokenizer cut words at zero-width spaces, and those that are too long for WordPiece."""
+    from tokenizers import Regex, normalizers, pre_tokenizers
+
+    space = normalizers.Replace(_ZERO_WIDTH_SPACE, " ")
+    tokenizer.normalizer = normalizers.Sequence([space, tokenizer.normalizer])
+    long = pre_tokenizers.Split(Regex(f"(?m).{{{_LONGEST_WORD}}}"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tokenizer.pre_tokenizer, long])
 
 
 def _untrained(model: Any, lower_case: bool) -> Tokenizer:
@@ -237,6 +287,7 @@ def train_vocabulary(
     from tokenizers import models, trainers
 
     tokenizer = _untrained(models.WordPiece(unk_token="[UNK]"), lower_case)
+    _cut_words(tokenizer)
     texts: List[str] = []
     characters: Counter = Counter()
     room = _TRAINING_CHARACTERS
@@ -247,20 +298,26 @@ def train_vocabulary(
         room -= len(text)
         if room <= 0:
             break
-    known = [
+    known = sorted(
         (-count, character) for character, count in characters.items() if not character.isspace()
-    ]
-    frequent = {character for _, character in sorted(known)[:_LARGEST_ALPHABET]}
-    alphabet = sorted(frequent)
-    if not alphabet:
+    )
+    if not known:
         raise ValueError("no text to train a vocabulary on; pass a corpus with text in it")
-    fixed = [*SPECIAL_TOKENS, *alphabet, *("##" + character for character in alphabet)]
-    if size < len(fixed):
+    by_frequency = [character for _, character in known]
+    covered = np.cumsum([-count for count, _ in known])
+    needed = int(np.searchsorted(covered, _COVERAGE * covered[-1])) + 1
+    alphabet: List[str] = []
+    for letters in (max(needed, _USUAL_ALPHABET), needed):
+        alphabet = sorted(by_frequency[:letters])
+        fixed = _first_tokens(alphabet, tokenizer)
+        if len(fixed) <= size:
+            break
+    else:
         raise ValueError(
             f"a vocabulary of {size} tokens has no room for the {len(alphabet)} characters of this corpus; "
             f"take at least {len(fixed)}"
         )
-    rare = {ord(character): " " for _, character in known if character not in frequent}
+    rare = {ord(character): " " for character in by_frequency[len(alphabet) :]}
     trainer = trainers.WordPieceTrainer(
         vocab_size=size, min_frequency=2, special_tokens=fixed, show_progress=False
     )

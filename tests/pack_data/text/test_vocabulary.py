@@ -378,8 +378,9 @@ def test_a_trained_vocabulary_knows_its_text_and_keeps_its_size():
     assert "pack" in vocabulary.tokens or "packs" in vocabulary.tokens
 
 
-def test_characters_beyond_the_largest_alphabet_become_blanks(monkeypatch):
-    monkeypatch.setattr(vocabulary_module, "_LARGEST_ALPHABET", 3)
+def test_characters_beyond_the_alphabet_become_blanks(monkeypatch):
+    monkeypatch.setattr(vocabulary_module, "_USUAL_ALPHABET", 3)
+    monkeypatch.setattr(vocabulary_module, "_COVERAGE", 0.9)
     vocabulary = train_vocabulary([Document("", ["aaa bbb\tabc aab " * 9 + "cba zab azb"])], 200)
     letters = set("".join(vocabulary.tokens[len(SPECIAL_TOKENS) :])) - {"#"}
     assert letters == set("abc")
@@ -435,3 +436,31 @@ def test_unknown_and_removed_text_is_counted_in_characters(text, unknown, remove
     assert len(list(spelling.remarks())) == (unknown > 0.05 * spelling.characters) + (removed > 0)
     cased = Vocabulary(known.tokens, lower_case=False)
     assert cased.spelling([text], cased.cut([text])).removed == 0
+
+
+def _zipf_text(characters, rng):
+    weights = 1 / np.arange(3, len(characters) + 3)
+    drawn = rng.choice(characters, 200_000, p=weights / weights.sum())
+    return ["".join(line) for line in drawn.reshape(-1, 200)]
+
+
+@pytest.mark.parametrize("first, size", [(0x4E00, 30_000), (0x4E00, 3000), (0x1200, 700)], ids=["", "tight", "letters"])
+def test_the_alphabet_of_a_trained_vocabulary_covers_the_text_within_the_size_asked_for(first, size):
+    """2,005 of 30,000 tokens were made for Chinese, and a tenth of the text was [UNK]."""
+    kinds = 2500 if first == 0x4E00 else 300
+    text = _zipf_text([*map(chr, range(first, first + kinds))], np.random.default_rng(0))
+    vocabulary = train_vocabulary([Document("", text)], size)
+    spelling = vocabulary.spelling(text, vocabulary.cut(text))
+    assert len(vocabulary) <= size and spelling.unknown <= 0.0005 * spelling.characters
+
+
+def test_long_words_and_zero_width_spaces_are_cut_in_a_trained_vocabulary_alone():
+    words = ["ab" * 130 + " x\u200by", "x y [SEP]"]
+    trained = train_vocabulary([Document("", ["ab abab ba x y [SEP] " * 20])], 60)
+    cut = trained.cut(words)
+    assert trained.spelling(words, cut).unknown == 0
+    assert [words[0][begin:end] for begin, end in cut[0].offsets][-2:] == ["x", "y"]
+    assert trained.special.separator not in cut[1].ids
+    # A published vocabulary has its tokens in another order, and tokenises as BERT does.
+    published = Vocabulary((*trained.tokens[5:], *SPECIAL_TOKENS))
+    assert published.spelling(words, published.cut(words)).unknown == 260
