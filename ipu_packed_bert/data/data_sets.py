@@ -26,7 +26,7 @@ from pack_data.text.corpus_files import corpus_files
 # Settings under `data` that are options of a build too, and stand in a manifest.
 _BUILT_WITH = tuple(
     "vocabulary_size max_sequence_length max_predictions_per_sequence packer max_sequences_per_pack duplication_factor "
-    "whole_word_masking seed json_field".split()
+    "whole_word_masking draw_documents seed json_field".split()
 )
 
 
@@ -158,7 +158,7 @@ def _facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
     options = _options(manifest)
     names = ["vocabulary_size", "duplication_factor", "seed"]
     if options:
-        names = ["held_out", "whole_word_masking", *names]
+        names = ["held_out", "whole_word_masking", "draw_documents", *names]
     for name in names:
         if name in options:
             settings[f"data.{name}"] = options[name]
@@ -403,7 +403,7 @@ def built_otherwise(config: Config, manifest: Manifest) -> List[str]:
         return []
     options = _options(manifest)
     data = config.data
-    names = ["packer", "duplication_factor", "whole_word_masking", "seed", "held_out"]
+    names = "packer duplication_factor whole_word_masking draw_documents seed held_out".split()
     if not data.vocabulary:
         names.append("vocabulary_size")
     differences = []

@@ -245,6 +245,7 @@ class Config:
             ("packer", data.packer),
             ("max-sequences-per-pack", data.max_sequences_per_pack or "unlimited"),
             ("duplication-factor", data.duplication_factor),
+            ("draw-documents", data.draw_documents),
             ("seed", data.seed),
             ("vocabulary", data.vocabulary),
             ("vocabulary-size", None if data.vocabulary else data.vocabulary_size),

@@ -148,6 +148,13 @@ class DataConfig:
     whole_word_masking: bool = setting(
         False, "mask all pieces of a word or none", of=PRETRAIN, resume=_DATA
     )
+    draw_documents: str = setting(
+        "tokens",
+        "random second segments: documents are drawn by their tokens, or all alike as in BERT's published code",
+        of=PRETRAIN,
+        choices=("tokens", "uniform"),
+        resume=FREE,
+    )
     seed: int = setting(
         5,
         "pre-training: segments, masks, order of the corpus; fine-tuning: choice of examples",

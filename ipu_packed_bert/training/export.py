@@ -82,6 +82,7 @@ _BUILD_OPTIONS = (
     "vocabulary_size",
     "duplication_factor",
     "whole_word_masking",
+    "draw_documents",
     "held_out",
 )
 

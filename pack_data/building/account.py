@@ -3,8 +3,8 @@
     records = documents (of both sides) + empty_records (+ copies, with --drop-copies)
     tokens  = tokens_in_sequences (different tokens of the text; of each side)
 
-Records that cannot be read (--skip-bad) are counted beside them. A text that is divided is one record of some
-`paragraphs`. The manifest has the account in `made_with`.
+Records that cannot be read, and lines of texts (--skip-bad), are counted beside them. A text that is divided is one
+record of some `paragraphs`. The manifest has the account in `made_with`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ def lines(sides: Sequence[Account]) -> Iterator[str]:
     if "records" in first:
         read = first["records"] + first["unreadable"]
         kept = first["records"] - first["empty_records"]
-        dropped = ""
+        others = ""
         if first["documents"] < kept:
-            dropped = f", {first['copies']:,} dropped copies"
+            others = f", {first['copies']:,} dropped copies"
             kept = first["documents"]
+        if first["unreadable_lines"]:
+            others += f"; {counted(first['unreadable_lines'], 'line')} of text unreadable"
         warning = "warning: only " if kept < _LEAST_SHARE * read else ""
         yield (
             f"{warning}{kept:,} of {counted(read, 'record')} are in the data set ({counted(first['files'], 'file')}, "
             f"{total['characters']:,} characters): {first['empty_records']:,} of {read:,} records are empty, "
-            f"{first['unreadable']:,} unreadable{dropped}"
+            f"{first['unreadable']:,} unreadable{others}"
         )
     yield tokens_line(total)
     if "random_second_segments" in first:

@@ -440,7 +440,8 @@ class _TextInput(_BuildInput):
             "skipped": list(map(str, bad.found)),
             ACCOUNT: {
                 "files": len(self._files.names),
-                "unreadable": bad.count,
+                "unreadable": bad.count - bad.lines,
+                "unreadable_lines": bad.lines,
                 "records": records,
                 "empty_records": bad.empty,
                 "copies": copies,

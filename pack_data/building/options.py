@@ -15,7 +15,7 @@ from pack_data.reading.fields import packing_depth, whole_number
 from pack_data.store.packs import default_predictions
 from pack_data.store.sequences import check_multiple
 from pack_data.text.corpus_files import EMBEDDED, Corpus
-from pack_data.text.examples import ExampleOptions
+from pack_data.text.examples import DRAW_BY_TOKENS, DRAWS, ExampleOptions
 
 # The smallest packing depth that costs at most 1 % more packs.
 AUTO = "auto"
@@ -33,11 +33,13 @@ _OMITTED = {
     "drop_copies": False,
     "split": "",
 }
-# Options that say how one kind of input is read: field, and the option that names the input.
+# Options for some kinds of input: field, and the options that name these inputs.
 _OF_INPUT = {
     "json_field": "--corpus",
     "document_separator": "--corpus",
     "drop_copies": "--corpus",
+    "whole_word_masking": "--corpus",
+    "draw_documents": "--corpus",
     "source_format": "--from",
     "columns": "--corpus or --from",
     "split": "--corpus or --from",
@@ -146,6 +148,13 @@ class BuildOptions:
         action="store_true",
         rare=True,
     )
+    draw_documents: str = _option(
+        DRAW_BY_TOKENS,
+        "random second segments: documents are drawn by their tokens, or all alike as in BERT's published code "
+        "(default {default})",
+        choices=DRAWS,
+        rare=True,
+    )
     seed: int = _option(0, "of every random choice (default {default})", type=int, rare=True)
     epoch: int = _option(
         0,
@@ -242,7 +251,7 @@ class BuildOptions:
             if is_given and self._input() not in of_input:
                 flag = flag_of(name)
                 raise ValueError(
-                    f"{flag} says how {of_input} is read, the input is {self._input()}; leave {flag} out"
+                    f"{flag} is an option of {of_input}, the input is {self._input()}; leave {flag} out"
                 )
         if self.source is None and len(self.columns) > 1:
             raise ValueError(
@@ -250,10 +259,6 @@ class BuildOptions:
             )
         if self.tokenizer is not None:
             self._check_tokenizer()
-        if self.whole_word_masking and self._input() != "--corpus":
-            raise ValueError(
-                f"--whole-word-masking masks words of a text; {self._input()} has no text, leave one of them out"
-            )
 
     def _check_numbers(self) -> None:
         """Convert whole numbers, such as NumPy's, to int. ValueError if a number is out of range."""
@@ -320,6 +325,8 @@ class BuildOptions:
         omitted = {*_NOT_DECIDING}
         if self.synthetic is None:
             omitted |= {"synthetic", "sequences"}
+        if self._input() != "--corpus":
+            omitted.add("draw_documents")
         if self.source is None:
             omitted.add("source_format")
             omitted |= {name for name in ("columns", "skip_bad") if not getattr(self, name)}

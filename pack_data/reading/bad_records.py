@@ -42,14 +42,15 @@ class _BadRecord(NamedTuple):
 class BadRecords:
     """The bad records so far: up to `allowed` are skipped, and the next one is an error that names it.
 
-    A record of more than `longest` bytes is bad and is never read whole. `empty`: the texts without words, which are
-    left out and not bad.
+    A record of more than `longest` bytes is bad and is never read whole. `count`: bad records, and bad lines of texts.
+    `lines`: the latter. `empty`: the texts without words, which are left out and not bad.
     """
 
     allowed: int = 0
     longest: int = MOST_RECORD_BYTES
     found: List[_BadRecord] = field(default_factory=list)
     count: int = field(default=0, init=False)
+    lines: int = field(default=0, init=False)
     empty: int = field(default=0, init=False)
 
     def add(self, origin: Origin, reason: str, records: int = 1) -> None:
@@ -58,17 +59,28 @@ class BadRecords:
         self.found.append(bad)
         self.count += records
         if self.count > self.allowed:
-            way_out = "repair the file, or skip bad records with --skip-bad N"
+            way_out = "repair the file, or skip bad records and lines with --skip-bad N"
             if self.allowed:
-                way_out = f"{self.count} bad records, --skip-bad {self.allowed} allows fewer"
+                way_out = f"{self.counted}, --skip-bad {self.allowed} allows fewer"
             raise ValueError(f"{bad} ({way_out})")
+
+    def add_line(self, origin: Origin, reason: str) -> None:
+        """Count a bad line of a text, of which the other lines are read; raise ValueError as `add` does."""
+        self.lines += 1
+        self.add(origin, reason)
+
+    @property
+    def counted(self) -> str:
+        """The number of bad records and of bad lines."""
+        counts = {"bad record": self.count - self.lines, "bad line": self.lines}
+        return " and ".join(counted(number, noun) for noun, number in counts.items() if number)
 
     def nothing_left(self, source: object) -> ValueError:
         """Return the error for a source without a record that can be read, with the first reason."""
         if not self.found:
             return ValueError(f"{source}: has no record; nothing to pack")
         return ValueError(
-            f"{source}: nothing is left without the {counted(self.count, 'bad record')}; the first: {self.found[0]}"
+            f"{source}: nothing is left without the {self.counted}; the first: {self.found[0]}"
         )
 
     def too_long(self) -> str:

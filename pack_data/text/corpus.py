@@ -238,7 +238,7 @@ def _text_documents(
         for number, line in lines:
             problem = _not_text(line)
             if problem:
-                bad.add(Origin(str(path), number, "line"), problem)
+                bad.add_line(Origin(str(path), number, "line"), problem)
             else:
                 yield number, line
 

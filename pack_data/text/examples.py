@@ -19,6 +19,7 @@ from typing import Any, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from pack_data.reading.fields import shown
 from pack_data.store.sequences import Sequences, ragged_copy, ragged_index, starts_of
 from pack_data.text.corpus import Document, split_sentences
 from pack_data.text.spelling import Spelling
@@ -31,6 +32,10 @@ _MASKED_OR_KEPT = 0.9
 _BLOCK = 1 << 16
 # Long sentences that are tokenised again at a time, to cut them at words.
 _LONG_SENTENCES = 64
+# How the other document of a random second segment is drawn: by its tokens, or every document alike.
+DRAW_BY_TOKENS = "tokens"
+DRAW_UNIFORMLY = "uniform"
+DRAWS = (DRAW_BY_TOKENS, DRAW_UNIFORMLY)
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class ExampleOptions:
     masked_lm_probability: float = 0.15
     seed: int = 0
     whole_word_masking: bool = False
+    draw_documents: str = DRAW_BY_TOKENS
 
     def __post_init__(self) -> None:
         for name, least, why in (
@@ -57,6 +63,10 @@ class ExampleOptions:
         for name in ("short_sequence_probability", "masked_lm_probability"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; a probability is from 0 to 1")
+        if self.draw_documents not in DRAWS:
+            raise ValueError(
+                f"draw_documents is {shown(self.draw_documents)}; choose from {', '.join(DRAWS)}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +161,7 @@ def _segment_pairs(
     """
     starts = [0] + documents.sentence_ends
     document_starts = [0] + documents.document_ends
-    others = _OtherDocuments.of(documents)
+    others = _OtherDocuments.of(documents, options.draw_documents)
     pairs: List[Tuple[int, int, int, int, int]] = []
     for number, last in enumerate(documents.document_ends):
         target = most
@@ -188,29 +198,30 @@ class _OtherDocuments(NamedTuple):
     """The documents from which random second segments are drawn."""
 
     sentences: List[int]  # the first of each document, and the number of all
-    tokens: List[int]  # the first of each document, and the number of all
+    tickets: List[int]  # the first of each document, and the number of all; each is drawn alike
 
     @classmethod
-    def of(cls, documents: _TokenisedDocuments) -> _OtherDocuments:
-        """Return all documents of a part."""
-        ends = [0] + documents.sentence_ends
+    def of(cls, documents: _TokenisedDocuments, draw_documents: str) -> _OtherDocuments:
+        """Return all documents of a part; a document has a ticket for each token, or one if drawn uniformly."""
         sentences = [0] + documents.document_ends
+        if draw_documents == DRAW_UNIFORMLY:
+            return cls(sentences, list(range(len(sentences))))
+        ends = [0] + documents.sentence_ends
         return cls(sentences, [ends[sentence] for sentence in sentences])
 
     def draw(self, number: int, rng: random.Random) -> Tuple[int, int]:
         """Draw a sentence of another document than `number`; return it, and the end of its document.
 
-        A document is drawn by its tokens, so that long and short documents keep their proportions. A single document is
-        paired with itself.
+        Drawn by their tokens, long and short documents keep their proportions. A single document is paired with itself.
         """
-        own_begin, own_end = self.tokens[number : number + 2]
-        of_others = self.tokens[-1] - (own_end - own_begin)
+        own_begin, own_end = self.tickets[number : number + 2]
+        of_others = self.tickets[-1] - (own_end - own_begin)
         other = number
         if of_others:
-            token = rng.randrange(of_others)
-            if token >= own_begin:
-                token += own_end - own_begin
-            other = bisect_right(self.tokens, token) - 1
+            ticket = rng.randrange(of_others)
+            if ticket >= own_begin:
+                ticket += own_end - own_begin
+            other = bisect_right(self.tickets, ticket) - 1
         end = self.sentences[other + 1]
         return rng.randint(self.sentences[other], end - 1), end
 

@@ -219,6 +219,16 @@ def test_packed_and_unpacked_differ_only_in_packing():
     assert compared == 1 + 30
 
 
+def test_configurations_with_the_same_directory_build_the_same_data_set():
+    lines = {}
+    for path in PATHS:
+        for config in (load_config(path), load_config(path).applied_without_ipus()[0]):
+            config = config.changed("data", max_predictions_per_sequence=config.predictions_per_sequence)
+            lines.setdefault(config.data.directory, set()).add(config.build_line())
+    assert len(lines) >= 10
+    assert {directory: found for directory, found in lines.items() if len(found) > 1} == {}
+
+
 def test_the_configuration_for_a_gpu_is_that_of_the_same_model_and_length():
     compared = 0
     for path in PATHS:

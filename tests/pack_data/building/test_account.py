@@ -49,6 +49,21 @@ def test_what_goes_in_is_what_comes_out_and_what_is_said(tmp_path, drawn, bad, d
         assert sum(account[name] for account in accounts) == tokens
 
 
+def test_bad_lines_of_a_text_are_lines_not_records(tmp_path, capsys):
+    corpus = tmp_path / "texts"
+    corpus.mkdir()
+    (corpus / "a.txt").write_bytes(b"One two. Three four.\n\xff\nFive six.\n\xfe\n")
+    (corpus / "b.txt").write_text("Seven eight. Nine ten.")
+    how = f"--corpus {corpus} --workers 1 --max-sequence-length 64 --vocabulary-size 200 --out {tmp_path / 'out'}"
+    assert run_main(main, [*how.split(), "--skip-bad", "1"]) == 2
+    assert "2 bad lines, --skip-bad 1" in capsys.readouterr().err
+    assert run_main(main, [*how.split(), "--skip-bad", "2"]) == 0
+    said = capsys.readouterr().out.split("\n")[0]
+    assert said.startswith("2 of 2 records are") and "0 unreadable; 2 lines" in said
+    account = account_of(tmp_path / "out")
+    assert (account["records"], account["unreadable"], account["unreadable_lines"]) == (2, 0, 2)
+
+
 @pytest.mark.parametrize(
     "records, options, said",
     [

@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -87,9 +88,27 @@ def test_whole_word_masking_is_kept_with_the_data_set(corpus, tmp_path):
     verify(tmp_path / "words")
 
 
+def test_how_documents_are_drawn_is_kept_with_the_data_set(corpus, tmp_path):
+    digests = {}
+    for name, how in (("tokens", {}), ("uniform", dict(draw_documents="uniform"))):
+        with build_small(corpus, tmp_path / name, **how) as store, build_small(corpus, tmp_path / "b", **how) as again:
+            assert store.manifest.made_with["options"]["draw_documents"] == name
+            assert [entry.sha256 for entry in store.manifest.shards] == [
+                entry.sha256 for entry in again.manifest.shards
+            ]
+            digests[name] = store.manifest.digest
+        shutil.rmtree(tmp_path / "b")
+    assert digests["tokens"] != digests["uniform"]
+    with refused(tmp_path / "uniform", "draw_documents uniform (now tokens)"):
+        build_small(corpus, tmp_path / "uniform")
+    with refused("draw_documents", "'alike'", "tokens, uniform"):
+        build_small(corpus, tmp_path / "b", draw_documents="alike")
+
+
 @pytest.mark.parametrize(
     "given, names",
     [
+        (dict(draw_documents="uniform", source="x.tfrecord"), ["--draw-documents", "--from"]),
         (dict(whole_word_masking=True, synthetic="squad_1_1_384"), ["--whole-word-masking", "--synthetic"]),
         (dict(whole_word_masking=True, source="x.tfrecord"), ["--whole-word-masking", "--from"]),
         (dict(sequences=5), ["--sequences", "--synthetic", "--corpus"]),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pack_data.text.corpus import Document, cut_document
-from pack_data.text.examples import ExampleOptions, _inner_ends, masked_count, tokenise
+from pack_data.text.examples import DRAWS, ExampleOptions, _inner_ends, masked_count, tokenise
 from pack_data.text.vocabulary import train_vocabulary
 from tests.pack_data.text_corpus import document, examples_of
 
@@ -93,6 +93,30 @@ def test_the_same_seed_gives_the_same_examples_and_passes_differ():
     one = examples_of(DOCUMENTS, VOCABULARY, ExampleOptions(128, 20, duplication_factor=1, seed=1)).to_examples()
     four = EXAMPLES.to_examples()
     assert four[: len(one)] == one and four[len(one) : 2 * len(one)] != one
+
+
+@pytest.mark.parametrize("draw_documents", DRAWS)
+def test_documents_are_drawn_by_their_tokens_or_all_alike(draw_documents):
+    """20 documents of 6 tokens beside two of 900: how often each is drawn, given the document of A."""
+    lines = dict(zip("abcdefghijklmnopqrst", [2] * 20), u=300, v=300)
+    documents = [Document(letter, [f"{letter} {letter} {letter}"] * count) for letter, count in lines.items()]
+    vocabulary = train_vocabulary(documents, 150)
+    options = ExampleOptions(32, 5, duplication_factor=20, seed=1, draw_documents=draw_documents)
+    weights = lines if draw_documents == "tokens" else dict.fromkeys(lines, 1)
+    drawn = dict.fromkeys(lines, 0)
+    expected = dict.fromkeys(lines, 0.0)
+    for example in examples_of(documents, vocabulary, options).to_examples():
+        if example.next_sentence_label:
+            ids = restored(example)
+            own = vocabulary.tokens[ids[1]]
+            drawn[vocabulary.tokens[ids[example.first_segment_length]]] += 1
+            for other in lines.keys() - {own}:
+                expected[other] += weights[other] / (sum(weights.values()) - weights[own])
+    assert sum(drawn.values()) > 1000
+    for letter, count in expected.items():
+        assert abs(drawn[letter] - count) < 4 * count**0.5
+    of_short = sum(drawn[letter] for letter in lines if lines[letter] == 2) / sum(drawn.values())
+    assert of_short > 0.9 if draw_documents == "uniform" else of_short < 0.2
 
 
 SCRIPTS = {
