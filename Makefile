@@ -82,7 +82,7 @@ figures: .venv/ready
 	.venv/bin/python -m evidence.figures $(TAKE)
 
 coverage: .venv/ready
-	.venv/bin/python $(PYTEST) --cov=pack_data --cov=ipu_packed_bert --cov=profiling --cov-report=term-missing:skip-covered
+	.venv/bin/python $(PYTEST) --cov=pack_data --cov=padding_free --cov=ipu_packed_bert --cov=ipu_profiling --cov=profiling --cov-report=term-missing:skip-covered
 
 # MUTANTS="--areas store --count 30 --seed 1" chooses areas, number and draw.
 mutants: .venv/ready
@@ -143,9 +143,9 @@ test-ipu:
 # Each pair of TRL and Transformers is an environment on top of .venv, which has torch and the rest. PAIR=newest chooses one.
 PAIR ?= newest older
 # The tests that `make test` skips without TRL, accelerate, datasets or torchdata.
-TRAINERS_TESTS = tests/ipu_packed_bert/padding_free/test_trainers.py tests/ipu_packed_bert/padding_free/test_data_loader.py \
-  tests/ipu_packed_bert/padding_free/test_streams.py tests/pack_data/stream/test_rows.py tests/pack_data/batching/test_share.py \
-  tests/ipu_packed_bert/padding_free/test_training_step.py tests/evidence/test_leaks.py tests/test_examples.py
+TRAINERS_TESTS = tests/padding_free/test_trainers.py tests/padding_free/test_data_loader.py \
+  tests/padding_free/test_streams.py tests/pack_data/stream/test_rows.py tests/pack_data/batching/test_share.py \
+  tests/padding_free/test_training_step.py tests/evidence/test_leaks.py tests/test_examples.py
 # The newest pair has the Transformers of .venv, where `make test` runs these examples.
 test-trainers-newest: RUN_BEFORE = -k "not (encoder_has or own_text or walk_through or notebook or plain_loop or a_mistake)"
 SITE_PACKAGES = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'

@@ -2,9 +2,8 @@
 
 from setuptools import find_packages, setup
 
-PACKAGES = find_packages(
-    include=["ipu_packed_bert", "ipu_packed_bert.*", "pack_data", "pack_data.*"]
-)
+TOP_LEVEL = ("pack_data", "padding_free", "ipu_packed_bert", "ipu_profiling")
+PACKAGES = find_packages(include=[f"{name}{below}" for name in TOP_LEVEL for below in ("", ".*")])
 
 setup(
     packages=[*PACKAGES, "ipu_packed_bert.configs"],

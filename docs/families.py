@@ -29,13 +29,13 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ipu_packed_bert.padding_free.attention import NAME
-from ipu_packed_bert.padding_free.choice import use_padding_free
-from ipu_packed_bert.padding_free.collators import PaddingFreeCollator
-from ipu_packed_bert.padding_free.losses import logits_of
 from pack_data.cli.command import progress_bar
 from pack_data.display.table import markdown
 from pack_data.reading.fields import one_line
+from padding_free.attention import NAME
+from padding_free.choice import use_padding_free
+from padding_free.collators import PaddingFreeCollator
+from padding_free.losses import logits_of
 
 _ATTENTIONS = ("eager", "sdpa", NAME)
 # Beyond every window of the tiny models, and within their positions in all.

@@ -6,7 +6,7 @@ import datasets
 import torch
 from trl import SFTConfig
 
-from ipu_packed_bert.padding_free import PaddingFreeCollator, use_padding_free
+from padding_free import PaddingFreeCollator, use_padding_free
 
 sys.path.append("examples")
 import tiny  # noqa: E402

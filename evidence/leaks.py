@@ -213,7 +213,7 @@ def _flex(query: Any, key: Any, value: Any, number: Any) -> Any:
 def _varlen(query: Any, key: Any, value: Any, number: Any) -> Any:
     import torch
 
-    import ipu_packed_bert.padding_free.varlen_on_cpu  # noqa: F401, registers the kernel
+    import padding_free.varlen_on_cpu  # noqa: F401, registers the kernel
 
     counts = number.bincount()
     starts = torch.tensor([0, *counts.cumsum(0)], dtype=torch.int32)
@@ -263,7 +263,7 @@ class Leaks:
     def __call__(self, cell: Cell) -> Iterable[Row]:
         import torch
 
-        import ipu_packed_bert.padding_free.attention  # noqa: F401, registers our attention
+        import padding_free.attention  # noqa: F401, registers our attention
 
         # Compilation of flex attention takes minutes.
         with torch.compiler.set_stance("force_eager"):

@@ -209,9 +209,9 @@ def train(
     import torch
 
     from ipu_packed_bert.model.optimizer import warmup_linear
-    from ipu_packed_bert.padding_free.choice import use_padding_free
-    from ipu_packed_bert.padding_free.collators import PaddingCollator, inputs_for
-    from ipu_packed_bert.padding_free.update import mean_loss, take_step, to_device
+    from padding_free.choice import use_padding_free
+    from padding_free.collators import PaddingCollator, inputs_for
+    from padding_free.update import mean_loss, take_step, to_device
 
     way = WAYS[way_of(variant)]
     model = new_model(tokens, size, options.model, device, seed)

@@ -27,8 +27,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     import numpy as np
     import torch
 
-    from ipu_packed_bert.padding_free import PaddingCollator, PaddingFreeCollator
-    from ipu_packed_bert.padding_free.attention import NAME
+    from padding_free import PaddingCollator, PaddingFreeCollator
+    from padding_free.attention import NAME
 
     torch.manual_seed(0)
     examples = texts(options.task)

@@ -20,7 +20,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     import datasets
     import transformers
 
-    from ipu_packed_bert.padding_free import pack_into
+    from padding_free import pack_into
 
     rows = tiny.examples(options.examples)
     tokens = sum(len(row["input_ids"]) for row in rows)

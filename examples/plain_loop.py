@@ -20,14 +20,14 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     import torch
     from torch.utils.data import DataLoader
 
-    from ipu_packed_bert.padding_free import (
+    from pack_data.batching.plans import BatchOptions
+    from pack_data.batching.sampler import IndexBatchSampler
+    from padding_free import (
         PaddingCollator,
         PaddingFreeCollator,
         take_step,
         use_padding_free,
     )
-    from pack_data.batching.plans import BatchOptions
-    from pack_data.batching.sampler import IndexBatchSampler
 
     dataset = tiny.examples(options.examples)
     lengths = [len(example["input_ids"]) for example in dataset]

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert import config_file, load_config
-from ipu_packed_bert.commands import plan, pretrain
-from ipu_packed_bert.report import command as report
+from ipu_packed_bert.commands import pretrain
+from ipu_profiling.planning import command as plan
+from ipu_profiling.report import command as report
 from pack_data import BuildOptions, LengthHistogram, build, get_packer
 from pack_data.cli.command import run_main
 

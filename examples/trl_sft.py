@@ -20,7 +20,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     import datasets
     import trl
 
-    from ipu_packed_bert.padding_free import pack_into
+    from padding_free import pack_into
 
     texts = [[f"w{token}" for token in row["input_ids"]] for row in tiny.examples(options.examples)]
     rows = [

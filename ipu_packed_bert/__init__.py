@@ -3,7 +3,7 @@
     from ipu_packed_bert import load_config
     config = load_config("configs/packed_host.yml", ["run.steps=10"])
 
-`packed-bert`, or `python -m ipu_packed_bert`, lists the commands; `ipu_packed_bert.padding_free` is for causal models.
+`packed-bert`, or `python -m ipu_packed_bert`, lists the commands; `padding_free` is for causal models.
 A public name is loaded when it is first used, so that configurations can be read and plans made without torch.
 """
 

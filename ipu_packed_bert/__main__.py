@@ -59,7 +59,7 @@ _GROUPS: Dict[str, Dict[str, Command]] = {
             "ipu_packed_bert.commands.export", "convert a run to a Hugging Face directory, and back"
         ),
         "check-model": Command(
-            "ipu_packed_bert.commands.check_model",
+            "padding_free.check_model_command",
             "check that a Hugging Face model keeps the examples of a packed row apart",
         ),
     },
@@ -72,17 +72,17 @@ _GROUPS: Dict[str, Dict[str, Command]] = {
             "ipu_packed_bert.commands.benchmark", "measure the speed-up of packing on this machine"
         ),
         "report": Command(
-            "ipu_packed_bert.report.command",
+            "ipu_profiling.report.command",
             "report cycles, overhead and speed-up on an IPU, from the cycle model or from runs",
         ),
     },
     "IPU": {
         "plan": Command(
-            "ipu_packed_bert.commands.plan",
+            "ipu_profiling.planning.command",
             "describe what a configuration would run, where, and whether it fits; needs no device",
         ),
         "ipu-check": Command(
-            "ipu_packed_bert.commands.ipu_check_command",
+            "ipu_profiling.ipu_check.command",
             "compile, make ten updates on IPUs, and compare them with the plan",
         ),
     },
@@ -115,6 +115,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         elif name in PACKERS:
             way_out = f"type packed-bert pack --packer {name}"
         raise ValueError(f"{name}: no such command; {way_out}")
+    if name in ("pretrain", "finetune") and "--plan" in arguments:
+        planning = importlib.import_module(COMMANDS["plan"].module)
+        return planning.plan_of(name, arguments[1:])
     return importlib.import_module(COMMANDS[name].module).main(arguments[1:]) or 0
 
 

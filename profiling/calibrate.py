@@ -10,7 +10,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from pack_data.cli.scripts import explained_imports  # noqa: E402
 
 with explained_imports():
-    from ipu_packed_bert.report.calibrate import main
+    from ipu_profiling.report.calibrate import main
     from pack_data.cli.command import run_main
 
 if __name__ == "__main__":

@@ -27,8 +27,6 @@ import transformers
 
 from ipu_packed_bert.data.global_batches import GlobalBatches
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.padding_free.collators import PaddingFreeCollator
-from ipu_packed_bert.padding_free.update import take_step, to_device
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.schema import BatchConfig, DataConfig, EngineConfig, ModelConfig
@@ -37,6 +35,8 @@ from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.reading.fields import one_line
+from padding_free.collators import PaddingFreeCollator
+from padding_free.update import take_step, to_device
 from tests.fakes.gpu import CannotPretend, FakeGpu
 from tests.fine_tuning_files import MODEL, VOCABULARY, training_file
 from tests.fine_tuning_files import tiny_config as tiny_task

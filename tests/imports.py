@@ -1,7 +1,7 @@
 """The import graph of this project, read from the sources.
 
-A package of the graph is a directory or a loose file directly below `ipu_packed_bert` or `pack_data`. Its level is one
-above the highest level that it imports from; the packages of an import cycle have no level.
+A package of the graph is a top-level one, or a directory or loose file directly below one. Its level is one above the
+highest level that it imports from; the packages of an import cycle have no level.
 """
 
 import ast
@@ -11,7 +11,7 @@ from typing import Collection
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
-PACKAGES = ("pack_data", "ipu_packed_bert", "profiling", "evidence", "examples")
+PACKAGES = ("pack_data", "padding_free", "ipu_packed_bert", "ipu_profiling", "profiling", "evidence", "examples")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")) + [
     ROOT / "run_pretraining.py"
 ]
@@ -131,11 +131,7 @@ def cycles(edges):
 
 
 def package_graph(inside=None):
-    """Return a dictionary: package -> the packages that it imports from.
-
-    Without `inside`, the packages of `ipu_packed_bert`, with `pack_data` as one of them; with it, the packages of that
-    top-level package.
-    """
+    """Return a dictionary: package -> the packages that it imports from, top-level ones or those inside of one."""
     edges = {}
     for path, targets in graph().items():
         package = _package_of(path, inside)
@@ -147,12 +143,12 @@ def package_graph(inside=None):
 
 def _package_of(path, inside):
     """Return the package of the graph to which a file belongs, None for a file outside it."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    if inside is not None:
-        return parts[1] if parts[0] == inside else None
-    if parts[0] in ("examples", "evidence"):
+    top_level, *below = path.relative_to(ROOT).with_suffix("").parts
+    if top_level in ("examples", "evidence"):
         return None
-    return ".".join(parts[:2]) if parts[0] == "ipu_packed_bert" else parts[0]
+    if inside is None:
+        return top_level
+    return below[0] if top_level == inside else None
 
 
 def levels(edges):

@@ -14,8 +14,8 @@ import time
 import numpy as np
 import torch
 
-from ipu_packed_bert.padding_free import check_no_leak, use_padding_free
-from ipu_packed_bert.padding_free.losses import logits_of
+from padding_free import check_no_leak, use_padding_free
+from padding_free.losses import logits_of
 from tests.padding_free_faults import FAULTS, LONGEST, ROW
 from tests.padding_free_models import transformers
 

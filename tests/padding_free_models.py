@@ -13,7 +13,7 @@ transformers = pytest.importorskip(
     "transformers", minversion="4.57", reason="tested with 4.57 and newer: pip install 'transformers>=4.57'"
 )
 
-from ipu_packed_bert.padding_free.collators import PaddingFreeCollator  # noqa: E402
+from padding_free.collators import PaddingFreeCollator  # noqa: E402
 
 # docs/families.py makes a tiny model of every family, for a page; here for tests.
 _spec = importlib.util.spec_from_file_location("families", Path(__file__).parents[1] / "docs" / "families.py")

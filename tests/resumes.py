@@ -210,7 +210,7 @@ class Worker(NamedTuple):
 
 def torch_stream_case(folder: Path, kind: str, worker: Optional[Worker]) -> Case:
     """Two passes over the packs of one worker of rank 1 of 2, of pieces of longer examples."""
-    from ipu_packed_bert.padding_free import streams
+    from padding_free import streams
 
     source = SOURCES[kind](new_folder(folder))
 

@@ -14,8 +14,8 @@ from tests.pack_data.text_corpus import build_small, content, write_corpus
 CACHES = {
     "ipu_packed_bert.data.factors._packed_factor": "histogram: LengthHistogram, packer: str, "
     "max_sequences_per_pack: Optional[int]",
-    "ipu_packed_bert.padding_free.attention._kernel_options": "module: str",
-    "ipu_packed_bert.padding_free.varlen_on_cpu._blocks": "lengths: Tuple[int, ...]",
+    "padding_free.attention._kernel_options": "module: str",
+    "padding_free.varlen_on_cpu._blocks": "lengths: Tuple[int, ...]",
     "ipu_packed_bert.settings.config.settings_of": "command: str, task: type",
     "ipu_packed_bert.settings.shipped._derived": "",
     "ipu_packed_bert.settings.shipped.shipped_names": "",

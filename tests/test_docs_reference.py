@@ -24,7 +24,7 @@ spec.loader.exec_module(reference)
 
 
 # The public names are in __all__ of these packages.
-PACKAGES = ("pack_data", "pack_data.batching", "pack_data.stream", "ipu_packed_bert", "ipu_packed_bert.padding_free")
+PACKAGES = ("pack_data", "pack_data.batching", "pack_data.stream", "ipu_packed_bert", "padding_free")
 
 
 def undocumented(package):

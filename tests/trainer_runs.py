@@ -12,9 +12,9 @@ trl = pytest.importorskip("trl", reason="make test-trainers installs it")
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
 
-from ipu_packed_bert.padding_free import PackedStream, mean_loss, pack_into
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
+from padding_free import PackedStream, mean_loss, pack_into
 
 ROW = 32
 WORDS = 47

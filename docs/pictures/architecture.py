@@ -1,4 +1,4 @@
-"""Draw docs/pictures/architecture.svg and write the tables of docs/architecture.md, both from the imports.
+"""Draw docs/pictures/architecture.svg and write the table of docs/architecture.md, both from the imports.
 
 python docs/pictures/architecture.py
 """
@@ -15,28 +15,45 @@ from typing import Dict, List, Set, Tuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.imports import MODULES, levels, package_graph  # noqa: E402
+from tests.imports import MODULES, graph, levels, module_name, package_graph  # noqa: E402
 
 PAGE = ROOT / "docs" / "architecture.md"
 PICTURE = ROOT / "docs" / "pictures" / "architecture.svg"
 HALF_BOX = 0.42  # half the width of a package's box, of distances between packages
 COMMAND = "python docs/pictures/architecture.py"
-# Entry points, which the picture leaves out.
-ENTRY_POINTS = (
-    "ipu_packed_bert.__init__",
-    "ipu_packed_bert.__main__",
-    "run_pretraining",
-    "profiling",
-)
+# Top-level package -> its colour. The packages inside of `pack_data` and `padding_free` are not drawn.
+COLOURS = {
+    "pack_data": "#f6e7c1",
+    "padding_free": "#d8ecd3",
+    "ipu_packed_bert": "#d6e4f2",
+    "ipu_profiling": "#f3d9dc",
+}
+WHOLE = ("pack_data", "padding_free")
+
+
+def imports_drawn() -> Dict[str, Set[str]]:
+    """Return a dictionary: package of the picture -> the packages that it imports."""
+    imports: Dict[str, Set[str]] = {}
+    for path, targets in graph().items():
+        name = _drawn(module_name(path))
+        if name:
+            below = {_drawn(module_name(target)) for target in targets}
+            imports.setdefault(name, set()).update(below - {name, ""})
+    return imports
+
+
+def _drawn(module: str) -> str:
+    """Return the package of the picture to which a module belongs; "" for entry points."""
+    top_level, *inside = module.split(".")
+    if top_level in WHOLE:
+        return top_level
+    is_package = inside and not inside[0].startswith("__") and inside[0] != "padding_free"
+    return ".".join((top_level, inside[0])) if top_level in COLOURS and is_package else ""
 
 
 def plan() -> Tuple[Dict[str, int], Set[Tuple[str, str]]]:
     """Return the level of each package, from 1, and the imports (upper, lower) that no chain of others implies."""
-    imports = {
-        name: below - set(ENTRY_POINTS)
-        for name, below in package_graph().items()
-        if name not in ENTRY_POINTS
-    }
+    imports = imports_drawn()
 
     def reached(name: str) -> Set[str]:
         packages = set(imports[name])
@@ -107,6 +124,7 @@ def draw(path: Path) -> None:
 
     matplotlib.use("svg")
     from matplotlib import pyplot as plt
+    from matplotlib.patches import Patch
 
     level_of, direct = plan()
     place = places(level_of, direct)
@@ -119,48 +137,47 @@ def draw(path: Path) -> None:
             (x, y), (to_x, to_y) = place[upper], place[lower]
             axes.plot((x, to_x), (y, to_y), color="0.7", linewidth=1, zorder=1)
         for package, (x, y) in sorted(place.items()):
-            name = package.replace("ipu_packed_bert.", "")
+            top_level, _, name = package.partition(".")
             axes.text(
                 x,
                 y,
-                name,
+                name or top_level,
                 ha="center",
                 va="center",
-                bbox={"boxstyle": "round", "fc": "white", "ec": "0.4"},
+                bbox={"boxstyle": "round", "fc": COLOURS[top_level], "ec": "0.4"},
             )
+        boxes = [Patch(facecolor=colour, edgecolor="0.4") for colour in COLOURS.values()]
+        axes.legend(boxes, list(COLOURS), loc="lower center", ncol=len(COLOURS), fontsize=8)
         axes.set_xlim(-widest, widest)
-        axes.set_ylim(0.5, top + 0.5)
+        axes.set_ylim(-0.3, top + 0.5)
         axes.axis("off")
         figure.tight_layout(pad=0)
         figure.savefig(path, format="svg", metadata={"Date": None})
         plt.close(figure)
 
 
-def tables() -> str:
-    """Return a table for each top package: level, name, first sentence of the docstring."""
-    parts: List[str] = []
-    for package, inside in (("ipu_packed_bert", None), ("pack_data", "pack_data")):
-        level_of = levels(package_graph(inside))
-        rows = [f"**{package}**", "", "| level | package | purpose |", "| ---: | --- | --- |"]
-        for name, level in sorted(level_of.items(), key=lambda item: (-item[1], item[0])):
-            module = f"{package}.{name}" if inside else name
-            short_name = module[len(package) + 1 :] if module.startswith(package + ".") else module
-            if not short_name.startswith("__") and not short_name.endswith("__main__"):
-                rows.append(f"| {level} | `{short_name}` | {_sentence(module)} |")
-        parts.append("\n".join(rows))
-    return "\n\n".join(parts)
+def table() -> str:
+    """Return a table of the top-level packages: name, first sentence of the docstring, packages inside bottom up."""
+    rows = ["| package | purpose | inside, bottom up |", "| --- | --- | --- |"]
+    for package in COLOURS:
+        level_of = levels(package_graph(package))
+        inside: Dict[int, List[str]] = {}
+        for name, level in sorted(level_of.items()):
+            if not name.startswith("__"):
+                inside.setdefault(level, []).append(f"`{name}`")
+        steps = " -> ".join(" ".join(inside[level]) for level in sorted(inside))
+        rows.append(f"| `{package}` | {_sentence(package)} | {steps} |")
+    return "\n".join(rows)
 
 
 def _sentence(module: str) -> str:
-    if module == "profiling":
-        return "Two scripts: the overhead report and the calibration."
     text = ast.get_docstring(ast.parse(MODULES[module].read_text(encoding="utf-8"))) or ""
     return re.split(r"(?<=[.])\s|:\n|\n\n", " ".join(text.split("\n\n")[0].split()))[0].rstrip(":")
 
 
 def page(text: str) -> str:
-    """Return the page with new tables between its marks."""
-    block = f"<!-- generated: {COMMAND} -->\n\n{tables()}\n\n<!-- end of generated -->"
+    """Return the page with a new table between its marks."""
+    block = f"<!-- generated: {COMMAND} -->\n\n{table()}\n\n<!-- end of generated -->"
     return re.sub(
         r"<!-- generated: .*?<!-- end of generated -->", lambda _: block, text, flags=re.DOTALL
     )

@@ -1,6 +1,7 @@
 """Options of `pretrain`, `finetune` and `plan`, and the work that these do before torch is loaded.
 
-`pretrain` and `finetune` are one command with two kinds of configuration; `plan` is `--plan` of either.
+`pretrain` and `finetune` are one command with two kinds of configuration; `plan` is `--plan` of either, and belongs to
+`ipu_profiling`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.settings.config import Config, ConfigError
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.reader import peek
-from ipu_packed_bert.settings.schema import PRETRAINING
+from ipu_packed_bert.settings.schema import PRETRAIN, PRETRAINING
 from ipu_packed_bert.settings.shipped import config_file, refuse_no_run
 from ipu_packed_bert.settings.user_task import trust_what_was_named
 from ipu_packed_bert.settings.yaml_files import load_yaml
@@ -98,14 +99,17 @@ def parse(command: str, argv: Optional[Sequence[str]]) -> argparse.Namespace:
 
 
 def train(command: str, argv: Optional[Sequence[str]] = None) -> int:
-    """Run `packed-bert pretrain`, `finetune` or `plan`; return the exit status."""
+    """Run `packed-bert pretrain` or `finetune`; return the exit status."""
     with joined(instances=instances) as processes:
-        processes.status = _train_with(parse(command, argv), processes)
+        args = parse(command, argv)
+        if args.plan:
+            raise ValueError(f"--plan: type packed-bert plan, or packed-bert {command} --plan")
+        processes.status = _train_with(args, processes)
         return processes.status
 
 
-def _train_with(args: argparse.Namespace, processes: Processes) -> int:
-    """Run a command with parsed options in connected processes; return the exit status."""
+def configuration(args: argparse.Namespace, processes: Processes) -> Config:
+    """Return the configuration that parsed options of connected processes begin or continue."""
     if args.command == "finetune":
         trust_what_was_named(args.trust_task, args.overrides)
     processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
@@ -119,28 +123,26 @@ def _train_with(args: argparse.Namespace, processes: Processes) -> int:
         args.start_from = None
     if args.resume or args.start_from:
         processes.of_first(_refuse_no_runs, args)
-    config = processes.of_first(_load, args) if args.resume else _load(args)
-    pretrains = args.command == "pretrain"
-    if args.show_config or args.plan:
-        from ipu_packed_bert.data.data_sets import described, refuse_missing
+    return processes.of_first(_load, args) if args.resume else _load(args)
 
-        completed, manifest = described(config) if pretrains else (config, None)
+
+def show_config(config: Config) -> int:
+    """Print all settings, completed by the data set of pre-training, and their origins; return the exit status."""
+    from ipu_packed_bert.data.data_sets import described
+
+    completed = described(config)[0] if config.command == PRETRAIN else config
+    print(completed.annotated(), end="")
+    return 0
+
+
+def _train_with(args: argparse.Namespace, processes: Processes) -> int:
+    """Run a command with parsed options in connected processes; return the exit status."""
+    config = configuration(args, processes)
     if args.show_config:
-        print(completed.annotated(), end="")
-        return 0
-    if args.plan:
-        if pretrains and args.packing_factor is None:
-            processes.of_first(refuse_missing, config)
-        from ipu_packed_bert.planning.plan import plan
-        from ipu_packed_bert.planning.printing import print_plan
+        return show_config(config)
 
-        run_plan = plan(
-            completed, manifest, data_dir=args.data_dir, packing_factor=args.packing_factor
-        )
-        return print_plan(run_plan, _options_without_plan(args))
-
-    # torch is imported from here on: wrong configurations are refused, and plans printed, without it.
-    if pretrains:
+    # torch is imported from here on: wrong configurations are refused without it.
+    if args.command == "pretrain":
         from ipu_packed_bert.data.data_sets import refuse_missing
 
         processes.of_first(refuse_missing, config)
@@ -306,7 +308,7 @@ def _fixed_settings(args: argparse.Namespace) -> Collection[str]:
     return ["batch.micro_batch"]  # adjusted to divide an update evenly
 
 
-def _options_without_plan(args: argparse.Namespace) -> List[str]:
+def options_without_plan(args: argparse.Namespace) -> List[str]:
     """Return the options that begin or resume the planned run."""
     options = ["--resume", args.resume] if args.resume else ["--config", args.config]
     for name in ("start_from", "data_dir", "out"):

@@ -9,7 +9,7 @@ pytest.importorskip("transformers", minversion="5.0", reason="the table is of Tr
 from evidence import leaks  # noqa: E402
 from evidence.__main__ import main  # noqa: E402
 from evidence.runner import Cell  # noqa: E402
-from ipu_packed_bert.padding_free import assert_isolated  # noqa: E402
+from padding_free import assert_isolated  # noqa: E402
 from tests.imports import ROOT
 from tests.refusals import refusal_of  # noqa: E402
 

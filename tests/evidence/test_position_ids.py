@@ -25,10 +25,10 @@ from evidence.position_ids import (  # noqa: E402
     unigram_loss,
 )
 from evidence.runner import RESULTS, read_results  # noqa: E402
-from ipu_packed_bert.padding_free import choice  # noqa: E402
-from ipu_packed_bert.padding_free.probe import check_no_leak  # noqa: E402
 from pack_data.batching.plans import WAYS  # noqa: E402
 from pack_data.cli.command import run_main  # noqa: E402
+from padding_free import choice
+from padding_free.leaks.probe import check_no_leak  # noqa: E402
 
 SENTENCE = "the quick brown fox jumps over a lazy dog and then it sleeps for some hours under the old tree"
 WORDS = SENTENCE.split()

@@ -1,6 +1,6 @@
 """A stand-in for the SDK's PopVision analysis library: reads the profiles of tests/fakes/profiles.py.
 
-It has the names that ipu_packed_bert/report/popvision.py uses, which are those that published applications use.
+It has the names that ipu_profiling/measured/popvision.py uses, which are those that published applications use.
 """
 
 import json

@@ -12,9 +12,6 @@ import torch
 import yaml
 
 from ipu_packed_bert.commands import export, finetune, pretrain
-from ipu_packed_bert.planning.plan import plan
-from ipu_packed_bert.report import command as report_command
-from ipu_packed_bert.report.measured import read as read_measured
 from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.allowed_changes import NETWORK
 from ipu_packed_bert.settings.config import Config
@@ -25,6 +22,10 @@ from ipu_packed_bert.tasks.starting_weights import find_start
 from ipu_packed_bert.training.export import export_run
 from ipu_packed_bert.training.pretraining import _refuse_other_sizes
 from ipu_packed_bert.training.run import _beginning
+from ipu_profiling.measured.runs import read as read_measured
+from ipu_profiling.planning import command as plan_command
+from ipu_profiling.planning.plan import plan
+from ipu_profiling.report import command as report_command
 from pack_data.reading.fields import said_of
 from pack_data.text.vocabulary import load_vocabulary
 from tests import fine_tuning_files, tiny_runs
@@ -93,7 +94,7 @@ SETTINGS = (
         _make_settings,
         _settings,
         (Target("run.yml", free((*YAML, *PLACES))),),
-        command=lambda folder: (pretrain.main, ["--config", str(folder / "run.yml"), "--plan"]),
+        command=lambda folder: (plan_command.main, ["--config", str(folder / "run.yml"), "--plan"]),
         weight=3.0,
     ),
     Reader(

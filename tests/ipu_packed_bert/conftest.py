@@ -15,8 +15,8 @@ def cycle_cache(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def machine(cycle_cache):
-    from ipu_packed_bert.cycles.target import MK2
-    from ipu_packed_bert.cycles.workload import Machine
+    from ipu_profiling.cycles.target import MK2
+    from ipu_profiling.cycles.workload import Machine
 
     return Machine(MK2, cycle_cache)
 

@@ -15,9 +15,10 @@ transformers = pytest.importorskip(
     "transformers", minversion="4.57", reason="tested with 4.57 and newer: pip install 'transformers>=4.57'"
 )
 
-from ipu_packed_bert.commands.check_model import main
-from ipu_packed_bert.padding_free import assert_isolated, layers
 from pack_data.cli.command import run_main
+from padding_free import assert_isolated
+from padding_free.check_model_command import main
+from padding_free.leaks import layers
 from tests.imports import ROOT
 from tests.padding_free_faults import FAULTS, LONGEST, ROW, TinyModel, joined
 from tests.padding_free_models import a_model, families
@@ -127,7 +128,7 @@ def test_the_fixture_of_the_pytest_plugin(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", plugin.strip(), "test_own.py"]
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "ipu_packed_bert.padding_free.isolated" in run.stdout
+    assert "padding_free.leaks.isolated" in run.stdout
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,17 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from ipu_packed_bert.commands import ipu_check, ipu_check_command
-from ipu_packed_bert.cycles import calibration
-from ipu_packed_bert.cycles.target import MK2
-from ipu_packed_bert.cycles.workload import Machine
-from ipu_packed_bert.planning.plan import plan
-from ipu_packed_bert.planning.printing import memory_words
-from ipu_packed_bert.report import ipu_bundle, popvision
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
+from ipu_profiling.cycles import calibration
+from ipu_profiling.cycles.target import MK2
+from ipu_profiling.cycles.workload import Machine
+from ipu_profiling.ipu_check import command as ipu_check_command
+from ipu_profiling.ipu_check import stages as ipu_check
+from ipu_profiling.measured import bundle as ipu_bundle
+from ipu_profiling.measured import popvision
+from ipu_profiling.planning.plan import plan
+from ipu_profiling.planning.printing import memory_words
 from pack_data.cli.command import run_main
 from tests.fakes import profiles, pva
 from tests.fakes.machine import machine

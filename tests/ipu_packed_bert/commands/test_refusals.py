@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from ipu_packed_bert.benchmarks import packed
-from ipu_packed_bert.commands import benchmark, check_model, predict
+from ipu_packed_bert.commands import benchmark, predict
 from ipu_packed_bert.engine import EngineChoice, build_engine
 from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.engine.host import engine as host
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.examples import load_weights
+from padding_free import check_model_command as check_model
 from tests.pretraining import host_engine
 from tests.refusals import refusal_of, refused
 from tests.tiny_runs import TINY

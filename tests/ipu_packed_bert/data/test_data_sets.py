@@ -13,6 +13,7 @@ from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.loading import config_from_tree, load_config
 from ipu_packed_bert.settings.reader import DEFAULT, OVERRIDE
 from ipu_packed_bert.training.pretraining import _print_data
+from ipu_profiling.planning import command as plan_command
 from pack_data.building.command import main as build_main
 from pack_data.building.held_out import TRAINING_DIGEST, held_out_folder, overlap
 from pack_data.cli.command import run_main
@@ -117,9 +118,9 @@ def test_one_option_trains_on_a_data_set_of_ones_own(tmp_path, capsys):
     """S, predictions, depth and vocabulary stand in its manifest: --data is all that is typed."""
     sizes = [word for override in TINY for word in ("--set", override)]
     arguments = ["--config", str(CONFIGS / "packed_host.yml"), "--data", str(tiny_data(tmp_path / "mine"))]
-    assert run_main(pretrain.main, [*arguments, "--plan"]) == 0
+    assert run_main(plan_command.main, [*arguments, "--plan"]) == 0
     assert "64 slots, up to 3 sequences each" in capsys.readouterr().out
-    assert run_main(pretrain.main, [*arguments[:-1], "mistyped", "--plan"]) == 2
+    assert run_main(plan_command.main, [*arguments[:-1], "mistyped", "--plan"]) == 2
     assert "mistyped: no data set there" in capsys.readouterr().err
     assert run_main(pretrain.main, [*arguments, *sizes, "--out", str(tmp_path / "run")]) == 0
     stated = yaml.safe_load((tmp_path / "run" / "config.yml").read_text())

@@ -10,6 +10,7 @@ from ipu_packed_bert.data import global_batches as global_batches_
 from ipu_packed_bert.data.data_sets import open_or_build
 from ipu_packed_bert.data.global_batches import StoredPacks
 from ipu_packed_bert.settings.loading import load_config
+from ipu_profiling.planning import command as plan_command
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore
 from tests.ipu_packed_bert.commands.test_resume import results, stop_at
@@ -79,7 +80,7 @@ def test_resumed_it_has_the_losses_of_a_run_that_was_not_stopped(mix, tmp_path, 
     other = ["--resume", str(tmp_path / "run"), "--steps", "14", "--set", "optimizer.schedule_steps=14"]
     assert run_main(pretrain.main, [*other, "--set", "data.shares=[1, 1]"]) == 2
     assert "data.shares" in capsys.readouterr().err
-    assert run_main(pretrain.main, [*line, "--plan"]) == 0 and " + 3 x " in capsys.readouterr().out
+    assert run_main(plan_command.main, [*line, "--plan"]) == 0 and " + 3 x " in capsys.readouterr().out
     assert run_main(pretrain.main, [*line, "--show-config"]) == 0
     assert "shares: [1.0, 3.0]" in capsys.readouterr().out
 
@@ -93,8 +94,8 @@ def test_resumed_it_has_the_losses_of_a_run_that_was_not_stopped(mix, tmp_path, 
 )
 def test_data_sets_that_were_not_built_alike(mix, tmp_path, capsys, change, said):
     other = tiny_data(tmp_path / "other", **change)
-    assert run_main(pretrain.main, ["--config", mix[0], "--set", f"data.mixed_with=[{other}]", "--plan"]) == 2
+    assert run_main(plan_command.main, ["--config", mix[0], "--set", f"data.mixed_with=[{other}]", "--plan"]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
-    assert run_main(pretrain.main, ["--config", mix[0], "--set", "data.shares=[1, 3]", "--plan"]) == 2
+    assert run_main(plan_command.main, ["--config", mix[0], "--set", "data.shares=[1, 3]", "--plan"]) == 2
     assert "data.shares has 2 numbers; must have one for each of the 1 data sets" in capsys.readouterr().err

@@ -9,11 +9,11 @@ import torch
 pytest.importorskip("transformers", minversion="4.57", reason="some paths are models of Transformers 4.57 and newer")
 
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.padding_free import assert_isolated
-from ipu_packed_bert.padding_free.models import Leak
-from ipu_packed_bert.padding_free.probe import check_no_leak
-from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_profiling.planning.plan import plan
+from padding_free import assert_isolated
+from padding_free.leaks.probe import check_no_leak
+from padding_free.models import Leak
 from tests.gpu_dry import (
     FAMILIES,
     FINE_TUNING,

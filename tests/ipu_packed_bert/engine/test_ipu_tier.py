@@ -274,7 +274,8 @@ def test_the_first_days_check(tier, tmp_path, monkeypatch):
     """`packed-bert ipu-check` on four IPUs, with a profile."""
     import yaml
 
-    from ipu_packed_bert.commands import ipu_check, ipu_check_command
+    from ipu_profiling.ipu_check import command as ipu_check_command
+    from ipu_profiling.ipu_check import stages as ipu_check
     from tests.fakes import pva
     from tests.tiny_runs import tiny_settings
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from ipu_packed_bert.model import blocks as of_model
-from ipu_packed_bert.padding_free import blocks as of_padding_free
 from pack_data.store import boundaries
 from pack_data.store.boundaries import blocks_of
+from padding_free import blocks as of_padding_free
 
 both = pytest.mark.parametrize("blocks", [of_model, of_padding_free], ids=["model", "padding_free"])
 

@@ -217,7 +217,7 @@ def test_padding_goes_through_no_layer():
 def kernel():
     """torch's operator with our kernel for the CPU; the real one runs on CUDA in half types only."""
     pytest.importorskip("torch.nn.attention.varlen", reason="torch before 2.10 has no variable-length kernel")
-    importlib.import_module("ipu_packed_bert.padding_free.varlen_on_cpu")
+    importlib.import_module("padding_free.varlen_on_cpu")
 
 
 @settings(max_examples=15)

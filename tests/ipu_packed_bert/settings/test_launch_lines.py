@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ipu_packed_bert.commands import finetune, pretrain
+from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.settings.launch_lines import IPUS_OF_A_PROGRAM, instances_for, start_lines
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import FOLDER
+from ipu_profiling.planning import command as plan_command
 
 # Name -> instances that are offered, on one host and on several; 0: one process that poprun does not start.
 OFFERED = {
@@ -59,7 +60,7 @@ def test_more_ipus_than_a_program_has_take_more_processes():
 
 
 def test_lines_of_gpus(capsys):
-    assert pretrain.main(["--config", "packed_phase2_gpu8", "--plan", "--packing-factor", "2"]) == 0
+    assert plan_command.main(["--config", "packed_phase2_gpu8", "--plan", "--packing-factor", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (start,) = [line for line in lines if line.startswith("  start ")]
     assert start.split() == "start torchrun --nproc-per-node 8 run_pretraining.py --config packed_phase2_gpu8".split()
@@ -73,7 +74,7 @@ def test_lines_of_gpus(capsys):
 def test_the_line_has_the_options_of_the_plan(capsys, tmp_path):
     """Parsed again it gives the same settings."""
     given = ["--config", "packed_phase2_pod16", "--steps", "7", "--set", "run.seed=3", "--out", str(tmp_path / "a b")]
-    assert pretrain.main([*given, "--plan", "--packing-factor", "2"]) == 0
+    assert plan_command.main([*given, "--plan", "--packing-factor", "2"]) == 0
     text = capsys.readouterr().out
     found = commands([line for line in text.splitlines()[-4:] if not line.startswith("  verdict")])
     again = pretrain.parse(found["poprun"][found["poprun"].index("run_pretraining.py") + 1 :])
@@ -85,7 +86,7 @@ def test_the_line_has_the_options_of_the_plan(capsys, tmp_path):
 
 def test_fine_tuning_has_its_lines(capsys, tmp_path):
     given = ["--config", "finetune_squad_packed_pod16", "--data-dir", str(tmp_path), "--plan"]
-    assert finetune.main(given) == 0
+    assert plan_command.main(given) == 0
     found = commands([line for line in capsys.readouterr().out.splitlines()[-3:] if "verdict" not in line])
     replicas = load_config(FOLDER / "finetune_squad_packed_pod16.yml").placement.replicas
     assert value(found["poprun"], "--num-replicas") == str(replicas)

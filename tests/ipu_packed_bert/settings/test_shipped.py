@@ -9,9 +9,6 @@ from functools import lru_cache
 import pytest
 import yaml
 
-from ipu_packed_bert.planning.plan import plan
-from ipu_packed_bert.planning.printing import memory_words
-from ipu_packed_bert.report.ipu_bundle import way_out
 from ipu_packed_bert.settings import loading as configurations
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.declare import plain
@@ -20,6 +17,9 @@ from ipu_packed_bert.settings.rules import check_for_ipus, schedule_too_short
 from ipu_packed_bert.settings.schema import EPSILON, FIXED
 from ipu_packed_bert.settings.shipped import config_file, for_one_gpu, shipped_names
 from ipu_packed_bert.settings.yaml_files import load_yaml
+from ipu_profiling.measured.bundle import way_out
+from ipu_profiling.planning.plan import plan
+from ipu_profiling.planning.printing import memory_words
 from tests.imports import CONFIGS, ROOT
 
 load_config = lru_cache(None)(configurations.load_config)  # each file is read once, whatever is asked of it

@@ -80,7 +80,7 @@ def test_labels_trained_are_labels_wanted(given):
 
 def test_the_stream_and_the_collator_of_a_model_apply_masks():
     pytest.importorskip("torch")
-    from ipu_packed_bert.padding_free import PackedStream, PaddingFreeCollator
+    from padding_free import PackedStream, PaddingFreeCollator
 
     collate = PaddingFreeCollator(
         SimpleNamespace(config=SimpleNamespace(_attn_implementation="padding_free"), modules=list)

@@ -1,0 +1,21 @@
+"""The old name of the package `padding_free`, for version 2; it goes in version 3."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from typing import Any, List
+
+_NEW = "padding_free"
+
+warnings.warn(
+    f"ipu_packed_bert.padding_free is now {_NEW}; import {_NEW}", DeprecationWarning, stacklevel=2
+)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(import_module(_NEW), name)
+
+
+def __dir__() -> List[str]:
+    return dir(import_module(_NEW))

@@ -1,0 +1,1 @@
+"""From configurations and cycle counts to predictions and tables, for Graphcore IPUs."""

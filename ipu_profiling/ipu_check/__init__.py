@@ -1,0 +1,1 @@
+"""The command `ipu-check`: compile, make ten updates, compare with the plan."""

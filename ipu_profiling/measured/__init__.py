@@ -1,0 +1,1 @@
+"""Measured cycles: runs, profiles and bundles of `ipu-check`."""

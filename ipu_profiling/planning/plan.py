@@ -1,0 +1,352 @@
+"""The plan of a run of any task: its placement on IPUs, the size of an update, its memory and traffic.
+
+It is computed from the configuration and from existing data: the manifest of a data set, or files of examples, which
+are packed. It needs no device; torch is imported for files of examples only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple
+
+from ipu_packed_bert.data.data_sets import known_packing_factor
+from ipu_packed_bert.data.factors import (
+    PackingFactor,
+    checked_factor,
+    planned_factor,
+    published_for,
+)
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.finetuning import SQUAD
+from ipu_packed_bert.settings.placement import Placement, place
+from ipu_packed_bert.settings.rules import check_accumulation, check_for_ipus
+from ipu_packed_bert.settings.schema import FINETUNE, ModelConfig
+from ipu_packed_bert.tasks import task_class
+from ipu_packed_bert.tasks.files import located
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_profiling.planning.host_memory import HostMemory, host_memory
+from ipu_profiling.planning.ipu_memory import IpuMemory, ReplicaMemory
+from pack_data.reading.words import counted
+from pack_data.store.data_set import Manifest
+
+if TYPE_CHECKING:
+    from ipu_packed_bert.tasks.examples import ExampleTask
+
+# The largest counted share of an IPU's memory in a published run: MLPerf v2.0's BERT-large on a Bow Pod64 (E4 of
+# cycles/points.json). Code and exchange, which are not counted, are known to fit into the rest.
+FULLEST_THAT_RAN = 0.88
+_GUESSED_DEPTH = 8  # sequences in a pack, if neither data nor configuration define it
+
+
+class _Update(NamedTuple):
+    """One weight update at a packing factor."""
+
+    factor: PackingFactor
+    accumulation: int
+    packs: int  # of data
+    rows: int  # the packs of data, and the empty ones that fill the last micro-batches
+
+
+class _Words(NamedTuple):
+    """The printed words that differ between pre-training and tasks with files of examples."""
+
+    row: str  # "pack" or "row"
+    data: str
+    apart: str  # the sequences that the mask separates
+    run: str  # its length; "" while that is unknown
+    unknown: str  # why the size of an update is unknown, and the way out
+    sizes: str = ""  # the source of the network's sizes, if it is not the configuration
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The plan of a configuration of any task."""
+
+    config: Config  # with the micro-batch that runs, if the packing factor is known
+    model: ModelConfig
+    update: Optional[_Update]  # None while no packing factor is known
+    placement: Placement
+    depth: int  # most sequences of a pack; a guess if neither configuration nor data set define it
+    predictions: int  # most masked tokens of a pack
+    bytes_per_pack: int  # host to device
+    training_packs: Optional[int]  # None while the data are missing
+    words: _Words
+    task: Optional[ExampleTask] = None  # of files of examples, if these and the checkpoint exist
+
+    @property
+    def _replica(self) -> ReplicaMemory:
+        return ReplicaMemory(self.config, self.model, self.placement, self.depth, self.predictions)
+
+    @cached_property
+    def memory(self) -> Tuple[IpuMemory, ...]:
+        """Counted memory of each IPU of a replica."""
+        return self._replica.counted()
+
+    @property
+    def mask_bytes(self) -> float:
+        """Bytes of the mask of a micro-batch."""
+        return self._replica.mask_bytes()
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all weights."""
+        return sum(memory.parameters for memory in self.memory)
+
+    @property
+    def host_memory(self) -> HostMemory:
+        """Memory of a run on a CPU or a GPU."""
+        return host_memory(
+            self.config,
+            self.model,
+            parameters=self.parameters,
+            slots=self.config.data.max_sequence_length,
+            predictions=self.predictions,
+        )
+
+    @property
+    def training_stages(self) -> int:
+        """Stages of the training pipeline: each but the last runs backwards too."""
+        return 2 * len(self.placement.stages) - 1
+
+    @property
+    def fullest(self) -> float:
+        """Counted memory of the fullest IPU, as a share of what an IPU has."""
+        return max(memory.share for memory in self.memory)
+
+    @property
+    def fits(self) -> Optional[bool]:
+        """True if the memory fits, False if it does not, None if that depends on code and exchange.
+
+        It fits up to `FULLEST_THAT_RAN` and on the host, and not if an IPU has less than is counted.
+        """
+        if self.config.engine.kind == "host" or self.fullest <= FULLEST_THAT_RAN:
+            return True
+        return False if self.fullest > 1.0 else None
+
+    def micro_batch_that_fits(self) -> Optional[int]:
+        """Return the largest micro-batch below the configured one that counts no more than `FULLEST_THAT_RAN`."""
+        # Memory grows with the micro-batch, so bisection finds the largest.
+        low = 0
+        high = self.config.batch.micro_batch
+        while high - low > 1:
+            middle = (low + high) // 2
+            config = self.config.changed("batch", micro_batch=middle)
+            if replace(self, config=config).fits:
+                low = middle
+            else:
+                high = middle
+        return low or None
+
+
+def plan(
+    config: Config,
+    manifest: Optional[Manifest] = None,
+    *,
+    data_dir: Optional[Path] = None,
+    packing_factor: Optional[float] = None,
+) -> RunPlan:
+    """Plan the run of a configuration.
+
+    Args:
+        config: configuration of pre-training or of fine-tuning.
+        manifest: manifest of the data set of packs, if it exists.
+        data_dir: the first directory in which files of examples are looked up.
+        packing_factor: sequences per pack, in place of that of the data.
+
+    Raises:
+        ConfigError: an update has fewer micro-batches than the pipeline has stages, or the placement does not fit the
+            network.
+    """
+    if config.command == FINETUNE:
+        return _of_examples(config, data_dir, packing_factor)
+    return _of_packs(config, manifest, packing_factor)
+
+
+def _update(config: Config, factor: PackingFactor) -> _Update:
+    accumulation = config.accumulation(factor.value)
+    packs = config.packs_per_update(factor.value)
+    rows = config.micro_batches_per_update(factor.value) * config.batch.micro_batch
+    return _Update(factor, accumulation, packs, rows)
+
+
+def _updates_per_epoch(packs: int, update: _Update) -> int:
+    return -(-packs // update.packs)
+
+
+# ---- pre-training ----------------------------------------------------------------------------------------------------
+
+
+def _of_packs(
+    config: Config, manifest: Optional[Manifest], packing_factor: Optional[float]
+) -> RunPlan:
+    data = config.data
+    factor = known_packing_factor(config, manifest, packing_factor)
+    update = None
+    if factor is not None:
+        config = config.with_micro_batch(factor.value)
+        check_accumulation(config, factor.value)
+        update = _update(config, factor)
+    config = config.with_micro_batch(1.0)  # without an update, its memory
+
+    packs: Optional[int] = None
+    depth = data.max_sequences_per_pack or _GUESSED_DEPTH
+    # The published rule, unless a data set defines the number (see pack_data.store.packs.predictions_per_pack).
+    predictions = config.predictions_per_sequence + depth
+    if manifest is not None:
+        packs = manifest.packs
+        depth = manifest.schema.max_sequences_per_pack
+        predictions = manifest.schema.max_predictions_per_pack
+    # int32: four fields of slots, three of masked tokens, three of sequences; and two float32 scales.
+    bytes_per_pack = 4 * (4 * data.max_sequence_length + 3 * predictions + 3 * depth + 2)
+    return RunPlan(
+        config=config,
+        model=config.model,
+        update=update,
+        placement=place(config.placement, Pretraining(config).heads),
+        depth=depth,
+        predictions=predictions,
+        bytes_per_pack=bytes_per_pack,
+        training_packs=packs,
+        words=_words_of_packs(config, packs, depth, update),
+    )
+
+
+def _words_of_packs(
+    config: Config, packs: Optional[int], depth: int, update: Optional[_Update]
+) -> _Words:
+    data = config.data
+    limit = data.max_sequences_per_pack
+    texts = {None: "any number of sequences", 1: "one sequence"}
+    sequences = texts.get(limit, f"up to {limit} sequences")
+    state = "packs not built yet" if packs is None else f"{counted(packs, 'pack')} to train on"
+    depth_known = packs is not None or limit is not None
+
+    epochs = " (the length of an epoch is unknown until the data set is built)"
+    if packs is not None and update is not None:
+        updates = _updates_per_epoch(packs, update)
+        epochs = f", {updates:,} an epoch: {config.run.steps / updates:,.1f} epochs"
+    return _Words(
+        row="pack",
+        data=f"{data.named}: {state}, {data.max_sequence_length:,} slots, {sequences} each",
+        apart=f"up to {depth} sequences" if depth_known else "the data set's sequences",
+        run=f"{counted(config.run.steps, 'update')}{epochs}",
+        unknown=f"unknown: no data set yet and no published packing factor for {data.max_sequence_length} slots; "
+        "give --packing-factor",
+    )
+
+
+# ---- files of examples -----------------------------------------------------------------------------------------------
+
+
+def _of_examples(
+    config: Config, data_dir: Optional[Path], packing_factor: Optional[float]
+) -> RunPlan:
+    """Plan from the sizes of the checkpoint and the files, as far as they exist; the files are packed."""
+    # These import torch.
+    from ipu_packed_bert.tasks.inputs import Tokenizer
+    from ipu_packed_bert.tasks.starting_weights import find_start, is_there, with_dropout
+
+    start = None
+    missing = ""  # the first file that does not exist
+    try:
+        config = located(config, data_dir)
+    except ValueError as error:
+        missing = str(error).partition(":")[0]
+    checkpoint = config.start.checkpoint
+    if checkpoint is not None and not is_there(checkpoint):
+        missing = missing or checkpoint
+    elif checkpoint is not None or not missing:
+        start = find_start(config)
+
+    on_ipus = config.engine.kind != "host"
+    kind = task_class(config.task.name)
+    model = with_dropout(config.model, config) if start is None else start.model
+    config = config.for_model(model, ipus=on_ipus)
+    task = None
+    if start is not None and not missing:
+        task = kind(config, Tokenizer(start.vocabulary), start.model, start.labels)
+
+    update = None
+    factor = _factor(config, task, packing_factor)
+    if factor is not None:
+        config = config.with_micro_batch(factor.value)
+        if on_ipus:
+            check_for_ipus(config, factor.value)
+        update = _update(config, factor)
+    else:
+        rows = config.rows_at_once(config.batch.sequences_per_update)
+        config = config.changed("batch", micro_batch=rows)
+
+    slots = config.data.max_sequence_length
+    depth = config.data.max_sequences_per_pack or _GUESSED_DEPTH
+    numbers = 4 * slots + 4 * depth + 1  # of a row
+    packs = None
+    data = f"{config.task.name}, rows of {slots:,} slots; "
+    if task is None:
+        data += f"{missing} is missing"
+    else:
+        depth = task.max_sequences_per_pack or depth
+        batch = task.packs.batch(task.packs.order(0)[:1], 0)
+        numbers = sum(batch[name].size for name in task.fields if name in batch) + len(task.scales)
+        packs = len(task.packs)
+        packing = task.packs.packing
+        data += f"{counted(packing.sequences, 'sequence')} in {counted(packing.packs, 'row')} "
+        data += f"of up to {packing.largest_depth}"
+
+    sizes = "the configuration's" if start is None else start.description
+    words = _Words(
+        row="row",
+        data=data,
+        apart=f"up to {depth} sequences",
+        run=_epochs(config, task, update),
+        unknown="unknown without the files; give --packing-factor, sequences in a row",
+        sizes=f"; sizes: {sizes}",
+    )
+    return RunPlan(
+        config=config,
+        model=model,
+        update=update,
+        placement=place(config.placement, kind.heads),
+        depth=depth,
+        predictions=0,  # a head has a few outputs and no masked tokens
+        bytes_per_pack=4 * numbers,
+        training_packs=packs,
+        words=words,
+        task=task,
+    )
+
+
+def _epochs(config: Config, task: Optional[ExampleTask], update: Optional[_Update]) -> str:
+    """Describe the length of a run; "" while the size of an update is unknown."""
+    if update is None:
+        return ""
+    epochs = config.run.epochs
+    plural = "" if epochs == 1 else "s"
+    run = f"{epochs} epoch{plural}"
+    if task is not None and task.training_packs is not None:
+        return f"{run} of {counted(_updates_per_epoch(len(task.packs), update), 'update')}"
+    if config.data.training is None:
+        return f"{run}; no training, only evaluation"
+    return run
+
+
+def _factor(
+    config: Config, task: Optional[ExampleTask], option: Optional[float]
+) -> Optional[PackingFactor]:
+    """Return the factor of existing files, or of --packing-factor, or for SQuAD of its published histogram."""
+    data = config.data
+    if option is not None:
+        checked_factor(option, data.max_sequences_per_pack)
+    if task is not None:
+        files = data.training or data.evaluation
+        return PackingFactor(task.packs.packing.packing_factor, str(files))
+    if option is not None:
+        return PackingFactor(option, "--packing-factor")
+    if not config.packed:
+        return PackingFactor(1.0, "one sequence in a row")
+    published = published_for(data.max_sequence_length)
+    if config.task.name == SQUAD and published is not None and published.name.startswith(SQUAD):
+        return planned_factor(data.max_sequence_length, data.packer, data.max_sequences_per_pack)
+    return None

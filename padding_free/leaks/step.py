@@ -1,0 +1,193 @@
+"""The training step of a trainer, judged on the examples of a batch.
+
+A step on a row must have the loss and the gradients of the same step on a padded batch of its examples.  Both call the
+loss of the trainer, so that labels, autocast and gradient checkpointing are judged as configured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from typing import Any, Callable, ContextManager, Iterator, List, NamedTuple, Tuple
+
+import numpy as np
+import torch
+
+from pack_data.batching.collators import padding_free_batch
+from pack_data.reading.fields import one_line
+from pack_data.store.boundaries import sequences_in
+from padding_free.collators import (
+    Inputs,
+    PaddingCollator,
+    attends_both_ways,
+    inputs_for,
+)
+from padding_free.leaks.probe import in_dtype, undisturbed
+from padding_free.leaks.randomness import (
+    FixedNoise,
+    has_dropout,
+    with_fixed_noise,
+    without_dropout,
+)
+from padding_free.models import Leak, base_of, text_config
+from padding_free.update import to_device
+
+# Largest relative difference of the losses, and of the gradients of all weights together, that rounding may cause.
+_LIMIT = 1e-4
+_HALF_LIMIT = 0.03
+# In half precision, a row differs from float32 by at most twice the error of the padded batch.
+_HALF_FACTOR = 2.0
+_MOST_PADDING = 2  # slots of the padded batch over the tokens of the row, which limits the time
+_ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+_Loss = Callable[[Any, Inputs], torch.Tensor]
+
+
+class _TrainingStep(NamedTuple):
+    """The loss and the gradients of one step."""
+
+    loss: float
+    gradients: List[torch.Tensor]
+
+
+def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
+    """Compare the step on the first examples of a row with the step on a padded batch of them.
+
+    Args:
+        trainer: A trainer of Hugging Face; its attributes do not change.
+        model: The model, as the trainer calls it.
+        inputs: A row of examples.
+        loss_of: Maps model and inputs to the loss that the trainer minimises.
+
+    Returns:
+        The result, in words.
+
+    Raises:
+        ValueError: The steps differ, or the padded one fails.
+    """
+    # Without DistributedDataParallel the gradients are those of one rank.
+    model = getattr(model, "module", model)
+    if any(hasattr(weight, "placements") or not weight.numel() for weight in model.parameters()):
+        return "not judged, because the weights are sharded"
+    row, padded = _both_batches(model, inputs)
+    bits = torch.finfo(next(model.parameters()).dtype).bits
+    is_half = bits < 32 or trainer.accelerator.mixed_precision != "no"
+    limit = _HALF_LIMIT if is_half else _LIMIT
+    with _kept_attributes(trainer), undisturbed(model), _trained(model):
+        try:
+            expected = _step(model, padded, loss_of)
+            actual = _step(model, row, loss_of)
+            error = _difference(trainer, actual, expected)
+            if is_half and error > limit:
+                limit = _LIMIT
+                in_row, alone = actual, expected
+                with in_dtype(model, torch.float32):
+                    expected = _step(model, padded, loss_of)
+                    actual = _step(model, row, loss_of)
+                error = _difference(trainer, actual, expected)
+                own_error = _difference(trainer, in_row, expected)
+                own_rounding = max(_difference(trainer, alone, expected), _HALF_LIMIT)
+                if own_error > _HALF_FACTOR * own_rounding:
+                    limit, error = own_rounding, own_error
+            is_random = False
+            # Training may be random even without dropout, as with NEFTune.
+            if error > limit and _difference(trainer, _step(model, row, loss_of), actual) > limit:
+                with FixedNoise(_width_of(model)):
+                    expected = _step(model, padded, loss_of)
+                    actual = _step(model, row, loss_of)
+                    error = _difference(trainer, actual, expected)
+                    again = _step(model, row, loss_of)
+                is_random = _difference(trainer, again, actual) > limit
+        except _ERRORS as failure:
+            raise ValueError(
+                f"the training step fails on a padded batch, so it cannot be judged: {one_line(failure, 120)}; fix "
+                "compute_loss, or pass audit=False to train without the check"
+            ) from None
+    if is_random:
+        return "not judged, because it is random"
+    text = (
+        f"loss {actual.loss:.6g} on a row, {expected.loss:.6g} on its examples in a padded batch; relative difference, "
+        f"gradients included, {error:.1e} (rounding: up to {limit:.0e})"
+    )
+    if error > limit:
+        raise Leak(
+            f"the training step of {type(trainer).__name__}: {text}; let compute_loss pass all inputs to the model and "
+            "divide a sum over tokens by num_items_in_batch"
+        )
+    return text
+
+
+def _width_of(model: Any) -> int:
+    return int(base_of(model).get_input_embeddings().weight.shape[-1])
+
+
+def _trained(model: Any) -> ContextManager[None]:
+    """Set training mode in the block, with the model's own dropout unless checkpoints compute it again elsewhere."""
+    is_recomputed = any(
+        getattr(module, "gradient_checkpointing", False) for module in model.modules()
+    )
+    if is_recomputed or not has_dropout(model):
+        return without_dropout(model)
+    return with_fixed_noise(model, _width_of(model))
+
+
+def _both_batches(model: Any, inputs: Inputs) -> Tuple[Inputs, Inputs]:
+    """Return the first examples of a row as a row, and as a padded batch."""
+    names = ("input_ids", "labels", "position_ids")
+    example = {name: inputs[name][0].cpu() for name in names}
+    _, lengths = sequences_in(example, "the batch")
+    slots = np.maximum.accumulate(lengths) * np.arange(1, len(lengths) + 1)
+    number = np.count_nonzero(slots <= _MOST_PADDING * lengths.sum())
+    tokens = int(lengths[:number].sum())
+    examples = [{name: values[:tokens] for name, values in example.items()}]
+
+    is_causal = not attends_both_ways(model)
+    row = inputs_for(model, padding_free_batch(examples, causal=is_causal))
+    pad_id = getattr(text_config(model), "pad_token_id", None) or 0
+    padded = PaddingCollator(pad_id=pad_id)(examples)
+    del padded["position_ids"]  # the model derives them
+    if "use_cache" in inputs:
+        row["use_cache"] = padded["use_cache"] = False
+    device = inputs["input_ids"].device
+    return to_device(row, device), to_device(padded, device)
+
+
+def _step(model: Any, inputs: Inputs, loss_of: _Loss) -> _TrainingStep:
+    """Compute the loss and the gradients; the gradients of the model do not change."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    before = [weight.grad for weight in weights]
+    for weight in weights:
+        weight.grad = None
+    try:
+        loss = loss_of(model, dict(inputs))  # the trainer may remove the labels
+        loss.backward()
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+    finally:
+        for weight, gradient in zip(weights, before):
+            weight.grad = gradient
+    return _TrainingStep(float(loss.detach()), gradients)
+
+
+def _difference(trainer: Any, actual: _TrainingStep, expected: _TrainingStep) -> float:
+    """Return the larger relative difference of the losses and of all gradients together, the largest of all ranks."""
+    if math.isnan(actual.loss) and math.isnan(expected.loss):
+        return 0.0  # no token is predicted
+    largest = abs(actual.loss - expected.loss) / max(abs(expected.loss), 1e-30)
+    pairs = list(zip(actual.gradients, expected.gradients))
+    norm = math.hypot(*(float(other.norm()) for _, other in pairs))
+    distance = math.hypot(*(float((gradient - other).norm()) for gradient, other in pairs))
+    errors = torch.tensor([largest, distance / max(norm, 1e-30)], device=trainer.args.device)
+    return float(trainer.accelerator.gather(errors.nan_to_num(nan=math.inf)).max())
+
+
+@contextlib.contextmanager
+def _kept_attributes(trainer: Any) -> Iterator[None]:
+    """Restore the attributes of the trainer after the block; only the lists of its metrics may change in it."""
+    attributes = dict(vars(trainer))
+    if "_metrics" in attributes:
+        trainer._metrics = copy.deepcopy(trainer._metrics)
+    try:
+        yield
+    finally:
+        vars(trainer).update(attributes)
