@@ -151,6 +151,7 @@ class ExampleTask(Task):
             self.notes.append(self._account_text(examples, what))
         if with_labels and self.examples:
             self._count_scored()
+        self.notes += tokenizer.spelling.remarks()
         self._pack()
 
     def _account_text(self, examples: Sequence[Any], what: str) -> str:

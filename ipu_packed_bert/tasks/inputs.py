@@ -26,6 +26,7 @@ from pack_data.store.packs import (
 )
 from pack_data.store.sequences import Sequences, ragged_index
 from pack_data.text.special_tokens import Template
+from pack_data.text.spelling import Spelling
 from pack_data.text.vocabulary import AnyVocabulary
 
 _TEXTS_AT_A_TIME = 1024  # texts; the objects that the tokenizers library returns are large
@@ -49,13 +50,17 @@ class Tokenizer:
     def __init__(self, vocabulary: AnyVocabulary, *, read: Callable[[int], Any] = int):
         self._read = read
         self.vocabulary = vocabulary
+        self.spelling = Spelling()  # the characters of all texts so far
 
     def encode(self, texts: Sequence[str]) -> List[Tokens]:
         """Return the tokens of each text, without special tokens."""
         encoded: List[Tokens] = []
         for start in range(0, len(texts), _TEXTS_AT_A_TIME):
             part = texts[start : start + _TEXTS_AT_A_TIME]
-            for tokens in self.vocabulary.cut(part):
+            encodings = self.vocabulary.cut(part)
+            counts = self.vocabulary.spelling(part, encodings)
+            self.spelling = Spelling.total([self.spelling, counts])
+            for tokens in encodings:
                 spans = np.array(tokens.offsets, np.int64).reshape(-1, 2)
                 encoded.append(Tokens(np.array(tokens.ids, np.int32), spans))
             self._read(len(part))

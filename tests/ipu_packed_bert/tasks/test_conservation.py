@@ -224,3 +224,16 @@ def test_tables_are_read_by_name_from_every_form(folder):
     tree = {"task": {"name": "single_label"}, "data": {"training": str(folder / "t.parquet")}}
     with refused("t.parquet record 1", "text"):
         task_class("single_label")(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL)
+
+
+def test_texts_that_the_vocabulary_cannot_spell_are_counted_in_characters(folder):
+    """A file in another script, read as training and as held-out data: the line that `build` prints, once."""
+    path = folder / "other.jsonl"
+    lines = [{"text": "Ελληνικά γράμματα", "label": "a"}, {"text": "river", "label": "b"}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = {"training": str(path), "evaluation": str(path), "max_sequence_length": 16, "packer": "none"}
+    config = config_from_tree({"task": {"name": "single_label"}, "data": data}, "tiny")
+    task = task_class("single_label")(config, Tokenizer(VOCABULARY), MODEL)
+    # 8 + 8 Greek letters of 16 + 5 characters, in each of the two readings.
+    (line,) = [note for note in task.notes if "[UNK]" in note]
+    assert line.startswith(f"{16 / 21:.0%} of the text's characters")
