@@ -7,7 +7,6 @@ come with the program. Commands are parsed by their own parsers and stop there.
 import argparse
 import ast
 import contextlib
-import importlib
 import io
 import json
 import re
@@ -26,7 +25,7 @@ from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from pack_data.cli.command import run_main
 from pack_data.lengths import packer_command
-from tests.imports import ROOT
+from tests.imports import ROOT, SOURCES
 from tests.test_docs_blocks import run_blocks
 
 PAGES = [ROOT / page for page in run_blocks.all_pages()]
@@ -72,8 +71,7 @@ def texts_of(tree):
 @lru_cache(None)
 def texts_of_the_program():
     """(file, text), in the order of the files."""
-    paths = sorted(path for name in ("ipu_packed_bert", "pack_data") for path in (ROOT / name).rglob("*.py"))
-    return [(path, text) for path in paths for text in texts_of(ast.parse(path.read_text(encoding="utf-8")))]
+    return [(path, text) for path in SOURCES for text in texts_of(ast.parse(path.read_text(encoding="utf-8")))]
 
 
 @lru_cache(None)
@@ -265,17 +263,17 @@ def test_targets_are_shown():
 
 
 @pytest.mark.parametrize(
-    "page, words",
+    "page, main, words",
     [
-        ("ipu", ["packed-bert", "plan", "--config", "packed_phase2_pod16"]),
-        ("packing", ["pack_data.optimal", "--histogram", "wikipedia_512"]),
+        ("ipu", packed_bert.main, ["plan", "--config", "packed_phase2_pod16"]),
+        ("packing", partial(packer_command.main, "optimal"), ["--histogram", "wikipedia_512"]),
     ],
+    ids=["ipu", "packing"],
 )
-def test_the_output_on_a_page_is_printed(page, words, capsys):
+def test_the_output_on_a_page_is_printed(page, main, words, capsys):
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"<!-- generated: [^`]*?```text\n(.*?)```", text, re.S)
-    main = packed_bert.main if words[0] == "packed-bert" else importlib.import_module(words[0]).main
-    assert not run_main(main, words[1:])
+    assert not run_main(main, words)
     printed = capsys.readouterr().out.splitlines()
     missing = [line for line in block.splitlines() if line not in printed]
     assert block and not missing

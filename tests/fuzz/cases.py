@@ -367,7 +367,7 @@ def _where(error: BaseException) -> str:
     frames = [
         each
         for each in traceback.extract_tb(error.__traceback__)
-        if re.search(r"/(pack_data|ipu_packed_bert)/", each.filename)
+        if re.search(r"/(pack_data|padding_free|ipu_packed_bert|ipu_profiling)/", each.filename)
     ]
     place = f" at {'/'.join(Path(frames[-1].filename).parts[-2:])}:{frames[-1].lineno}" if frames else ""
     try:

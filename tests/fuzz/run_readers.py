@@ -20,7 +20,7 @@ from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.starting_weights import find_start
 from ipu_packed_bert.training.export import export_run
-from ipu_packed_bert.training.pretraining import _refuse_other_sizes
+from ipu_packed_bert.training.pretraining import _refuse_other_network
 from ipu_packed_bert.training.run import _beginning
 from ipu_profiling.measured.runs import read as read_measured
 from ipu_profiling.planning import command as plan_command
@@ -152,7 +152,7 @@ def _resumed(folder: Path) -> Found:
     run = folder / "run"
     config = load_config(run / "config.yml")
     begin = _beginning(str(run), None)
-    _refuse_other_sizes(begin, config, sorted(NETWORK))
+    _refuse_other_network(begin, config, NETWORK)
     assert begin.checkpoint is not None
     identity = begin.checkpoint.identity
     with contextlib.closing(host_engine(config)) as engine, said_of(run):
