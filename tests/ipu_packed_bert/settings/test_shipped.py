@@ -134,7 +134,7 @@ def test_what_the_name_says(path):
         wanted["engine.loss_scaling"], first, others = PUBLISHED_POD64[size, length]
         wanted["placement.available_memory_proportion"] = [first, others, others, others]
     values = {key: FIXED[key] if key in FIXED else plain(config.value(key)) for key in wanted}
-    assert values == wanted and len(wanted) == 60
+    assert values == wanted and len(wanted) == 61
     assert config.packs_per_update(1.0) == {128: 65536}.get(length, 16384)
 
 

@@ -269,7 +269,7 @@ def test_workers_that_start_the_script_again_end_without_a_word(monkeypatch):
         runner.check_not_in_a_starting_worker()
 
 
-@pytest.mark.parametrize("is_begun, names", [(True, ["--workers 1"]), (False, ["workers = 2", "__main__"])])
+@pytest.mark.parametrize("is_begun, names", [(True, ["--workers 1"]), (False, ["workers = 2", "memory"])])
 def test_a_killed_worker_is_one_line_and_no_child_is_left(is_begun, names):
     processes = runner.open_runner(2)
     if not is_begun:
@@ -287,7 +287,7 @@ def test_workers_of_a_cluster_that_do_not_start_are_one_line(monkeypatch):
         raise RuntimeError("no room")
 
     monkeypatch.setattr(distributed, "Client", fails)
-    with refused("--on dask:local:2", "no room", "__main__"):
+    with refused("--on dask:local:2", "no room", "memory"):
         runner.open_runner(None, "dask:local:2")
 
 
