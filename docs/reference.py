@@ -207,10 +207,7 @@ def schema_text() -> str:
 
 
 # Commands that are neither one of packed-bert nor a packer.
-_MODULES = (
-    "evidence.benches.micro_batches",
-    "evidence.figures",
-)
+_MODULES = ("evidence.figures",)
 _EXAMPLES = ROOT / "examples"
 
 

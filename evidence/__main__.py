@@ -16,6 +16,7 @@ from typing import Optional, Sequence
 from evidence.runner import Runner
 from ipu_packed_bert.processes.ranks import refuse_several
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
+from pack_data.reading.files import locked
 
 # Names and summaries; only the module of the experiment that runs is imported.
 EXPERIMENTS = {
@@ -56,8 +57,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         type=Path,
         default=Path("runs", "evidence", name),
         metavar="DIR",
-        help="directory of the results, in which a stopped run continues and which processes may share; default "
-        "%(default)s",
+        help="directory of the results, in which a stopped run continues; default %(default)s",
     )
     size = getattr(experiment, "DEFAULT", "default")
     parser.add_argument(
@@ -83,8 +83,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         experiment.add_arguments(parser)
     options = parser.parse_args(arguments[1:])
     refuse_several("an experiment")
-    runner = Runner(options.out, experiment.settings(options))
-    return experiment.run(options, runner) or 0
+    settings = experiment.settings(options)
+    options.out.mkdir(parents=True, exist_ok=True)
+    busy = f"{options.out}: another process measures here; pass another --out"
+    with locked(options.out / "lock", busy):
+        return experiment.run(options, Runner(options.out, settings)) or 0
 
 
 if __name__ == "__main__":

@@ -33,17 +33,9 @@ COLUMNS = ("kernel", "positions", "isolated", "unbroken", "unsorted")  # their h
 
 
 class WayReport(NamedTuple):
-    """One epoch of a way: its properties and its cost."""
+    """One epoch of a way."""
 
-    way: str
     properties: _Properties
-    steps: int  # batches of each rank
-    rows: int
-    tokens: int  # real ones
-    slots: int  # token positions that the model computes, padding included
-    efficiency: float  # real tokens / slots
-    # Real tokens / slots if every batch had bs rows of msl tokens, as a static shape has.
-    fill: float
     attention_balance: float  # sum of squared lengths of the busiest rank over the ranks' mean; mean over the steps
 
 
@@ -54,7 +46,6 @@ class _Epoch:
         self._begins = np.cumsum(lengths) - lengths  # first token number of each example
         self.seen = np.zeros(int(lengths.sum()), np.int64)  # times that each token was in a batch
         self.pieces = np.zeros(len(lengths), np.int64)  # of each example
-        self.slots = 0
         self.kernel = True
         self.positions_right = True
         self.isolated = True
@@ -66,7 +57,6 @@ class _Epoch:
 
     def measure(self, batch: _Arrays) -> Tuple[int, int, int]:
         """Measure a batch; return its attention work, tokens and pieces."""
-        self.slots += batch["input_ids"].size
         self.kernel &= "cumulative_lengths" in batch
         work = tokens = pieces = 0
         for ids, positions in _attended(batch):
@@ -108,7 +98,7 @@ def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0)
         epoch: number of the epoch, from 0.
 
     Returns:
-        Padding, attention work and balance over the ranks.
+        The properties, and the balance of attention over the ranks.
 
     Raises:
         ValueError: a token is missing or comes twice.
@@ -132,7 +122,6 @@ def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0)
     if len(wrong):
         token = int(wrong[0])
         raise ValueError(f"{way.name}: token {token} comes {int(seen[token])} times in an epoch")
-    slots_of_rows = plan.steps * options.ranks * options.capacity
     properties = _Properties(
         variable_length_kernel=measured.kernel,
         correct_position_ids=measured.positions_right,
@@ -140,17 +129,7 @@ def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0)
         no_broken_example=bool((measured.pieces == 1).all()),
         no_sorting=not _sorted(np.array(means)),
     )
-    return WayReport(
-        way=way.name,
-        properties=properties,
-        steps=plan.steps,
-        rows=len(plan.rows) - 1,
-        tokens=len(seen),
-        slots=measured.slots,
-        efficiency=len(seen) / measured.slots,
-        fill=len(seen) / slots_of_rows,
-        attention_balance=float(np.mean(balances)),
-    )
+    return WayReport(properties, float(np.mean(balances)))
 
 
 def _attended(batch: _Arrays) -> Iterator[Tuple[np.ndarray, np.ndarray]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from evidence.arms import without_mask
 from evidence.runner import Cell, Row, Runner
-from evidence.writer import Part, Shown, Table, small, spread
+from evidence.writer import Part, Shown, Table, TableColumn, small, spread
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import config_from_tree
@@ -260,7 +260,7 @@ class FineTuningShown(Shown):
         def logits(name: str) -> str:
             return small(max(row[f"answered_{name}"]["logits"] for row in self.lasts))
 
-        columns = [
+        columns: List[TableColumn] = [
             (f"SQuAD at {SLOTS}", ROWS.get),
             ("answers that differ from those alone", answers),
             ("largest difference of a logit", logits),

@@ -47,7 +47,7 @@ SUMMARY = (
     "Unpacked runs over the same sequences in the same number of updates, in the order of packs and in random order;\n"
     "random against another random order; and, as the control, sorted by length.\n\n"
     "topics: synthetic topics, half an hour. wikipedia (--data-dir): 5 million tokens a run, 5 hours.\n"
-    "Several processes with the same --out share the work; a killed run continues with the same command."
+    "A killed run continues with the same command."
 )
 
 
@@ -100,7 +100,6 @@ def run(options: Any, runner: Runner) -> int:
     def part(cell: Cell) -> List[Row]:
         return setup.run(
             setup.config("packed", seed=cell.seed),
-            unfinished=runner.unfinished(cell),
             regroup=regrouped(cell.variant, cell.seed),
         )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import (
     Any,
     Callable,
+    ContextManager,
     Dict,
     Iterable,
     Iterator,
@@ -31,7 +32,7 @@ from typing import (
 import numpy as np
 import torch
 
-from evidence.runner import Row, alone, as_json, refuse_other
+from evidence.runner import Row, as_json, refuse_other
 from evidence.topics import topic_documents
 from ipu_packed_bert.data.constant_baseline import unigram_baseline
 from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, Packs, StoredPacks
@@ -40,8 +41,6 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.model.hugging_face import Weights, load_into, read_folder, write_folder
 from ipu_packed_bert.model.loss import correct, cross_entropy, membership
 from ipu_packed_bert.model.optimizer import build_optimizer
-from ipu_packed_bert.run_files.checkpoints import checkpoints as saved
-from ipu_packed_bert.run_files.checkpoints import load_newest
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import (
@@ -59,6 +58,7 @@ from ipu_packed_bert.training.loop import Log, train
 from pack_data.building.command import BuildOptions, build
 from pack_data.building.held_out import held_out_folder
 from pack_data.reading.durable import replacing_folder, write_atomically
+from pack_data.reading.files import locked
 from pack_data.store.data_set import MANIFEST, PackStore
 from pack_data.store.packs import FIELDS, disassemble
 from pack_data.store.sequences import Sequences
@@ -104,7 +104,6 @@ class Size(NamedTuple):
     sequences: int  # of a run, about
     points: int  # measurements along a run
     learning_rate: float
-    resumable: bool  # a cell keeps checkpoints, for runs of more than a few minutes
     precision: str = "float32"  # of the engine; a run may have another
 
 
@@ -124,7 +123,6 @@ TOPICS = Size(
     sequences=32_000,
     points=8,
     learning_rate=2.0e-3,
-    resumable=False,
 )
 QUICK = TOPICS._replace(
     amount=160,
@@ -151,46 +149,11 @@ WIKIPEDIA = Size(
     sequences=96_000,
     points=10,
     learning_rate=1.0e-3,
-    resumable=True,
 )
 
 
-class BuiltData:
-    """Documents, and data sets built from them, each once, in a directory that processes may share.
-
-    corpus: the directory of JSONL files `wikipedia` in --data-dir, "embedded", or "topics".
-    """
-
-    def __init__(self, folder: Path, size: Any, data_dir: Optional[Path]) -> None:
-        self.folder = Path(folder)
-        self.size = size
-        self.corpus = corpus_of(size, data_dir)
-        self._data_dir = data_dir
-
-    def documents(self) -> Path:
-        """Return the file of the documents, which is written if it is missing."""
-        path = self.folder / "documents.jsonl"
-        if not path.exists():
-            source = self.corpus
-            if self._data_dir is not None and source == "wikipedia":
-                source = str(self._data_dir / source)
-            write_documents(source, path, amount=self.size.amount)
-        return path
-
-    def built(self, name: str, **options: Any) -> Path:
-        """Build a data set if it is missing, and return its directory; the caller holds the lock."""
-        out = self.folder / name
-        if not (out / MANIFEST).exists():
-            print(f"building the {name.replace('_', ' ')} sequences in {out}", flush=True)
-            options.setdefault("duplication_factor", 1)
-            options.setdefault("seed", _BUILD_SEED)
-            options.setdefault("vocabulary_size", self.size.vocabulary_size)
-            build(BuildOptions(out=out, **options)).close()
-        return out
-
-
-class PretrainingSetup(BuiltData):
-    """The data sets of one size, in a directory that all experiments of that size use.
+class PretrainingSetup:
+    """The data sets of one size, each built once, in a directory that all experiments of that size use.
 
     checkpoint: a directory of trained weights, with the vocabulary of the data and the sizes of the network.
     """
@@ -203,12 +166,13 @@ class PretrainingSetup(BuiltData):
         *,
         checkpoint: Optional[Path] = None,
     ) -> None:
-        super().__init__(folder, size, data_dir)
-        self._checkpoint = checkpoint
+        self.folder = Path(folder)
+        self.size = size
+        self.corpus = corpus_of(size, data_dir)
         self.pretrained = None if checkpoint is None else read_folder(checkpoint)
-        with alone(self.folder, "data"):
+        with self._alone():
             origin = {"corpus": self.corpus, **{name: getattr(size, name) for name in _OF_DATA}}
-            options = {"corpus": self.documents(), "held_out": size.held_out}
+            options = {"corpus": self._documents(data_dir), "held_out": size.held_out}
             if checkpoint is not None and self.pretrained is not None:
                 vocabulary = self.pretrained.vocabulary
                 origin.update(Identity.of(vocabulary).recorded)
@@ -230,6 +194,25 @@ class PretrainingSetup(BuiltData):
 
     # ---- data --------------------------------------------------------------------------------------------------------
 
+    def _alone(self) -> ContextManager[None]:
+        """Hold the lock of the directory, after the process that builds there."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        busy = f"{self.folder}: another process builds the data for more than an hour"
+        return locked(self.folder / "lock", busy, patience=3600)
+
+    def _documents(self, data_dir: Optional[Path]) -> Path:
+        """Return the JSONL file of the documents, which is written if it is missing."""
+        path = self.folder / "documents.jsonl"
+        if not path.exists():
+            source = self.corpus
+            if data_dir is not None and source == "wikipedia":
+                source = str(data_dir / source)
+            lines = []
+            for text in drawn_documents(source, amount=self.size.amount):
+                lines.append(json.dumps({"text": text}) + "\n")
+            write_atomically(path, "".join(lines).encode())
+        return path
+
     def _settle(self, origin: Mapping[str, Any]) -> None:
         """Store the origin of the data; raise ValueError if the directory has data of another origin."""
         path = self.folder / "settings.json"
@@ -240,23 +223,17 @@ class PretrainingSetup(BuiltData):
         write_atomically(path, f"{json.dumps(wanted, indent=1)}\n".encode())
 
     def store(self, name: str) -> PackStore:
-        """Open `unpacked`, `packed` (optimal, the size's depth), the same at depth D (depth_D), or `held_out`."""
+        """Open `unpacked`, `packed` (optimal, the size's depth) or `held_out`."""
         unpacked = self.folder / "unpacked"
         if name == "held_out":
             return PackStore.open(held_out_folder(unpacked))
-        if name != "unpacked":
-            depth = self.size.depth if name == "packed" else int(name.split("_")[1])
+        if name == "packed":
             options = _vocabulary_option(self.vocabulary)
-            with alone(self.folder, "data"):
-                self._build(name, packer="optimal", depth=depth, source=unpacked, **options)
-        store = PackStore.open(self.folder / name)
-        if name != "unpacked":
-            with PackStore.open(unpacked) as plain:
-                if store.manifest.digest != plain.manifest.digest:
-                    raise ValueError(
-                        f"{self.folder / name}: other sequences than in {unpacked}; remove {self.folder}"
-                    )
-        return store
+            with self._alone():
+                self._build(
+                    name, packer="optimal", depth=self.size.depth, source=unpacked, **options
+                )
+        return PackStore.open(self.folder / name)
 
     @property
     def vocabulary(self) -> Path:
@@ -269,15 +246,24 @@ class PretrainingSetup(BuiltData):
             return store.manifest.packing_factor
 
     def _build(self, name: str, *, packer: str, depth: int, **options: Any) -> None:
-        self.built(
-            name,
+        """Build a data set if it is missing; the caller holds the lock."""
+        out = self.folder / name
+        if (out / MANIFEST).exists():
+            return
+        print(f"building the {name} sequences in {out}", flush=True)
+        built = BuildOptions(
+            out=out,
             packer=packer,
             max_sequences_per_pack=depth,
             max_sequence_length=self.size.max_sequence_length,
             short_sequence_probability=self.size.short_sequence_probability,
+            duplication_factor=1,
+            seed=_BUILD_SEED,
+            vocabulary_size=self.size.vocabulary_size,
             workers=1,
             **options,
         )
+        build(built).close()
 
     def facts(self) -> Dict[str, Any]:
         """Return facts of the data: masked tokens of each scored sequence; the scores of constant predictions."""
@@ -367,7 +353,6 @@ class PretrainingSetup(BuiltData):
         self,
         config: Config,
         change: Change = lambda batch: batch,
-        unfinished: Optional[Path] = None,
         *,
         alone: bool = False,
         regroup: Optional[Regroup] = None,
@@ -381,7 +366,6 @@ class PretrainingSetup(BuiltData):
         Args:
             config: The configuration of the run.
             change: Changes each batch.
-            unfinished: Directory from which a killed run continues.
             alone: Each update has the sequences of its packs, each alone in its row.
             regroup: Groups the same sequences differently in the same number of updates.
             double: Weights, moments and arithmetic are float64.
@@ -403,7 +387,6 @@ class PretrainingSetup(BuiltData):
                 )
 
             # Batches.
-            folder = unfinished if self.size.resumable else None
             layout = task.layout(config, factor)
             log = HeldOutLosses()
             packs = StoredPacks(store, seed=config.run.seed)
@@ -411,20 +394,17 @@ class PretrainingSetup(BuiltData):
                 updates = updates_of(packs, layout.packs_per_update, config.run.steps)
                 packs = Regrouped(store, config.run.seed, updates, regroup)
                 layout = layout._replace(micro_batches_per_update=1, packs_per_update=1)
-            rows = self.size.micro_batch if alone or regroup is not None else None
+            width = self.size.micro_batch if alone or regroup is not None else None
             scored = list(trimmed(held_out, along))
 
-            with closing(ChangedBatches(packs, layout, scored, change, log, alone=rows)) as batches:
-                # Training, from the newest checkpoint.
-                step = _go_on(engine, batches, folder)
-                if not step and weights is not None:
+            with closing(
+                ChangedBatches(packs, layout, scored, change, log, alone=width)
+            ) as batches:
+                if weights is not None:
                     load_into(engine.model, weights)
                 engine.compile(change(batches.first()))
-                every = config.run.evaluate_every if folder is not None else 0
-                config = config.changed("run", checkpoint_every=every)
-                steps = config.run.steps
-                end = train(config, engine, batches, log, folder, steps=steps, first_step=step)
-                # An interrupted run ends the experiment; its unfinished cell continues from the last checkpoint.
+                end = train(config, engine, batches, log, None, steps=config.run.steps)
+                # An interrupted run ends the experiment.
                 if end.stopped_by:
                     raise KeyboardInterrupt
 
@@ -433,8 +413,6 @@ class PretrainingSetup(BuiltData):
                 if along is not None:
                     for name, value in task.scored(engine, trimmed(held_out)).items():
                         rows[-1][f"all_{name}"] = value
-                elif not task.by_sequence:  # killed between the last checkpoint and the end
-                    task.evaluate(engine, scored)
                 if keep is not None:
                     self._keep(engine, task, keep)
             rows[-1].update(
@@ -478,10 +456,10 @@ def settings(options: Any, size: Any) -> Dict[str, Any]:
     return {"size": options.size, **size._asdict(), "corpus": corpus_of(size, options.data_dir)}
 
 
-def write_documents(source: str, path: Path, *, amount: int) -> None:
-    """Write a JSONL file of `amount` synthetic documents, or of random documents of `amount` characters."""
+def drawn_documents(source: str, *, amount: int) -> Iterable[str]:
+    """Return `amount` synthetic documents, or random documents of about `amount` characters."""
     if source == "topics":
-        return _write_texts(path, topic_documents(amount, seed=_BUILD_SEED))
+        return topic_documents(amount, seed=_BUILD_SEED)
     if source != EMBEDDED and not Path(source).is_dir():
         raise ValueError(
             f"{source}: no such directory; pass --data-dir DIR with DIR/wikipedia, or no --data-dir for the embedded "
@@ -496,12 +474,7 @@ def write_documents(source: str, path: Path, *, amount: int) -> None:
             break
         total += sum(map(len, document.lines))
         texts.append("\n".join(document.lines))
-    _write_texts(path, texts)
-
-
-def _write_texts(path: Path, texts: Iterable[str]) -> None:
-    lines = [json.dumps({"text": text}) + "\n" for text in texts]
-    write_atomically(path, "".join(lines).encode())
+    return texts
 
 
 # ---- scoring ---------------------------------------------------------------------------------------------------------
@@ -622,7 +595,7 @@ def _sequence_scores(model: Any, fields: Dict[str, torch.Tensor]) -> List[np.nda
 
 
 class HeldOutLosses(Log):
-    """The held-out losses along a run, which checkpoints store with the state of the batches."""
+    """The held-out losses along a run."""
 
     def __init__(self) -> None:
         self.rows: List[Row] = []
@@ -722,24 +695,6 @@ class ChangedBatches(GlobalBatches):
 
     def held_out(self) -> Iterator[Batch]:
         return iter(self._scored)
-
-    def state(self) -> Dict[str, Any]:
-        return {**super().state(), "rows": self._log.rows, "totals": self._log.totals}
-
-    def load_state(self, state: Mapping[str, Any], *, same_batch: bool = True) -> None:
-        super().load_state(state, same_batch=same_batch)
-        self._log.rows = state["rows"]
-        self._log.totals = state["totals"]
-
-
-def _go_on(engine: HostEngine, batches: GlobalBatches, folder: Optional[Path]) -> int:
-    """Load the newest checkpoint; return its update, or 0 without a checkpoint."""
-    if folder is None or not folder.is_dir() or not saved(folder):
-        return 0
-    checkpoint = load_newest(folder)
-    engine.load_state(checkpoint.engine)
-    batches.load_state(checkpoint.batches)
-    return checkpoint.step
 
 
 # ---- scales ----------------------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ model for one epoch from the same weights.  A way that fills its rows trains twi
 ways, in fewer and larger updates, and with the mean number of tokens of a padded update, in the same number of updates.
 The loss of an update is the mean over its predicted tokens.
 
-Padding-free rows use our attention, within each sequence only, unless --attention names another; padded rows use the
-library's. A fully filled batch is bs rows of msl tokens, joined to one row for the model; a packing of whole rows can
-also use one row of bs x msl tokens.
+Padding-free rows use our attention, within each sequence only; padded rows use the library's. A
+fully filled batch is bs rows of msl tokens, joined to one row for the model; a packing of whole rows can also use one
+row of bs x msl tokens.
 """
 
 from __future__ import annotations
@@ -23,13 +23,10 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 
 from evidence.batching_report import COLUMNS, collate, report
-from evidence.benches.llama import new_llama
-from evidence.benches.texts import TextSet, TokenSet, encode, text_sets
 from evidence.runner import Cell, Row, Runner
 from evidence.statistics import Interval, extremes, students
+from evidence.texts import TextSet, TokenSet, encode, text_sets
 from evidence.writer import CellText, Part, Pictures, Shown, Table, TableColumn, bars, spread
-from ipu_packed_bert.engine.host.devices import find_device
-from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.cli.command import positive_int
 from pack_data.cli.memory import PeakMemory, keep_buffers
@@ -68,8 +65,6 @@ class CausalSize(NamedTuple):
     learning_rate: float
 
 
-ATTENTIONS = ("padding_free", "sdpa", "eager", "flash_attention_2", "flex_attention")
-
 SIZES = {
     "quick": CausalSize(
         training_examples=48,
@@ -91,16 +86,6 @@ SIZES = {
         vocabulary_size=4096,
         learning_rate=3.0e-3,
     ),
-    "full": CausalSize(
-        training_examples=20000,
-        held_out_examples=500,
-        max_sequence_length=2048,
-        batch_size=4,
-        hidden_size=1024,
-        num_layers=16,
-        vocabulary_size=16384,
-        learning_rate=3.0e-4,
-    ),
 }
 
 
@@ -114,33 +99,18 @@ def describe(size: CausalSize) -> str:
 
 
 SUMMARY = (
-    "Nine ways to make batches for a causal model on GSM8K and GPTeacher (gsm8k/ and gpteacher/ of --data-dir, else\n"
-    "the embedded corpus): updates, seconds, tokens/s, peak memory, training and held-out loss, and five computed\n"
-    "properties. The same batches padded and padding-free train the same; with attention across examples not.\n\n"
+    "Nine ways to make batches for a causal model on GSM8K and GPTeacher: updates, seconds, tokens/s, peak memory,\n"
+    "training and held-out loss, and five computed properties. The same batches padded and padding-free train the\n"
+    "same; with attention across examples not. Needs --data-dir with gsm8k/ and gpteacher/.\n\n"
     + "\n".join(f"{name}: {describe(size)}" for name, size in SIZES.items())
-    + "\n--model FOLDER takes a Hugging Face model and its tokenizer."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        metavar="FOLDER",
-        help="a causal Hugging Face model with its tokenizer, in place of the small new one",
-    )
-    parser.add_argument(
-        "--attention",
-        choices=ATTENTIONS,
-        default=ATTENTIONS[0],
-        help="attn_implementation of padding-free batches; padded ones take sdpa (default %(default)s, which is ours)",
-    )
     number = partial(parser.add_argument, type=positive_int)
     number("--max-sequence-length", metavar="MSL", help="tokens of a row, in place of the size's")
     number(
         "--examples", metavar="N", help="training examples of each data set, in place of the size's"
-    )
-    parser.add_argument(
-        "--ways", nargs="+", choices=VARIANTS, default=VARIANTS, metavar="WAY", help="only these"
     )
 
 
@@ -153,12 +123,11 @@ def size_of(options: Any) -> CausalSize:
 
 
 def settings(options: Any) -> Dict[str, Any]:
-    return {
-        "size": list(size_of(options)),
-        "attention": options.attention,
-        "data": "embedded" if options.data_dir is None else "GSM8K, GPTeacher",
-        "model": None if options.model is None else Path(options.model).name,
-    }
+    if options.data_dir is None:
+        raise ValueError(
+            "position_ids requires data: pass --data-dir DIR with gsm8k/ and gpteacher/"
+        )
+    return {"size": list(size_of(options))}
 
 
 # ---- one run
@@ -179,54 +148,43 @@ def options_of(variant: str, tokens: TokenSet, size: CausalSize, seed: int) -> B
     return BatchOptions(1, max(mean, int(tokens.lengths.max())), seed=seed)
 
 
-def new_model(
-    tokens: TokenSet, size: CausalSize, folder: Optional[str], device: Any, seed: int
-) -> Any:
-    """Return a small new Llama, or the model of a Hugging Face directory."""
+def new_model(tokens: TokenSet, size: CausalSize, seed: int) -> Any:
+    """Return a small new Llama with sdpa attention."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
     torch.manual_seed(seed)
-    if folder:
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, torch_dtype=dtype, attn_implementation="sdpa"
-        )
-        return model.to(device)
-    model = new_llama(
+    config = LlamaConfig(
+        vocab_size=tokens.vocabulary_size,
         hidden_size=size.hidden_size,
-        layers=size.num_layers,
-        vocabulary_size=tokens.vocabulary_size,
-        positions=size.max_sequence_length * size.batch_size,
+        num_hidden_layers=size.num_layers,
+        num_attention_heads=1,
+        intermediate_size=4 * size.hidden_size,
+        max_position_embeddings=size.max_sequence_length * size.batch_size,
+        use_cache=False,
     )
-    return model.to(device)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 
 
-def train(
-    variant: str, tokens: TokenSet, size: CausalSize, options: Any, device: Any, seed: int
-) -> Row:
+def train(variant: str, tokens: TokenSet, size: CausalSize, seed: int) -> Row:
     """Train for one epoch."""
     import torch
 
     from ipu_packed_bert.model.optimizer import warmup_linear
     from padding_free.choice import use_padding_free
     from padding_free.collators import PaddingCollator, inputs_for
-    from padding_free.update import mean_loss, take_step, to_device
+    from padding_free.update import mean_loss, take_step
 
     way = WAYS[way_of(variant)]
-    model = new_model(tokens, size, options.model, device, seed)
-    sizes = options_of(variant, tokens, size, seed)
+    model = new_model(tokens, size, seed)
     if way.padding_free:
-        use_padding_free(model, longest=int(tokens.lengths.max()), attention=options.attention)
-    plan = way.plan(tokens.lengths, sizes)
-    cuda = torch.cuda if device.type == "cuda" else None
+        use_padding_free(model, longest=int(tokens.lengths.max()), attention="padding_free")
+    plan = way.plan(tokens.lengths, options_of(variant, tokens, size, seed))
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=size.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
     model.train()
     memory = PeakMemory()
-    if cuda:
-        cuda.reset_peak_memory_stats(device)
 
     steps = plan.steps
     warmup_steps = max(1, steps // 10)
@@ -237,12 +195,9 @@ def train(
         inputs = inputs_for(model, batch)
         start = time.perf_counter()
         share = warmup_linear(step, steps=steps, warmup_steps=warmup_steps)
-        rate = size.learning_rate * share
-        results.append(take_step(model, optimizer, [to_device(inputs, device)], rate))
-        if cuda:
-            cuda.synchronize()
+        results.append(take_step(model, optimizer, [inputs], size.learning_rate * share))
         seconds += time.perf_counter() - start
-    peak = cuda.max_memory_allocated() if cuda else memory.added()
+    peak = memory.added()
 
     held_out = sorted(tokens.held_out, key=lambda example: len(example["input_ids"]))
     padded = (PaddingCollator()(held_out[at : at + 8]) for at in range(0, len(held_out), 8))
@@ -256,7 +211,7 @@ def train(
         "tokens_per_second": real / seconds,
         "peak_memory_mib": None if peak is None else peak / 2**20,
         "training_loss": losses / predicted,
-        "held_out_loss": mean_loss(model, padded, device),
+        "held_out_loss": mean_loss(model, padded, torch.device("cpu")),
     }
 
 
@@ -272,28 +227,20 @@ def unigram_loss(tokens: TokenSet) -> float:
 # ---- the experiment
 
 
-def cells_of(data: Sequence[TextSet], seeds: int, names: Sequence[str] = VARIANTS) -> List[Cell]:
+def cells_of(data: Sequence[TextSet], seeds: int) -> List[Cell]:
     """List the cells, seed by seed."""
-    grid = product(range(1, seeds + 1), data, names)
-    return [Cell(_variant(texts.name, name), seed) for seed, texts, name in grid]
+    grid = product(range(1, seeds + 1), data, VARIANTS)
+    return [Cell(_variant(texts.name, way), seed) for seed, texts, way in grid]
 
 
 class NineWays:
     """Cell -> its row."""
 
     def __init__(self, options: Any) -> None:
-        # Transformers would look up another name on the hub.
-        if options.model is not None and not Path(options.model, "config.json").is_file():
-            raise ValueError(
-                f"--model {options.model}: no config.json; pass the directory of a Hugging Face model"
-            )
         size = size_of(options)
         self.size = size
-        self._options = options
         self.data = text_sets(options.data_dir, size.training_examples, size.held_out_examples)
-        self._device = find_device(EngineConfig(kind="host"))
-        if self._device.type == "cpu":
-            keep_buffers()
+        keep_buffers()
         self._tokens: Dict[str, TokenSet] = {}
 
     def tokens(self, name: str) -> TokenSet:
@@ -303,13 +250,12 @@ class NineWays:
                 next(texts for texts in self.data if texts.name == name),
                 max_sequence_length=self.size.max_sequence_length,
                 vocabulary_size=self.size.vocabulary_size,
-                model=self._options.model,
             )
         return self._tokens[name]
 
     def __call__(self, cell: Cell) -> List[Row]:
         name, variant = cell.variant.split(": ", 1)
-        row = train(variant, self.tokens(name), self.size, self._options, self._device, cell.seed)
+        row = train(variant, self.tokens(name), self.size, cell.seed)
         return [{"data": name, "way": variant, **row}]
 
 
@@ -337,7 +283,7 @@ def facts_of(measure: NineWays) -> Dict[str, Any]:
 def run(options: Any, runner: Runner) -> int:
     measure = NineWays(options)
     runner.keep_facts(facts_of(measure))
-    runner.run(cells_of(measure.data, options.seeds, options.ways), measure)
+    runner.run(cells_of(measure.data, options.seeds), measure)
     return runner.show(shown(runner.path), plot=options.plot)
 
 
@@ -383,7 +329,6 @@ class PositionIdsShown(Shown):
         return f"at most {max(same):.4f} nats apart; attention and positions across examples: at least {min(other):.4f}"
 
     def parts(self) -> List[Part]:
-        settings = self.settings
         seeds = max((len(self.seeds(cell.variant)) for cell in self.cells), default=0)
         tables: List[Part] = []
         for name in self._data:
@@ -399,9 +344,8 @@ class PositionIdsShown(Shown):
             f"Padded and padding-free batches of the same examples, in the same updates: {self.apart()}.",
             "What attention across examples costs, the same two ways, held-out loss (90 %, over seeds alone): "
             f"{'; '.join(map(self._cost, self._data))}.",
-            f"±: one standard deviation of the seeds. {describe(CausalSize(*settings['size']))}; padding-free rows by "
-            f"{settings['attention']}; {counted(seeds, 'seed')}, "
-            f"1 process; {self.facts['machine']}.",
+            f"±: one standard deviation of the seeds. {describe(CausalSize(*self.settings['size']))}; "
+            f"{counted(seeds, 'seed')}; {self.facts['machine']}.",
         ]
 
     def _cost(self, name: str) -> str:

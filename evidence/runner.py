@@ -4,32 +4,24 @@
     rows = runner.run(cells, measure)                                 # measure(cell) -> rows, plain values by name
 
 The directory has one file of results in JSON lines, which is written as a whole after each cell: first the settings,
-then a line for each finished cell, last the facts.  Several processes may run one experiment in one directory: each
-measures the next free cell, and the lock of a cell ends with its process.  So a killed run continues with the same
-command.
+then a line for each finished cell, last the facts.  So a killed run continues with the same command.  Cells of the same
+settings in several directories of one name are joined by `evidence.figures --take`.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence
-from urllib.parse import quote
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence
 
 from ipu_packed_bert.benchmarks.work import machine
 from pack_data.cli.command import progress_bar
 from pack_data.reading.durable import write_atomically
-from pack_data.reading.files import locked
 from pack_data.reading.words import counted
 
 RESULTS = "results.jsonl"
-_LOCKS = "locks"
-_UNFINISHED = "unfinished"
-_WAIT = 1.0  # seconds between two checks of a cell of another process
 
 # One measured point: names -> plain values; `variant` and `seed` are those of its cell.
 Row = Dict[str, Any]
@@ -40,11 +32,6 @@ class Cell(NamedTuple):
 
     variant: str
     seed: int
-
-    @property
-    def stem(self) -> str:
-        """The stem of its files; the variant may have any characters."""
-        return f"{quote(self.variant, safe='')}-{self.seed}"
 
 
 Measure = Callable[[Cell], Iterable[Row]]
@@ -59,7 +46,7 @@ class Results(NamedTuple):
 
 
 class Runner:
-    """The directory of one experiment, which several processes may share.
+    """The directory of one experiment.
 
     Raises:
         ValueError: The directory has cells that were measured with other settings.
@@ -67,92 +54,57 @@ class Runner:
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.path = self.folder / RESULTS
         from ipu_packed_bert.training.run_folder import commit_here  # imports torch
 
         # All cells of a run have the commit of its settings.
         settings = as_json({**settings, "commit": commit_here()})
-        with self._results() as results:
-            if results.cells:
-                refuse_other(results.settings, settings, self.folder, "cells measured")
-            self._write(results._replace(settings=settings))
+        self.results = Results(settings, {}, {})
+        if self.path.exists():
+            stored = read_results(self.path)
+            if stored.cells:
+                refuse_other(stored.settings, settings, self.folder, "cells measured")
+            self.results = stored._replace(settings=settings)
 
     def keep_facts(self, facts: Mapping[str, Any]) -> None:
         """Add facts to the stored ones, and the machine."""
-        with self._results() as results:
-            added = {**results.facts, **facts, "machine": machine()}
-            self._write(results._replace(facts=added))
+        added = {**self.results.facts, **facts, "machine": machine()}
+        self.results = self.results._replace(facts=added)
+        write_results(self.path, self.results)
 
     def run(self, cells: Sequence[Cell], measure: Measure) -> List[Row]:
-        """Measure the unfinished cells, one after another; return the rows of all cells, in their order.
-
-        Wait for the cells of other processes, and measure them if their process ends before they are finished.
-        """
-        finished = self.finished()
+        """Measure the unfinished cells, one after another; return the rows of all cells, in their order."""
+        finished = self.results.cells
         missing = [cell for cell in cells if cell not in finished]
         done = len(cells) - len(missing)
         if done:
             print(f"{done} of {counted(len(cells), 'cell')} are already in {self.folder}")
         with progress_bar(len(cells), "cells", unit=" cells", done=done) as bar:
-            while missing:
-                unfinished = [cell for cell in missing if not self._finish(cell, measure, bar)]
-                if len(unfinished) == len(missing):
-                    time.sleep(_WAIT)
-                missing = unfinished
-        finished = self.finished()
-        return [row for cell in cells for row in finished[cell]]
-
-    def _finish(self, cell: Cell, measure: Measure, bar: Any) -> bool:
-        """Return True if this or another process has finished the cell; False while another process has it."""
-        with _free(self.folder / _LOCKS / f"{cell.stem}.lock") as free:
-            if not free:
-                return False
-            if (
-                cell not in self.finished()
-            ):  # unless another process has finished it in the meantime
+            for cell in missing:
                 bar.set_postfix_str(f"{cell.variant}, seed {cell.seed}")
                 self._measure(cell, measure)
-        bar.update(1)
-        return True
+                bar.update(1)
+        return [row for cell in cells for row in finished[cell]]
 
     def _measure(self, cell: Cell, measure: Measure) -> None:
         """Measure a cell and store its rows."""
         start = time.perf_counter()
+        identity = cell._asdict()
+        finished = self.results.cells
         try:
-            rows = list(measure(cell))
+            rows = [{**identity, **row} for row in measure(cell)]
         except KeyboardInterrupt:
-            finished = counted(len(self.finished()), "finished cell")
             print(
-                f"\nstopped: {finished} in {self.folder}; the same command continues",
+                f"\nstopped: {counted(len(finished), 'finished cell')} in {self.folder}; the same command continues",
                 file=sys.stderr,
             )
             raise
-        identity = cell._asdict()
-        rows = [{**identity, **row} for row in rows]
-        with self._results() as results:
-            results.cells[cell] = rows
-            self._write(results)
-        shutil.rmtree(self.unfinished(cell), ignore_errors=True)
+        finished[cell] = rows
+        write_results(self.path, self.results)
         if not (sys.stderr and sys.stderr.isatty()):
             seconds = time.perf_counter() - start
             print(f"{cell.variant}, seed {cell.seed}: {seconds:.1f} s", flush=True)
-
-    def finished(self) -> Dict[Cell, List[Row]]:
-        """Return the rows of the finished cells."""
-        return read_results(self.path).cells
-
-    @contextmanager
-    def _results(self) -> Iterator[Results]:
-        """Hold the lock of the results while the block changes them."""
-        with alone(self.folder, "results"):
-            yield read_results(self.path) if self.path.exists() else Results({}, {}, {})
-
-    def _write(self, results: Results) -> None:
-        write_results(self.path, results)
-
-    def unfinished(self, cell: Cell) -> Path:
-        """Return the directory of the checkpoints of a running cell, which is removed when the cell is finished."""
-        return self.folder / _UNFINISHED / cell.stem
 
     def show(self, shown: Any, *, plot: bool) -> int:
         """Print the results of the cells (`writer.Shown`), write them to table.md, and draw the pictures."""
@@ -206,31 +158,3 @@ def refuse_other(
         raise ValueError(
             f"{folder}: has {contents} with {words}; pass another --out or remove the directory"
         )
-
-
-@contextmanager
-def alone(folder: Path, name: str) -> Iterator[None]:
-    """Let the processes of a directory run the block one after another."""
-    path = Path(folder) / _LOCKS / f"{name}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        with _free(path) as free:
-            if free:
-                yield
-                return
-        time.sleep(_WAIT)
-
-
-@contextmanager
-def _free(path: Path) -> Iterator[bool]:
-    """Hold the lock file if it is free; the block gets True if it is."""
-    held = locked(path, "")
-    try:
-        held.__enter__()
-    except ValueError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        held.__exit__(None, None, None)

@@ -78,7 +78,6 @@ _BERT = Size(
     sequences=6_270,
     points=6,
     learning_rate=5.0e-4,
-    resumable=True,
 )
 _FULL = Size(
     corpus="text",
@@ -96,7 +95,6 @@ _FULL = Size(
     sequences=256 * 100_000,
     points=20,
     learning_rate=1.0e-4,
-    resumable=True,
     precision="bfloat16",
 )
 SIZES = {
@@ -119,7 +117,7 @@ SUMMARY = (
     "half an hour. wikipedia (--data-dir): rows of 192, 10 million tokens a run, 6 hours. trained (--data-dir): a\n"
     "trained BERT goes on, 300 updates, 2 hours. full: BERT base at 512, 25.6 million sequences in bfloat16, for a\n"
     "GPU; never run.\n"
-    "Several processes with the same --out share the work; a run that was killed goes on with the same command."
+    "A killed run continues with the same command."
 )
 
 
@@ -183,7 +181,6 @@ class Runs:
         length = replace(config.run, steps=start.updates, evaluate_every=every)
         rows = self.setup.run(
             replace(config, run=length),
-            unfinished=self._runner.unfinished(cell),
             weights=None if pretrained is None else pretrained.weights,
             along=start.along,
             keep=self.folder,
@@ -200,7 +197,6 @@ class Runs:
         return self.setup.run(
             config,
             lambda batch: changed(batch, arm, self.setup.size.micro_batch),
-            self._runner.unfinished(cell),
             alone=arm.alone,
             double=arm.double,
             weights=self.weights(),
@@ -210,7 +206,7 @@ class Runs:
     def weights(self) -> Optional[Weights]:
         """Return the weights of the start; raise ValueError if they are missing or have changed."""
         if self.start is not None and self._weights is None:
-            rows = self._runner.finished()[Cell(START, START_SEED)]
+            rows = self._runner.results.cells[Cell(START, START_SEED)]
             trained = rows[-1]["weights"]
             if not (self.folder / SAFETENSORS).exists() or self._sha256() != trained:
                 raise ValueError(

@@ -1,22 +1,20 @@
 """Experiments: cells are measured once, ablations change what they say, a control that passes shows nothing."""
 
 import importlib
-import threading
 
 import numpy as np
 import pytest
 
 from evidence import __main__ as command
-from evidence import runner
 from evidence.packed_runs import QUICK, PretrainingSetup
-from evidence.runner import RESULTS, Cell, Runner, read_results
+from evidence.runner import RESULTS, Cell, Results, Runner, read_results, write_results
 from evidence.statistics import Interval
 from evidence.writer import Table, bars, curve
 from pack_data.cli.command import run_main
 from pack_data.reading import files
 
 CELLS_WANTED = [Cell("packed", 0), Cell("packed", 1), Cell("unpacked, all", 0)]
-from tests.refusals import refused
+from tests.refusals import refusal_of, refused
 
 
 def test_a_stopped_experiment_goes_on_with_the_missing_cells(tmp_path):
@@ -42,33 +40,22 @@ def test_a_stopped_experiment_goes_on_with_the_missing_cells(tmp_path):
         Runner(tmp_path / "run", {"size": 2})
 
 
-def test_two_processes_share_the_cells(tmp_path, monkeypatch):
-    """Here two threads: a lock belongs to an open file. One has a cell until the other has finished all others."""
+def test_one_process_measures_in_a_directory(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(files, "LOCK_PATIENCE", 0.0)
-    monkeypatch.setattr(runner, "_WAIT", 0.01)
-    measured, held, others_done = [], threading.Event(), threading.Event()
+    arguments = ["order", "--size", "quick", "--out", str(tmp_path)]
+    with files.locked(tmp_path / "lock", ""):
+        refusal_of(command.main, arguments, capsys, str(tmp_path), "another process", "--out")
 
-    def slow(cell):
-        held.set()
-        assert others_done.wait(60)
-        measured.append(cell)
-        return [{"by": "slow"}]
 
-    def quick(cell):
-        measured.append(cell)
-        if len(measured) == 2:
-            others_done.set()
-        return [{"by": "quick"}]
-
-    first, second = (Runner(tmp_path / "run", {}) for _ in range(2))
-    found = []
-    thread = threading.Thread(target=lambda: found.extend(first.run(CELLS_WANTED, slow)))
-    thread.start()
-    assert held.wait(60)
-    rows = second.run(CELLS_WANTED, quick)
-    thread.join(60)
-    assert [row["by"] for row in rows] == ["slow", "quick", "quick"] and found == rows
-    assert sorted(measured) == sorted(CELLS_WANTED)
+def test_a_damaged_file_of_results_is_refused(tmp_path):
+    path = tmp_path / RESULTS
+    write_results(path, Results({"size": 1}, {CELLS_WANTED[0]: [{"loss": 1.5}]}, {"machine": "here"}))
+    assert read_results(path) == ({"size": 1}, {CELLS_WANTED[0]: [{"loss": 1.5}]}, {"machine": "here"})
+    lines = path.read_text().splitlines(keepends=True)
+    for damaged in ("", lines[0], "".join(lines[:2]), "".join(lines[1:])):
+        path.write_text(damaged)
+        with refused(str(path), "first line", "settings"):
+            read_results(path)
 
 
 def test_no_topic_document_is_on_both_sides(tmp_path, capsys):

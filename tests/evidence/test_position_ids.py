@@ -13,7 +13,6 @@ pytest.importorskip(
 
 from evidence import position_ids  # noqa: E402
 from evidence.__main__ import main  # noqa: E402
-from evidence.benches.texts import TextSet, TokenSet, encode  # noqa: E402
 from evidence.position_ids import (  # noqa: E402
     FILLED,
     ONE_ROW,
@@ -25,6 +24,7 @@ from evidence.position_ids import (  # noqa: E402
     unigram_loss,
 )
 from evidence.runner import RESULTS, read_results  # noqa: E402
+from evidence.texts import TextSet, TokenSet, encode  # noqa: E402
 from pack_data.batching.plans import WAYS  # noqa: E402
 from pack_data.cli.command import run_main  # noqa: E402
 from padding_free import choice
@@ -102,11 +102,6 @@ def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch, pr
     # A second call measures nothing again.
     assert run_main(main, [*given, "--out", str(tmp_path / "out")]) == 0
     assert rows_of(tmp_path / "out") == rows
-    # Rows of another attention are not put beside them.
-    assert run_main(main, [*given, "--ways", PADDED, "--out", str(tmp_path / "part")]) == 0
-    assert {way for _, way in rows_of(tmp_path / "part")} == {PADDED}
-    assert run_main(main, [*given, "--attention", "sdpa", "--out", str(tmp_path / "out")]) == 2
-    assert "attention padding_free (now sdpa)" in capsys.readouterr().err
 
 
 def test_as_many_updates_are_as_many_tokens_an_update():
@@ -129,10 +124,6 @@ def test_a_missing_file_is_one_line(tmp_path, capsys):
     assert run_main(main, [*QUICK, "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     message = capsys.readouterr().err
     assert "gsm8k/train.jsonl.xz: no such file" in message and message.count("\n") == 1
-    given = [*QUICK, "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]
-    assert run_main(main, given) == 2
-    message = capsys.readouterr().err
-    assert "nowhere: no config.json" in message and message.count("\n") == 1
 
 
 def test_one_row_holds_as_much_as_the_rows_of_a_batch():

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evidence.benches import micro_batches as benchmark
 from pack_data import micro_batches, prove
 from pack_data.batching import MicroBatchSampler
 from tests.refusals import refused
@@ -75,16 +74,63 @@ def test_small_plans_are_the_best_of_all(seed, synchronised):
     assert plan.least_slowest <= slowest <= plan.slowest <= 1.25 * slowest
 
 
-@pytest.mark.parametrize("kind", benchmark.DRAWN)
+def karmarkar_karp(lengths, parts):
+    """Join the two partitions of the largest spread, large parts with small ones, until one is left."""
+    partitions = [[[length], *[[] for _ in range(parts - 1)]] for length in lengths]
+    while len(partitions) > 1:
+        partitions.sort(key=lambda partition: sum(partition[0]) - sum(partition[-1]))
+        joined = map(list.__add__, partitions.pop(), reversed(partitions.pop()))
+        partitions.append(sorted(joined, key=sum, reverse=True))
+    return partitions[0]
+
+
+def longest_processing_time(lengths, parts):
+    """Give each sequence, the longest first, to the part with fewest tokens."""
+    shared = [[] for _ in range(parts)]
+    for length in sorted(lengths, reverse=True):
+        min(shared, key=sum).append(length)
+    return shared
+
+
+def round_robin(lengths, parts):
+    """Deal the sequences, the longest first, in turn."""
+    rising = sorted(lengths, reverse=True)
+    return [rising[part::parts] for part in range(parts)]
+
+
+def first_fit(lengths, max_tokens):
+    """Return the number of micro-batches that first-fit decreasing fills."""
+    filled = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [place for place, tokens in enumerate(filled) if tokens + length <= max_tokens]
+        if not fitting:
+            filled.append(0)
+        filled[fitting[0] if fitting else -1] += length
+    return len(filled)
+
+
+S = 16384  # tokens of a micro-batch
+DRAWN = {
+    "uniform": lambda random, n: random.uniform(1, S, n),
+    "bimodal": lambda random, n: S * np.where(random.random(n) < 0.7, random.normal(0.1, 0.03, n), 0.55),
+    "triplets": lambda random, n: random.uniform(0.25 * S, 0.5 * S, n),
+    "around S / 3.5": lambda random, n: random.lognormal(np.log(S / 3.5), 0.6, n),
+    "log-normal": lambda random, n: random.lognormal(np.log(S / 8), 1.0, n),
+    "one short": lambda random, n: np.append(random.normal(0.5 * S, 0.08 * S, n - 1), 1),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
 @pytest.mark.parametrize("sequences, ranks", [(64, 4), (512, 8)])
 def test_no_usual_rule_has_fewer_steps_and_the_slowest_rank_is_near_its_bound(kind, sequences, ranks):
-    lengths = benchmark.DRAWN[kind](np.random.default_rng(1), sequences, 16384)
-    plan = micro_batches(lengths, ranks=ranks, max_tokens=16384)
-    check_plan(plan, lengths, ranks, 16384)
+    lengths = np.clip(np.rint(DRAWN[kind](np.random.default_rng(1), sequences)), 1, S).astype(int).tolist()
+    plan = micro_batches(lengths, ranks=ranks, max_tokens=S)
+    check_plan(plan, lengths, ranks, S)
     assert plan.slowest <= 1.002 * plan.least_slowest
-    for share, within in benchmark.RULES.values():
-        rival = benchmark.by_rule(share, within, lengths.tolist(), ranks)
-        assert rival.slowest >= plan.least_slowest and rival.steps >= plan.steps
+    for share in (karmarkar_karp, longest_processing_time, round_robin):
+        of_ranks = share(lengths, ranks)
+        assert max(map(sum, of_ranks)) >= plan.least_slowest
+        assert max(first_fit(each, S) for each in of_ranks) >= plan.steps
 
 
 @pytest.mark.parametrize(
