@@ -173,16 +173,20 @@ def for_corpus(corpus, out, *overrides):
     return config_from_tree(tree, "packed_host.yml", overrides)
 
 
-def test_a_run_masks_whole_words_where_its_configuration_or_its_data_set_says(corpus, tmp_path):
-    config = for_corpus(corpus, tmp_path / "data", "data.whole_word_masking=true")
+def test_words_and_documents_are_masked_and_drawn_as_the_configuration_or_the_data_set_states(corpus, tmp_path):
+    config = for_corpus(corpus, tmp_path / "data", "data.whole_word_masking=true", "data.draw_documents=uniform")
     assert config.build_line().endswith("--whole-word-masking")
     config, store = open_or_build(config)
     with store:
         assert store.manifest.made_with["options"]["whole_word_masking"] is True
-        assert described(for_corpus(corpus, tmp_path / "data"))[0].data.whole_word_masking is True
+        data = described(for_corpus(corpus, tmp_path / "data"))[0].data
+        assert (data.whole_word_masking, data.draw_documents) == (True, "uniform")
         assert built_otherwise(config, store.manifest) == []
         pieces = for_corpus(corpus, tmp_path / "data", "data.whole_word_masking=false")
-        assert built_otherwise(pieces, store.manifest) == ["whole_word_masking True (data.whole_word_masking is False)"]
+        assert built_otherwise(pieces, store.manifest) == [
+            "whole_word_masking True (data.whole_word_masking is False)",
+            "draw_documents uniform (data.draw_documents is tokens)",
+        ]
 
 
 def test_a_missing_data_set_is_built_with_its_held_out_side(corpus, tmp_path):
