@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Collection, List, Optional, Sequence
 
+from ipu_packed_bert.commands.first_build import build_missing
 from ipu_packed_bert.data.factors import parse_factor
 from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes.ranks import Processes, joined
@@ -152,7 +153,7 @@ def _train_with(args: argparse.Namespace, processes: Processes) -> int:
             config = dataclasses.replace(config, without_ipus=())
         from ipu_packed_bert.training.run import run
 
-        return run(PacksRun, config, args, processes)
+        return run(PacksRun, config, args, processes, build_missing)
     # With full paths, so that the run can be resumed without --data-dir.
     config = located(config, args.data_dir)
     from ipu_packed_bert.training.examples import ExamplesRun

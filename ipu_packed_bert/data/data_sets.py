@@ -6,7 +6,7 @@ import hashlib
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -17,14 +17,14 @@ from ipu_packed_bert.settings.config import Config, ConfigError
 from ipu_packed_bert.settings.loading import filled_in
 from ipu_packed_bert.settings.reader import DEFAULT, OVERRIDE
 from pack_data.building.held_out import of_one_build, overlap
-from pack_data.building.options import stated
+from pack_data.building.stated import stated
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.store.data_set import MANIFEST, Manifest, PackStore, StoredFile, read_manifest
 from pack_data.store.packs import BERT, PackSchema
 from pack_data.text.corpus_files import corpus_files
 
 # Settings under `data` that are options of a build too, and stand in a manifest.
-_BUILT_WITH = tuple(
+BUILT_WITH = tuple(
     "vocabulary_size max_sequence_length max_predictions_per_sequence packer max_sequences_per_pack duplication_factor "
     "whole_word_masking draw_documents seed json_field".split()
 )
@@ -170,44 +170,31 @@ def _options(manifest: Manifest) -> Dict[str, Any]:
     return stated(manifest.made_with["options"]) if "options" in manifest.made_with else {}
 
 
-def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackStore]:
-    """Open the data set of a configuration, or build it if its directory in the configuration file has none.
-
-    A build also writes the held-out data set, keeps both, and prints one line.
+def open_packs(
+    config: Config, build: Optional[Callable[[Config], Any]] = None
+) -> Tuple[Config, PackStore]:
+    """Open the data set of a configuration, or have it built if its directory in the configuration file has none.
 
     Args:
         config: the configuration.
-        build: False if another process builds a missing data set.
+        build: builds the data set of a configuration; None if another process builds a missing one.
 
     Returns:
         The configuration, completed by the data set as in :func:`described`, and the data set.
 
     Raises:
         ValueError: the data set contradicts the configuration, or is missing and either the user named its directory or
-            ``build`` is False.
+            ``build`` is None.
     """
     data = config.data
     if described(config)[1] is None:
-        if not build:
+        if build is None:
             raise ValueError(
                 f"{data.directory}: no data set on this machine, only on the machine of rank 0; share the directory, or"
                 " copy it to each machine"
             )
         refuse_missing(config)
-        from pack_data.building.command import BuildOptions, build_and_report
-
-        source = "the embedded corpus" if data.corpus == "embedded" else data.corpus
-        print(
-            f"data      {data.directory} is missing: building it from {source}; kept for the next run",
-            flush=True,
-        )
-        options = {
-            name: getattr(data, name) for name in (*_BUILT_WITH, "corpus", "vocabulary", "held_out")
-        }
-        built = build_and_report(BuildOptions(data.directory, workers=None, **options))
-        built.store.close()
-        for remark in built.remarks:
-            print(f"note      {remark}")
+        build(config)
     config, manifest = described(config)
     if manifest is not None and data.mixed_with:
         return config, MixedStore(data.folders, data.shares, config.run.seed, manifest)
@@ -276,7 +263,7 @@ def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:
 def _line_to_build_again(config: Config, manifest: Manifest) -> str:
     """Return the command that builds a data set again with held-out documents; CORPUS stands for unknown texts."""
     options = _options(manifest)
-    values = {f"data.{name}": options[name] for name in _BUILT_WITH if name in options}
+    values = {f"data.{name}": options[name] for name in BUILT_WITH if name in options}
     embedded = of_embedded_corpus(manifest)
     if embedded or config.data.corpus == "embedded":
         values["data.corpus"] = "embedded" if embedded else "CORPUS"

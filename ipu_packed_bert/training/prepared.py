@@ -12,7 +12,7 @@ import shlex
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -50,6 +50,7 @@ class Begun(NamedTuple):
     choice: EngineChoice
     resources: contextlib.ExitStack  # closed at the end of the run
     packing_factor: Optional[float] = None  # --packing-factor, for a program that is only compiled
+    build: Optional[Callable[[Config], Any]] = None  # builds a data set that is missing
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ipu_packed_bert.data.data_sets import (
     of_embedded_corpus,
     of_the_same_corpus,
     open_evaluation,
-    open_or_build,
+    open_packs,
 )
 from ipu_packed_bert.data.factors import PackingFactor
 from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
@@ -80,12 +80,13 @@ class PacksRun(Prepared):
 
     @classmethod
     def make(cls, config: Config, begun: Begun) -> PacksRun:
-        """Open or build the data set, which completes the configuration."""
+        """Open the data set, built if it is missing, which completes the configuration."""
         begin = begun.begin
         processes = begun.processes
         _refuse_other_network(begin, config, _KNOWN_AT_ONCE)
         with processes.first_alone():
-            config, store = open_or_build(config, build=processes.rank == 0)
+            build = begun.build if processes.rank == 0 else None
+            config, store = open_packs(config, build)
         begun.resources.enter_context(store)
         manifest = store.manifest
         held_out = open_evaluation(config, manifest)

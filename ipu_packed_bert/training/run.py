@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 from pathlib import Path
-from typing import Optional, Type
+from typing import Any, Callable, Optional, Type
 
 from ipu_packed_bert.engine import choose_engine
 from ipu_packed_bert.processes.ranks import Processes
@@ -31,7 +31,11 @@ from pack_data.reading.packages import require
 
 
 def run(
-    kind: Type[Prepared], config: Config, args: argparse.Namespace, processes: Processes
+    kind: Type[Prepared],
+    config: Config,
+    args: argparse.Namespace,
+    processes: Processes,
+    build: Optional[Callable[[Config], Any]] = None,
 ) -> int:
     """Make the updates of a run and write its directory.
 
@@ -40,6 +44,7 @@ def run(
         config: settings of the run.
         args: options of `packed-bert pretrain` or `finetune`.
         processes: the processes that make the updates together.
+        build: builds the data set of a configuration of pre-training, if it is missing.
 
     Returns:
         The exit status.
@@ -47,7 +52,7 @@ def run(
     with contextlib.ExitStack() as resources:
         begin = processes.of_first(_claim, args, resources)
         choice = choose_engine(config, simulated=kind.simulated)
-        begun = Begun(begin, processes, choice, resources, args.packing_factor)
+        begun = Begun(begin, processes, choice, resources, args.packing_factor, build)
         config = kind.settle(config.on_engine(begun.choice.kind), begun)
         changes = Changes()
         allowed = check_allowed(args.allow_change, config)

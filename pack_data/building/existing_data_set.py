@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Sequence
 
 from pack_data.building.inputs import BuildSide
-from pack_data.building.options import stated
+from pack_data.building.stated import stated
 from pack_data.reading.words import counted
 from pack_data.store.data_set import MANIFEST, PackStore, read_manifest
 from pack_data.store.packs import default_predictions

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
+from pack_data.building.stated import OMITTED
 from pack_data.cli.command import most_processes, parse_depth, positive_int, process_count
 from pack_data.packers import PACKERS
 from pack_data.packing.histogram import PUBLISHED
@@ -25,14 +26,6 @@ _DEPTH_OF_PAPER = 3
 _FILES = ("vocabulary", "tokenizer", "recipe")
 # Options that do not change the data set.
 _NOT_DECIDING = ("out", "overwrite", "workers", "on", "corpus", "source", *_FILES)
-# The manifest omits these options at these values, so that data sets built before the options existed keep their bytes.
-_OMITTED = {
-    "held_out": 0.0,
-    "whole_word_masking": False,
-    "multiple_of": 1,
-    "drop_copies": False,
-    "split": "",
-}
 # Options for some kinds of input: field, and the options that name these inputs.
 _OF_INPUT = {
     "json_field": "--corpus",
@@ -45,11 +38,6 @@ _OF_INPUT = {
     "split": "--corpus or --from",
     "sequences": "--synthetic",
 }
-
-
-def stated(options: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the options in a manifest (BuildOptions.deciding), including those that it omits."""
-    return {**_OMITTED, **options}
 
 
 def _option(default: Any, text: str, *, rare: bool = False, flag: str = "", **argument: Any) -> Any:
@@ -332,7 +320,7 @@ class BuildOptions:
             omitted |= {name for name in ("columns", "skip_bad") if not getattr(self, name)}
         if not self.skip_bad or self.max_record_bytes == MOST_RECORD_BYTES:
             omitted.add("max_record_bytes")
-        omitted |= {name for name, default in _OMITTED.items() if getattr(self, name) == default}
+        omitted |= {name for name, default in OMITTED.items() if getattr(self, name) == default}
         return {name: value for name, value in asdict(self).items() if name not in omitted}
 
 

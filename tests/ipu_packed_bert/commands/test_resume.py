@@ -121,7 +121,7 @@ def test_two_processes_cannot_write_one_run(tiny, tmp_path, monkeypatch, capsys)
     def meeting(engine, batch, rate):
         if not met and checkpoints(folder / "checkpoints"):
             with monkeypatch.context() as patch:  # it is refused before anything costly
-                patch.setattr(pretraining, "open_or_build", lambda *_, **__: pytest.fail("the data set was opened"))
+                patch.setattr(pretraining, "open_packs", lambda *_, **__: pytest.fail("the data set was opened"))
                 patch.setattr(training, "_beginning", lambda *_: pytest.fail("a checkpoint was read"))
                 met.append(run_main(pretrain.main, ["--resume", str(folder)]))
         return original(engine, batch, rate)

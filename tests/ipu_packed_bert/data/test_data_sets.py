@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from ipu_packed_bert.commands import pretrain
-from ipu_packed_bert.data.data_sets import _facts, built_otherwise, described, open_evaluation, open_or_build
+from ipu_packed_bert.commands.first_build import build_missing
+from ipu_packed_bert.data.data_sets import _facts, built_otherwise, described, open_evaluation, open_packs
 from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.loading import config_from_tree, load_config
 from ipu_packed_bert.settings.reader import DEFAULT, OVERRIDE
@@ -176,7 +177,7 @@ def for_corpus(corpus, out, *overrides):
 def test_words_and_documents_are_masked_and_drawn_as_the_configuration_or_the_data_set_states(corpus, tmp_path):
     config = for_corpus(corpus, tmp_path / "data", "data.whole_word_masking=true", "data.draw_documents=uniform")
     assert config.build_line().endswith("--whole-word-masking")
-    config, store = open_or_build(config)
+    config, store = open_packs(config, build_missing)
     with store:
         assert store.manifest.made_with["options"]["whole_word_masking"] is True
         data = described(for_corpus(corpus, tmp_path / "data"))[0].data
@@ -190,7 +191,7 @@ def test_words_and_documents_are_masked_and_drawn_as_the_configuration_or_the_da
 
 
 def test_a_missing_data_set_is_built_with_its_held_out_side(corpus, tmp_path):
-    config, store = open_or_build(for_corpus(corpus, tmp_path / "data"))
+    config, store = open_packs(for_corpus(corpus, tmp_path / "data"), build_missing)
     evaluation = open_evaluation(config, store.manifest)
     assert evaluation.folder == held_out_folder(store.folder)
     assert not overlap(store.manifest.made_with, evaluation.manifest.made_with)
@@ -215,7 +216,7 @@ def test_a_data_set_that_the_user_names_is_not_built(corpus, tmp_path, capsys):
     assert f"--corpus {corpus} --out DIR" in error and error.count("\n") == 1
     # Nor is one built into a folder of texts that the file names.
     with pytest.raises(ValueError, match="a data set needs a directory of its own"):
-        open_or_build(for_corpus("embedded", corpus))
+        open_packs(for_corpus("embedded", corpus), build_missing)
     assert before == (sorted(tmp_path.rglob("*")), sorted(corpus.rglob("*")))
 
 
@@ -223,7 +224,7 @@ def test_a_directory_of_the_without_ipus_block_is_built(corpus, tmp_path):
     config = for_corpus(corpus, tmp_path / "large", f"data.directory={tmp_path / 'typed'}")
     assert config.origins["data.directory"] == OVERRIDE
     config = for_corpus(corpus, tmp_path / "large", f"without_ipus.data.directory={tmp_path / 'small'}")
-    with open_or_build(config.applied_without_ipus()[0])[1] as store:
+    with open_packs(config.applied_without_ipus()[0], build_missing)[1] as store:
         assert store.folder == tmp_path / "small"
 
 
@@ -268,7 +269,8 @@ def test_what_one_cannot_evaluate_on(corpus, tmp_path, change, words):
     vocabulary = None if "vocabulary_size" in change else tmp_path / "data" / "vocab.txt"
     build_small(corpus, tmp_path / "other", **{"vocabulary": vocabulary, **change}).close()
     other = held_out_folder(tmp_path / "other") if "held_out" in change else tmp_path / "other"
-    config, store = open_or_build(for_corpus(corpus, tmp_path / "data", f"data.evaluation_directory={other}"))
+    config = for_corpus(corpus, tmp_path / "data", f"data.evaluation_directory={other}")
+    config, store = open_packs(config, build_missing)
     with pytest.raises(ConfigError, match=words) as error:
         open_evaluation(config, store.manifest)
     assert "\n" not in str(error.value)
@@ -280,7 +282,7 @@ def test_sides_of_two_builds_are_no_pair(corpus, tmp_path):
     build_small(corpus, tmp_path / "other", held_out=0.3, seed=4, vocabulary=tmp_path / "data" / "vocab.txt").close()
     theirs = held_out_folder(tmp_path / "other")
     named = for_corpus(corpus, tmp_path / "data", f"data.evaluation_directory={theirs}")
-    config, store = open_or_build(for_corpus(corpus, tmp_path / "data"))
+    config, store = open_packs(for_corpus(corpus, tmp_path / "data"), build_missing)
     open_evaluation(named, store.manifest).close()
     held_out = held_out_folder(tmp_path / "data")
     held_out.rename(tmp_path / "before")
@@ -302,7 +304,7 @@ def test_a_smaller_share_held_out_elsewhere_can_be_evaluated_on(corpus, tmp_path
     build_small(corpus, tmp_path / "other", held_out=0.3, vocabulary=tmp_path / "data" / "vocab.txt").close()
     for training, evaluation, fits in (("data", "other", True), ("other", "data", False)):
         directory = f"data.evaluation_directory={tmp_path / evaluation}-held-out"
-        config, store = open_or_build(for_corpus(corpus, tmp_path / training, directory))
+        config, store = open_packs(for_corpus(corpus, tmp_path / training, directory), build_missing)
         if fits:
             open_evaluation(config, store.manifest).close()
         else:

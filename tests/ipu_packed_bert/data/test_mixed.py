@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.commands.first_build import build_missing
 from ipu_packed_bert.data import global_batches as global_batches_
-from ipu_packed_bert.data.data_sets import open_or_build
+from ipu_packed_bert.data.data_sets import open_packs
 from ipu_packed_bert.data.global_batches import StoredPacks
 from ipu_packed_bert.settings.loading import load_config
 from ipu_profiling.planning import command as plan_command
@@ -27,7 +28,7 @@ def mix(tmp_path_factory):
 
 
 def opened(mix, *overrides):
-    return open_or_build(load_config(mix[0], [*mix[1], *overrides]))
+    return open_packs(load_config(mix[0], [*mix[1], *overrides]), build_missing)
 
 
 def packs_of(store):

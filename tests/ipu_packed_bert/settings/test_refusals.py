@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from ipu_packed_bert.data.data_sets import _facts, open_or_build
+from ipu_packed_bert.data.data_sets import _facts, open_packs
 from ipu_packed_bert.data.global_batches import StoredPacks
 from ipu_packed_bert.processes.ranks import Ranks, joined
 from ipu_packed_bert.run_files import checkpoints as saved
@@ -56,7 +56,7 @@ def differences(_):
 @pytest.mark.parametrize(
     "refuse, names",
     [
-        (lambda _: open_or_build(BERT_512, build=False), ["data/none", "rank 0"]),
+        (lambda _: open_packs(BERT_512), ["data/none", "rank 0"]),
         (first_pack, ["pack 0", "model.vocabulary_size is 8"]),
         (lambda data: room_for_masked_tokens(data, 10), ["9 masked", "data.max_predictions_per_sequence is 10"]),
         (differences, ["seed", "5", "host-a", "6", "rank 1", "host-b"]),

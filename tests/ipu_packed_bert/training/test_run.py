@@ -48,7 +48,7 @@ def test_both_commands_begin_the_same_run(tmp_path, monkeypatch, main, file, kin
     (tmp_path / "fine.yml").write_text(f"data: {{training: {tmp_path}/train.json}}\n")
     tiny_config(tmp_path / "pre.yml", tiny_data(tmp_path / "data"))
     found = []
-    monkeypatch.setattr(training, "run", lambda kind, config, args, processes: found.append((kind, config)) or 0)
+    monkeypatch.setattr(training, "run", lambda kind, config, *_: found.append((kind, config)) or 0)
     assert run_main(main, ["--config", str(tmp_path / file)]) == 0
     ((begun, config),) = found
     assert begun is kind and config.path == str(tmp_path / file)
