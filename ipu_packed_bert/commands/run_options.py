@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from typing import Collection, List, Optional, Sequence
 
-from ipu_packed_bert.commands.first_build import build_missing
 from ipu_packed_bert.data.factors import parse_factor
 from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes.ranks import Processes, joined
@@ -144,6 +143,7 @@ def _train_with(args: argparse.Namespace, processes: Processes) -> int:
 
     # torch is imported from here on: wrong configurations are refused without it.
     if args.command == "pretrain":
+        from ipu_packed_bert.commands.first_build import build_missing
         from ipu_packed_bert.data.data_sets import refuse_missing
 
         processes.of_first(refuse_missing, config)
