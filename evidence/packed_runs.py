@@ -39,7 +39,7 @@ from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, Pa
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.model.hugging_face import Weights, load_into, read_folder, write_folder
-from ipu_packed_bert.model.loss import correct, cross_entropy, membership
+from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.config import Config
@@ -397,9 +397,7 @@ class PretrainingSetup:
             width = self.size.micro_batch if alone or regroup is not None else None
             scored = list(trimmed(held_out, along))
 
-            with closing(
-                ChangedBatches(packs, layout, scored, change, log, alone=width)
-            ) as batches:
+            with closing(ChangedBatches(packs, layout, scored, change, alone=width)) as batches:
                 if weights is not None:
                     load_into(engine.model, weights)
                 engine.compile(change(batches.first()))
@@ -411,16 +409,12 @@ class PretrainingSetup:
                 # Scores of each sequence.
                 rows = log.rows
                 if along is not None:
-                    for name, value in task.scored(engine, trimmed(held_out)).items():
+                    evaluation = task.evaluate(engine, trimmed(held_out))
+                    for name, value in rounded(evaluation.metrics).items():
                         rows[-1][f"all_{name}"] = value
                 if keep is not None:
                     self._keep(engine, task, keep)
-            rows[-1].update(
-                packing_factor=round(factor, 4),
-                updates=config.run.steps,
-                held_out_data=f"{held_out.manifest.digest:016x}",
-                **task.by_sequence,
-            )
+            rows[-1].update(updates=config.run.steps, **task.by_sequence)
         return rows
 
     def _keep(self, engine: HostEngine, task: Pretraining, folder: Path) -> None:
@@ -488,7 +482,7 @@ def scored_rows(store: PackStore) -> np.ndarray:
 def trimmed(store: PackStore, number: Optional[int] = None) -> Iterator[Batch]:
     """Iterate over the scored rows in batches of about equal lengths, cut to the longest row and most masked tokens.
 
-    A batch has the field `number`: the index of each sequence among the scored rows, [rows, 1].
+    A batch has the field `number`: the index of each sequence among the scored rows, [rows].
 
     number: return only this number of rows, evenly over all lengths.
     """
@@ -506,7 +500,7 @@ def trimmed(store: PackStore, number: Optional[int] = None) -> Iterator[Batch]:
             batch[name] = batch[name][:, :longest]
         for name in _MASKED:
             batch[name] = batch[name][:, :masked]
-        yield {**batch, "number": numbers[:, None]}
+        yield {**batch, "number": numbers}
 
 
 class ScoredPretraining(Pretraining):
@@ -519,7 +513,7 @@ class ScoredPretraining(Pretraining):
         super().__init__(*arguments)
         self.by_sequence: Dict[str, Any] = {}
 
-    def evaluate(self, engine: Any, batches: Iterable[Batch]) -> Optional[Evaluation]:
+    def evaluate(self, engine: Any, batches: Iterable[Batch]) -> Evaluation:
         """Score batches of `trimmed`."""
         start = time.perf_counter()
         parts = []
@@ -531,32 +525,27 @@ class ScoredPretraining(Pretraining):
                 fields[name] = torch.from_numpy(np.ascontiguousarray(batch[name])).to(device)
             with torch.no_grad():
                 scores = _sequence_scores(engine.model, fields)
-            present = batch["number"] >= 0
-            parts.append([values[present] for values in (batch["number"], *scores)])
-        if not parts:
-            return None
+            parts.append([batch["number"], *scores])
 
         numbers, *columns = map(np.concatenate, zip(*parts))
         order = np.argsort(numbers)
         masked, mlm, right, nsp, nsp_right = (column[order] for column in columns)
-        counts = {"sequences": len(order), "masked_tokens": int(masked.sum())}
-        metrics = {
-            "mlm_loss": float(mlm.sum() / masked.sum()),
-            "mlm_accuracy": float(right.sum() / masked.sum()),
-        }
         # Whole numbers make the files small: hundredths of a nat for a sequence, thousandths for its next sentence.
-        self.by_sequence = {"mlm_centinats": np.rint(100 * mlm).astype(int).tolist()}
-        if engine.model.cls.seq_relationship is not None:
-            metrics.update(nsp_loss=float(nsp.mean()), nsp_accuracy=float(nsp_right.mean()))
-            self.by_sequence["nsp_millinats"] = np.rint(1000 * nsp).astype(int).tolist()
-        loss = metrics["mlm_loss"] + metrics.get("nsp_loss", 0.0)
-        return Evaluation(counts, {"loss": loss, **metrics}, time.perf_counter() - start, loss)
-
-    def scored(self, engine: Any, batches: Iterable[Batch]) -> Row:
-        """Return the rounded metrics of these batches."""
-        evaluation = self.evaluate(engine, batches)
-        assert evaluation is not None  # there are held-out sequences
-        return rounded(evaluation.metrics)
+        self.by_sequence = {
+            "mlm_centinats": np.rint(100 * mlm).astype(int).tolist(),
+            "nsp_millinats": np.rint(1000 * nsp).astype(int).tolist(),
+        }
+        counts = {"sequences": len(order), "masked_tokens": int(masked.sum())}
+        mlm_loss = float(mlm.sum() / masked.sum())
+        nsp_loss = float(nsp.mean())
+        metrics = {
+            "loss": mlm_loss + nsp_loss,
+            "mlm_loss": mlm_loss,
+            "mlm_accuracy": float(right.sum() / masked.sum()),
+            "nsp_loss": nsp_loss,
+            "nsp_accuracy": float(nsp_right.mean()),
+        }
+        return Evaluation(counts, metrics, time.perf_counter() - start, metrics["loss"])
 
 
 def rounded(metrics: Mapping[str, float]) -> Row:
@@ -565,7 +554,7 @@ def rounded(metrics: Mapping[str, float]) -> Row:
 
 
 def _sequence_scores(model: Any, fields: Dict[str, torch.Tensor]) -> List[np.ndarray]:
-    """Return scores of each sequence of each row, [rows, depth].
+    """Return scores of the sequence of each row, [rows], float64.
 
     They are the masked tokens, the sum of their losses, their correct predictions, and the loss and the correctness of
     the next sentence.
@@ -575,23 +564,15 @@ def _sequence_scores(model: Any, fields: Dict[str, torch.Tensor]) -> List[np.nda
         fields["masked_lm_positions"],
         fields["next_sentence_positions"],
     )
-    labels = fields["masked_lm_ids"]
-    depth = fields["next_sentence_labels"].shape[1]
-    used = membership(fields["masked_lm_weights"], depth, torch.float64)
-    scores = [used.sum(2)]
+    is_masked = fields["masked_lm_weights"] > 0
+    scores = [is_masked.double().sum(1)]
     for compute in (cross_entropy, correct):
-        values = compute(logits.mlm_BPV, labels).double()
-        scores.append((used * values.unsqueeze(1)).sum(2))
-    labels = fields["next_sentence_labels"]
+        values = compute(logits.mlm_BPV, fields["masked_lm_ids"]).double()
+        scores.append((is_masked * values).sum(1))
     for compute in (cross_entropy, correct):
-        is_missing = logits.nsp_BD2 is None
-        scores.append(
-            torch.zeros_like(used[:, :, 0])
-            if is_missing
-            else compute(logits.nsp_BD2, labels).double()
-        )
-    masked, *others = (values.cpu().numpy() for values in scores)
-    return [masked.astype(np.int64), *others]
+        values = compute(logits.nsp_BD2, fields["next_sentence_labels"]).double()
+        scores.append(values[:, 0])
+    return [values.cpu().numpy() for values in scores]
 
 
 class HeldOutLosses(Log):
@@ -599,23 +580,15 @@ class HeldOutLosses(Log):
 
     def __init__(self) -> None:
         self.rows: List[Row] = []
-        self.totals = {"sequences": 0, "tokens": 0, "seconds": 0.0, "processor_seconds": 0.0}
-        self._begun = 0.0
-
-    def begin(self) -> None:
-        """Start an update."""
-        self._begun = time.process_time()
+        self._sequences = 0
 
     def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
-        self.totals["sequences"] += counts["sequences"]
-        self.totals["tokens"] += counts["tokens"]
-        self.totals["seconds"] += result.seconds
-        self.totals["processor_seconds"] += time.process_time() - self._begun
+        self._sequences += counts["sequences"]
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Add a row."""
-        totals = {name: round(value, 3) for name, value in self.totals.items()}
-        self.rows.append({"step": step, **totals, **rounded(evaluation.metrics)})
+        metrics = rounded(evaluation.metrics)
+        self.rows.append({"step": step, "sequences": self._sequences, **metrics})
 
     def lacks_evaluation(self, step: int) -> bool:
         return not any(row["step"] == step for row in self.rows)
@@ -672,18 +645,15 @@ class ChangedBatches(GlobalBatches):
         layout: Layout,
         held_out: Sequence[Batch],
         change: Change,
-        log: HeldOutLosses,
         *,
         alone: Optional[int] = None,
     ) -> None:
         self._scored = held_out
         self._change = change
-        self._log = log
         self._alone = alone
         super().__init__(packs, layout)
 
     def __next__(self) -> Batch:
-        self._log.begin()
         return self._change(super().__next__())
 
     def _load(self, packs: Packs, numbers: np.ndarray, epoch: int) -> Batch:

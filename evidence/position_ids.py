@@ -17,7 +17,6 @@ import itertools
 import time
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -293,15 +292,9 @@ def run(options: Any, runner: Runner) -> int:
 class PositionIdsShown(Shown):
     """The results in a run's file."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        finished = {cell.variant for cell in self.cells}
-
-        def has(names: Sequence[str], ways: Sequence[str]) -> bool:
-            return not finished.isdisjoint(itertools.starmap(_variant, product(names, ways)))
-
-        self._data = [name for name in self.facts["data"] if has([name], VARIANTS)]
-        self._ways = [way for way in VARIANTS if has(self._data, [way])]
+    @property
+    def _data(self) -> List[str]:
+        return list(self.facts["data"])
 
     def values(self, name: str, way: str, column: str) -> List[float]:
         """Return the measured values of all finished seeds."""
@@ -324,8 +317,6 @@ class PositionIdsShown(Shown):
         """Describe the largest distance of padded and padding-free runs, and the smallest one of the control."""
         same = self._distances(CLAIM)
         other = self._distances(CONTROL)
-        if not same or not other:
-            return "no pair is finished yet"
         return f"at most {max(same):.4f} nats apart; attention and positions across examples: at least {min(other):.4f}"
 
     def parts(self) -> List[Part]:
@@ -388,8 +379,7 @@ class PositionIdsShown(Shown):
         ]
         no_model = ["most frequent tokens (no model)", *[""] * (len(columns) - 2)]
         no_model.append(f"{facts['unigram_loss']:.3f}")
-        ways = [way for way in self._ways if self.seeds(_variant(name, way))]
-        return Table(columns, ways, [no_model])
+        return Table(columns, VARIANTS, [no_model])
 
     def pictures(self) -> Pictures:
         """Draw speed and held-out loss of every way."""
@@ -397,8 +387,8 @@ class PositionIdsShown(Shown):
         def of(column: str) -> Dict[str, Dict[str, Interval]]:
             series = {}
             for name in self._data:
-                values = {way: self.values(name, way, column) for way in self._ways}
-                intervals = {way: extremes(values[way]) for way in values if values[way]}
+                values = {way: self.values(name, way, column) for way in VARIANTS}
+                intervals = {way: extremes(values[way]) for way in values}
                 series[f"{name}: mean, lowest and highest seed"] = intervals
             return series
 
@@ -410,7 +400,7 @@ class PositionIdsShown(Shown):
             bars("Speed", "tokens a second (more is better)", of("tokens_per_second")),
             bars("Held-out loss", "nats a token (less is better)", of("held_out_loss"), unigram),
         ]
-        return {"ways": drawn} if self._ways else {}
+        return {"ways": drawn}
 
 
 def _variant(data: str, way: str) -> str:

@@ -175,24 +175,19 @@ def bars(
     unit: str,
     series: Mapping[str, Mapping[str, Optional[Interval]]],
     levels: Sequence[Tuple[str, float]] = (),
-    *,
-    form: str = "",
 ) -> Bars:
-    """Return a bar with its interval for each name of each series; form: of the mean of a single series."""
+    """Return a bar with its interval for each name of each series."""
     names = tuple(dict.fromkeys(name for values in series.values() for name in values))
     drawn = []
-    ends: List[str] = []
     for label, values in series.items():
         intervals = [values.get(name) for name in names]
         drawn.append(Series(label, _ends(intervals, 0), _ends(intervals, 1), _ends(intervals, 2)))
-        ends = [format(interval.mean, form) if interval else "" for interval in intervals]
     return Bars(
         title,
         names,
         Axis(unit),
         tuple(drawn),
         across=True,
-        ends=tuple(ends) if form else (),
         levels=tuple(levels),
     )
 
