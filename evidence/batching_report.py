@@ -19,7 +19,7 @@ _PAD = -1
 _Arrays = Dict[str, np.ndarray]
 
 
-class _Properties(NamedTuple):
+class Properties(NamedTuple):
     """The five columns of the paper's table."""
 
     variable_length_kernel: bool  # a batch has cumulative lengths instead of a mask
@@ -30,13 +30,6 @@ class _Properties(NamedTuple):
 
 
 COLUMNS = ("kernel", "positions", "isolated", "unbroken", "unsorted")  # their headings
-
-
-class WayReport(NamedTuple):
-    """One epoch of a way."""
-
-    properties: _Properties
-    attention_balance: float  # sum of squared lengths of the busiest rank over the ranks' mean; mean over the steps
 
 
 class _Epoch:
@@ -55,18 +48,16 @@ class _Epoch:
         tokens = np.arange(len(self.seen))
         return [{"input_ids": ids} for ids in np.split(tokens, self._begins[1:])]
 
-    def measure(self, batch: _Arrays) -> Tuple[int, int, int]:
-        """Measure a batch; return its attention work, tokens and pieces."""
+    def measure(self, batch: _Arrays) -> Tuple[int, int]:
+        """Measure a batch; return its tokens and pieces."""
         self.kernel &= "cumulative_lengths" in batch
-        work = tokens = pieces = 0
+        tokens = pieces = 0
         for ids, positions in _attended(batch):
             is_token = ids != _PAD
-            number = int(is_token.sum())
-            if number:
-                work += number**2
-                tokens += number
+            if is_token.any():
+                tokens += int(is_token.sum())
                 pieces += self._measure_group(ids[is_token], positions[is_token])
-        return work, tokens, pieces
+        return tokens, pieces
 
     def _measure_group(self, ids: np.ndarray, positions: np.ndarray) -> int:
         """Measure tokens that may attend to each other; return their pieces of examples."""
@@ -88,48 +79,45 @@ class _Epoch:
         return len(owners)
 
 
-def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0) -> WayReport:
+def properties_of(way: Way, lengths: np.ndarray, options: BatchOptions) -> Properties:
     """Make every batch of an epoch and measure it.
 
     Args:
         way: one of the nine ways.
         lengths: tokens of each example, integers [examples].
         options: batch size, longest sequence, ranks and seed.
-        epoch: number of the epoch, from 0.
 
     Returns:
-        The properties, and the balance of attention over the ranks.
+        The properties of the way.
 
     Raises:
         ValueError: a token is missing or comes twice.
     """
-    plan = way.plan(lengths, options, epoch)
+    plan = way.plan(lengths, options)
     measured = _Epoch(np.asarray(lengths, np.int64))
     dataset = measured.dataset()
-    balances: List[float] = []
     means: List[float] = []
     for step in range(plan.steps):
-        of_ranks = []
+        tokens_of_step = pieces_of_step = 0
         for rank in range(options.ranks):
             batch = collate(way, plan.batch(step, rank), dataset, pad_id=_PAD)
-            of_ranks.append(measured.measure(batch))
-        work, tokens, pieces = zip(*of_ranks)
-        balances.append(max(work) * options.ranks / sum(work))
-        means.append(sum(tokens) / sum(pieces))
+            tokens, pieces = measured.measure(batch)
+            tokens_of_step += tokens
+            pieces_of_step += pieces
+        means.append(tokens_of_step / pieces_of_step)
 
     seen = measured.seen
     wrong = np.flatnonzero(seen != 1)
     if len(wrong):
         token = int(wrong[0])
         raise ValueError(f"{way.name}: token {token} comes {int(seen[token])} times in an epoch")
-    properties = _Properties(
+    return Properties(
         variable_length_kernel=measured.kernel,
         correct_position_ids=measured.positions_right,
         no_cross_attention=measured.isolated,
         no_broken_example=bool((measured.pieces == 1).all()),
         no_sorting=not _sorted(np.array(means)),
     )
-    return WayReport(properties, float(np.mean(balances)))
 
 
 def _attended(batch: _Arrays) -> Iterator[Tuple[np.ndarray, np.ndarray]]:

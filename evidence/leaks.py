@@ -441,18 +441,19 @@ class Line(NamedTuple):
         return [attention for attention, result in self.results.items() if result.leaks]
 
 
-def _instead_of(line: Line, lines: Mapping[str, Line]) -> List[str]:
-    """Return calls that do not leak with any attention with which this one does; lines: of the same model, by call."""
+def _instead_of(line: Line, lines: Mapping[Tuple[str, str], Line]) -> List[str]:
+    """Return calls that do not leak with any attention with which this one does; lines: by model and call."""
+    leaking = line.leaking()
+    if not leaking:
+        return []
     kind = kind_of(line.model)
     candidates = leaks_trl.INSTEAD.get(line.call, ()) if kind == TRL else _INSTEAD[kind]
     chosen = []
     for call in candidates:
-        if call == _OURS:
-            is_apart = lines[_PLAIN].results["padding_free"].is_apart
-        else:
-            results = lines[call].results
-            is_apart = all(results[attention].is_apart for attention in line.leaking())
-        if is_apart:
+        measured = _PLAIN if call == _OURS else call
+        attentions = ["padding_free"] if call == _OURS else leaking
+        results = lines[line.model, measured].results
+        if all(results[attention].is_apart for attention in attentions):
             chosen.append(call)
     return chosen
 
@@ -463,20 +464,16 @@ class LeaksShown(Shown):
     def lines(self) -> List[Line]:
         """Return a line for each model and call, in the order of the families."""
         rows: Dict[Tuple[str, str], Dict[str, List[Row]]] = {}
-        for cell in sorted(self.cells, key=lambda cell: (VARIANTS.index(cell.variant), cell.seed)):
-            for row in self.cells[cell]:
-                attentions = rows.setdefault((cell.variant, row["call"]), {})
-                attentions.setdefault(row["attention"], []).append(row)
-        by_model: Dict[str, Dict[str, Line]] = {}
+        for variant in VARIANTS:
+            for seed in self.seeds(variant):
+                for row in self.cells[Cell(variant, seed)]:
+                    attentions = rows.setdefault((variant, row["call"]), {})
+                    attentions.setdefault(row["attention"], []).append(row)
+        lines = {}
         for (model, call), attentions in rows.items():
             results = {name: result_of(seeds) for name, seeds in attentions.items()}
-            by_model.setdefault(model, {})[call] = Line(model, call, results)
-        lines = []
-        for of_model in by_model.values():
-            for line in of_model.values():
-                instead = _instead_of(line, of_model) if line.leaking() else ()
-                lines.append(line._replace(instead=instead))
-        return lines
+            lines[model, call] = Line(model, call, results)
+        return [line._replace(instead=_instead_of(line, lines)) for line in lines.values()]
 
     def parts(self) -> List[Part]:
         lines = self.lines()

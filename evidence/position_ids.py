@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
-from evidence.batching_report import COLUMNS, collate, report
+from evidence.batching_report import COLUMNS, collate, properties_of
 from evidence.runner import Cell, Row, Runner
 from evidence.statistics import Interval, extremes, students
 from evidence.texts import TextSet, TokenSet, encode, text_sets
@@ -267,7 +267,7 @@ def facts_of(measure: NineWays) -> Dict[str, Any]:
         properties = {}
         for variant in VARIANTS:
             options = options_of(variant, tokens, measure.size, seed=1)
-            values = report(WAYS[way_of(variant)], lengths, options).properties
+            values = properties_of(WAYS[way_of(variant)], lengths, options)
             properties[variant] = list(map(bool, values))
         data[texts.name] = {
             "examples": len(lengths),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evidence.batching_report import _Properties, _sorted, report
+from evidence.batching_report import Properties, _sorted, properties_of
 from pack_data.batching.plans import BatchOptions, get_way
 from tests.batching_ways import MSL, drawn, every_way
 from tests.refusals import refused
@@ -29,14 +29,8 @@ EXPECTED = {
 @every_way
 @pytest.mark.parametrize("seed", [0, 1])
 def test_computed_properties_are_those_of_the_table(way, seed):
-    made = report(way, drawn(900, seed), BatchOptions(4, MSL, 2, seed))
-    assert made.properties == _Properties(*EXPECTED[way.name])
-
-
-def test_attention_balance_of_hand_counted_batches():
-    """One example of each rank a step, 3 and 1 tokens: 9 of the mean (9 + 1) / 2 = 5."""
-    way = get_way("RandomSampling+Padding")
-    assert report(way, np.array([3, 1]), BatchOptions(1, 3, ranks=2)).attention_balance == 9 / 5
+    found = properties_of(way, drawn(900, seed), BatchOptions(4, MSL, 2, seed))
+    assert found == Properties(*EXPECTED[way.name])
 
 
 def test_which_numbers_of_falls_count_as_sorted():
@@ -52,10 +46,10 @@ def test_the_report_detects_leaks_and_missing_tokens():
 
     lengths, options = drawn(300), BatchOptions(4, MSL)
     leaking = replace(get_way("RandomPacking+PosID"), padding_free=False)
-    assert report(leaking, lengths, options).properties == _Properties(False, False, False, True, True)
+    assert properties_of(leaking, lengths, options) == Properties(False, False, False, True, True)
 
     def losing(lengths, options, rng):
         return get_way("RandomSampling+Padding").group(lengths[:-1], options, rng)
 
     with refused("RandomSampling", "0 times"):
-        report(replace(get_way("RandomSampling+Padding"), group=losing), lengths, options)
+        properties_of(replace(get_way("RandomSampling+Padding"), group=losing), lengths, options)
