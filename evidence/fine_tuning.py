@@ -48,16 +48,10 @@ class Amounts(NamedTuple):
     learning_rate: float
 
 
-class FineTuningSize(NamedTuple):
-    """The size of the experiment."""
-
-    start: Amounts
-    squad: Amounts
-
-
+# The amounts of the start and of the packed runs.
 SIZES = {
-    "quick": FineTuningSize(Amounts(16, 8, 8, 3.0e-4), Amounts(16, 8, 8, 3.0e-4)),
-    "default": FineTuningSize(Amounts(None, 250, 16, 3.0e-4), Amounts(1000, None, 16, 2.0e-4)),
+    "quick": (Amounts(16, 8, 8, 3.0e-4), Amounts(16, 8, 8, 3.0e-4)),
+    "default": (Amounts(None, 250, 16, 3.0e-4), Amounts(1000, None, 16, 2.0e-4)),
 }
 SUMMARY = (
     f"SQuAD questions in rows of {SLOTS} from the weights of {CHECKPOINT}: the answers of models that were\n"
@@ -80,11 +74,11 @@ def settings(options: Any) -> Dict[str, Any]:
         raise ValueError(
             f"fine_tuning requires data: pass --data-dir DIR with {TRAINING} and {EVALUATION}"
         )
-    size = SIZES[options.size]
+    start, squad = SIZES[options.size]
     return {
         "size": options.size,
-        "start": size.start._asdict(),
-        "squad": size.squad._asdict(),
+        "start": start._asdict(),
+        "squad": squad._asdict(),
         # Without the path, because settings are committed with the results.
         "checkpoint": Path(options.checkpoint).name,
     }
@@ -118,25 +112,24 @@ def configuration(amounts: Amounts, *, checkpoint: str, seed: int) -> Config:
 
 def run(options: Any, runner: Runner) -> int:
     keep_buffers()  # mapping the buffers of each update anew would take a fifth of its time
-    size = SIZES[options.size]
+    amounts_of_start, amounts = SIZES[options.size]
     start = runner.folder / "start"
 
-    def prepared(amounts: Amounts, checkpoint: Any, seed: int) -> ExamplesRun:
-        config = configuration(amounts, checkpoint=str(checkpoint), seed=seed)
+    def prepared(seed: int) -> ExamplesRun:
+        config = configuration(amounts, checkpoint=str(start), seed=seed)
         return prepare(located(config, options.data_dir))
 
     def begin(cell: Cell) -> List[Row]:
-        training = prepared(size.start, options.checkpoint, cell.seed)
+        config = configuration(amounts_of_start, checkpoint=str(options.checkpoint), seed=cell.seed)
+        training = prepare(located(config, options.data_dir))
         rows = measure(training)
         training.write_model(start)
         return rows
 
     runner.run([Cell(START, START_SEED)], begin)
-    training = prepared(size.squad, start, 1)
-    runner.keep_facts({"squad": facts(training)})
-    del training  # frees its memory
+    runner.keep_facts({"squad": facts(prepared(1))})
     cells = [Cell(PACKED, seed) for seed in range(1, options.seeds + 1)]
-    runner.run(cells, lambda cell: measure(prepared(size.squad, start, cell.seed)))
+    runner.run(cells, lambda cell: measure(prepared(cell.seed)))
     return runner.show(shown(runner.path), plot=options.plot)
 
 
@@ -203,17 +196,15 @@ def differences(task: Any, first: Outputs, second: Outputs) -> Row:
 
 def facts(training: ExamplesRun) -> Dict[str, Any]:
     """Return facts of the data."""
-    packs = training.task.packs
+    packing = training.task.packs.packing
     evaluation = training.task.evaluation
     assert evaluation is not None
-    packed = {
-        "sequences": len(packs.inputs),
-        "packing_factor": round(packs.packing.packing_factor, 4),
-    }
     return {
         "steps": training.steps,
-        "max_sequence_length": SLOTS,
-        "training": packed,
+        "training": {
+            "sequences": packing.sequences,
+            "packing_factor": round(packing.packing_factor, 4),
+        },
         "inference": {"sequences": len(evaluation)},
     }
 

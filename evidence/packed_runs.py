@@ -590,12 +590,6 @@ class HeldOutLosses(Log):
         metrics = rounded(evaluation.metrics)
         self.rows.append({"step": step, "sequences": self._sequences, **metrics})
 
-    def lacks_evaluation(self, step: int) -> bool:
-        return not any(row["step"] == step for row in self.rows)
-
-    def sync(self) -> None:
-        """Do nothing: only checkpoints are written."""
-
 
 def updates_of(packs: StoredPacks, size: int, updates: int) -> List[np.ndarray]:
     """Return the packs of the first updates of `size` packs, over epochs, in the order of `GlobalBatches`."""

@@ -15,7 +15,7 @@ import torch
 
 from evidence.runner import Cell, Row, Runner
 from evidence.statistics import CONFIDENCE, LEVEL, Interval, above, ratio
-from evidence.writer import Part, Shown, Table, TableColumn
+from evidence.writer import CellText, Part, Shown, Table, TableColumn
 from ipu_packed_bert.benchmarks.layouts import LAYOUTS, HuggingFaceSide
 from ipu_packed_bert.benchmarks.packed import accumulated, host_engine
 from ipu_packed_bert.benchmarks.work import BenchmarkWork, config_of, draw_work
@@ -254,12 +254,20 @@ class RivalShown(Shown):
         return "; ".join([f"{self.draws} draws", *results])
 
     def parts(self) -> List[Part]:
+        def times(name: str) -> CellText:
+            return lambda timings: ratio(timings.over(name)).words(".3f")
+
+        def seconds(timings: RivalTimings) -> str:
+            return f"{np.mean([row['packed_s'] for row in timings.rows]):.2f}"
+
+        def factor(timings: RivalTimings) -> str:
+            return f"{np.mean([row['sequences'] / row['packs'] for row in timings.rows]):.2f}"
+
         columns: List[TableColumn] = [("row", lambda timings: timings.name)]
         for name in (*RIVALS, "alone", "padded", "again"):
-            heading = name.replace("_", ", ")
-            columns.append((heading, partial(_ratio_words, name)))
-        columns.append(("packed, s", _seconds))
-        columns.append(("sequences per pack", _factor))
+            columns.append((name.replace("_", ", "), times(name)))
+        columns.append(("packed, s", seconds))
+        columns.append(("sequences per pack", factor))
         return [
             Table(columns, self.timings),
             "Times over those of packs; geometric mean over the draws, "
@@ -269,20 +277,6 @@ class RivalShown(Shown):
             "packs (A/A).",
             f"{self.facts['machine']}, {self.facts['rival']}.",
         ]
-
-
-def _ratio_words(name: str, timings: RivalTimings) -> str:
-    return ratio(timings.over(name)).words(".3f")
-
-
-def _seconds(timings: RivalTimings) -> str:
-    seconds = [row["packed_s"] for row in timings.rows]
-    return f"{np.mean(seconds):.2f}"
-
-
-def _factor(timings: RivalTimings) -> str:
-    factors = [row["sequences"] / row["packs"] for row in timings.rows]
-    return f"{np.mean(factors):.2f}"
 
 
 shown = RivalShown

@@ -29,20 +29,17 @@ def text_sets(data_dir: Path, training: int, held_out: int) -> List[TextSet]:
     """Read at most so many examples of each data set; raise ValueError if a file is missing."""
     parts = []
     for part, most in (("train", training), ("test", held_out)):
-        records = _read(data_dir, f"gsm8k/{part}.jsonl.xz").splitlines()
         pairs = []
-        for record in map(json.loads, records):
+        for line in _read(data_dir, f"gsm8k/{part}.jsonl.xz").splitlines():
+            record = json.loads(line)
             pairs.append((record["question"], record["answer"]))
-        shuffled = _shuffled(pairs)
-        parts.append(shuffled[:most])
+        parts.append(_shuffled(pairs)[:most])
 
     texts = []
     for part in ("roleplay", "codegen"):
-        text = _read(data_dir, f"gpteacher/{part}.json.xz")
-        for record in json.loads(text):
+        for record in json.loads(_read(data_dir, f"gpteacher/{part}.json.xz")):
             request = filter(None, (record["instruction"], record["input"]))
-            prompt = "\n".join(request)
-            texts.append((prompt, record["response"]))
+            texts.append(("\n".join(request), record["response"]))
     shuffled = _shuffled(texts)
     end = held_out + training
     gpteacher = TextSet("GPTeacher", shuffled[held_out:end], shuffled[:held_out])

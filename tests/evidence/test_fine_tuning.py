@@ -84,6 +84,6 @@ def test_settings_hold_no_path_of_a_machine(tmp_path):
 
 @pytest.mark.parametrize("size", fine_tuning.SIZES)
 def test_every_run_is_configured(size):
-    amounts = fine_tuning.SIZES[size]
-    config = fine_tuning.configuration(amounts.squad, checkpoint="bert", seed=3)
-    assert (config.run.seed, config.data.training_examples) == (3, amounts.squad.training_examples)
+    for amounts in fine_tuning.SIZES[size]:
+        config = fine_tuning.configuration(amounts, checkpoint="bert", seed=3)
+        assert (config.run.seed, config.data.training_examples) == (3, amounts.training_examples)
