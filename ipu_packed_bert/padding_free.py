@@ -1,4 +1,4 @@
-"""The old name of the package `padding_free`, for version 2; it goes in version 3."""
+"""The old name of the package `padding_free`; version 3 removes it."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="padding_free")
 
-To register the name, import this module or any public name of `padding_free` before.  The boundaries of
-the examples are inputs of the model, as for flash attention: cu_seq_lens_q and cu_seq_lens_k, int32 [examples + 1].
-There is no mask.  Time and memory grow with the squared length of each example, not of the row.
+Importing this module, or any public name of `padding_free`, registers the name.  The boundaries of the examples are
+inputs of the model, as for flash attention: cu_seq_lens_q and cu_seq_lens_k, int32 [examples + 1].  There is no mask.
+Time and memory grow with the squared length of each example, not of the row.
 
 A batch without boundaries, padded or with a cache, has the result of "sdpa".
 
@@ -403,7 +403,7 @@ def _padding_free_attention(
         )
     settings = _Settings(scaling, dropout, causal, window, softcap, s_aux)
     if carried and cu_seq_lens_q is None:
-        # Some versions of Transformers count chunks from the begin of the row.
+        # Some versions of Transformers count chunks from the beginning of the row.
         if chunk is not None:
             raise ValueError(
                 f"{name} attends in chunks; pass cu_seq_lens_q to the model, as PaddingFreeCollator does"

@@ -12,9 +12,8 @@ _TEXT_LENGTH = 120  # characters of the SDK's text in a message, which stays bel
 
 class _Kind(NamedTuple):
     name: str
-    types: Tuple[
-        str, ...
-    ]  # types of exceptions that PopTorch names, which decide before any phrase
+    # Types of exceptions that PopTorch names; they decide before any phrase.
+    types: Tuple[str, ...]
     phrases: str  # pattern of whole phrases of the message, in any case
     cause: str
     remedy: str

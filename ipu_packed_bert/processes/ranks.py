@@ -300,7 +300,7 @@ class Ranks(Processes):
 
 
 class _ConnectionLost(RuntimeError):
-    """The end of another process."""
+    """The connection to another process was lost, because that process has ended."""
 
 
 def _is_lost_connection(error: BaseException) -> bool:

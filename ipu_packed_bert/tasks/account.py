@@ -8,7 +8,7 @@ from typing import Dict
 
 @dataclass(frozen=True)
 class Account:
-    """The records, tokens or labels of a file; `goes_out` is counted independently of the other two."""
+    """Counts of the records, tokens or labels of a file; `goes_out` is counted independently of the others."""
 
     came_in: int
     goes_out: int

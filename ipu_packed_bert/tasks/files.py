@@ -68,9 +68,8 @@ class ExampleSource:
     format: str = ""  # a value of _FORMATS; "" for other endings
     predicted: bool = False  # True: records are predicted, also those without a valid label
     unlabelled: List[str] = field(default_factory=list, compare=False)  # why labels are not used
-    skipped: List[str] = field(
-        default_factory=list, compare=False
-    )  # CoNLL-U's rows that are no words
+    # Rows of CoNLL-U that are not words.
+    skipped: List[str] = field(default_factory=list, compare=False)
 
     @classmethod
     def of(

@@ -36,9 +36,8 @@ class _RunSummary:
     """The fields of summary.json."""
 
     task: str
-    stopped_by: Optional[
-        str
-    ]  # a signal such as SIGTERM, or "not finite"; None: all updates were made
+    # A signal such as SIGTERM, or "not finite"; None: all updates were made.
+    stopped_by: Optional[str]
     steps: int  # updates made, including those before a resumption
     steps_planned: int
     packs: int

@@ -1,7 +1,7 @@
-"""Batch samplers that know which of their batches were delivered: `DeliveredBatches`.
+"""Batch samplers that count the batches that a loader delivered: `DeliveredBatches`.
 
-A sampler sees the requests of a loader, not the deliveries: a DataLoader with workers requests batches in advance,
-Accelerate's loader one. So the loop counts what it gets:
+A sampler gets the requests of a loader, not its deliveries: a DataLoader with workers requests several batches in
+advance, Accelerate's loader one. So the loop counts the batches that it gets:
 
     for batch in sampler.counted(loader):  # of torch, torchdata or Accelerate, with any number of workers
         state = sampler.state_dict()       # after this batch
@@ -17,17 +17,16 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional
 class DeliveredBatches(ABC):
     """The base of a batch sampler with a place, which a counted loop moves.
 
-    An iteration that no loop counts gives the batches from the place on. Then no state can be taken, and another
-    iteration can begin only if the former requested all batches.
+    An iteration outside a counted loop yields the batches from the place on. After it no state can be taken, and
+    another iteration can begin only if this one requested all batches.
     """
 
     _counted = 0  # batches that counted loops delivered since the place
     _loop: Optional[object] = None  # the counted loop that is under way
     # The iteration that began since the place was set. It may have ended, in workers before its batches are delivered.
     _reading: Optional[weakref.ref] = None
-    _is_unknown = (
-        False  # True if that iteration, which nobody counts, delivered an unknown number of batches
-    )
+    # True if that iteration is not counted, so that the number of batches it delivered is unknown.
+    _is_unknown = False
     _is_read = False  # True if it requested all batches
 
     @abstractmethod
@@ -46,14 +45,14 @@ class DeliveredBatches(ABC):
         """Go to the place behind the last batch."""
 
     def _batches_of_one(self, loader: Any) -> int:
-        """Return how many batches of this sampler are used up with one batch of the loader."""
+        """Return the number of batches of this sampler that one batch of the loader uses up."""
         return 1
 
     def __iter__(self) -> Iterator[List[int]]:
         return _Reading(self)
 
     def counted(self, loader: Any) -> CountedLoader:
-        """Return a loader whose batches this sampler counts, so that it can tell its state after each of them.
+        """Return a loader whose batches are counted, so that a state can be taken after each of them.
 
         Args:
             loader: any iterable that reads this sampler and delivers its batches in order, such as a DataLoader with
@@ -82,7 +81,7 @@ class DeliveredBatches(ABC):
         self._is_read = False
 
     def _check_idle(self) -> None:
-        """Raise ValueError if a loop over batches that were requested already is under way."""
+        """Raise ValueError if a loop that has requested batches is under way."""
         if self._reading and self._reading():
             raise ValueError(
                 "the place of the sampler cannot change while a loop over it is under way; leave the loop first, or "

@@ -2,9 +2,9 @@
 
     labels_of({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1]}, "example 0")  # [-100, 6, 7]
 
-completion_mask and assistant_masks hold together, as in TRL: a token is trained if both are 1. A loss_mask and labels
-state the trained tokens, so they may leave out more tokens, but train none that a mask leaves out. Labels that equal
-input_ids leave nothing out and state nothing: the masks apply to them.
+completion_mask and assistant_masks apply together, as in TRL: a token is trained if both are 1. A loss_mask and labels
+may leave out more tokens, but must not train a token that a mask leaves out. Labels that equal input_ids leave out
+nothing, so the masks apply to them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MASKS = (LOSS_MASK, "completion_mask", "assistant_masks")
 
 
 def states_labels(example: Mapping[str, Any]) -> bool:
-    """Return True if an example has labels or a mask of the loss; else all its tokens are trained."""
+    """Return True if an example has labels or a mask of the loss; without them all its tokens are trained."""
     return any(example.get(column) is not None for column in (LABELS, *MASKS))
 
 
@@ -33,7 +33,7 @@ def labels_of(example: Mapping[str, Any], name: str) -> np.ndarray:
 
     Args:
         example: a mapping with input_ids and, optionally, labels and masks of the loss; None counts as absent.
-        name: of the example, for messages.
+        name: the name of the example, for messages.
 
     Raises:
         ValueError: labels or masks are not one whole number for each token, a mask has other values than 0 and 1, or

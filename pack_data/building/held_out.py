@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, 
 
 import numpy as np
 
+from pack_data.building.account import ACCOUNT
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 
@@ -77,7 +78,7 @@ def overlap(training: Mapping[str, Any], evaluation: Mapping[str, Any]) -> bool:
 
 def _paragraphs(made_with: Mapping[str, Any]) -> int:
     """Return the paragraphs of a single text of which stretches are held out, else 0."""
-    count: int = made_with.get("account", {}).get("paragraphs", 0)
+    count: int = made_with.get(ACCOUNT, {}).get("paragraphs", 0)
     return count
 
 

@@ -8,7 +8,7 @@ from typing import Iterable, Iterator, Tuple
 from pack_data.building.held_out import position
 from pack_data.text.corpus import Document, cut_document
 
-# Paragraphs of a stretch: a hundredth of the text within these limits, but a twentieth of a text of few paragraphs.
+# Paragraphs per stretch: a hundredth of the text's paragraphs within these limits, but at most a twentieth of them.
 _SHORTEST = 20
 _LONGEST = 100
 
@@ -18,9 +18,9 @@ def runs(
 ) -> Iterator[Tuple[Document, bool]]:
     """Yield the runs of paragraphs of one side, each as a document in parts, and whether it is held out.
 
-    At least one stretch is held out, and not all. Those of a smaller share are among those of a larger one.
+    At least one stretch is held out, and at least one is not. A larger share adds stretches to those of a smaller one.
 
-    count: paragraphs of the text, two or more; one that continues another is not counted.
+    count: paragraphs of the text, at least two, without the parts that continue a paragraph.
     """
     size = min(max(count // 100, _SHORTEST), _LONGEST, max(1, count // 20))
     number = count // size

@@ -2,7 +2,7 @@
 
 Parallel writers, `cat` and dumps with several streams write a file as parts: members (gzip), streams (xz, bzip2) or
 frames (Zstandard). Modules of Python stop at the first part that they cannot read, without an error. Here one loop
-reads part after part; between parts it takes only the padding that the format permits, and everything else is damage.
+reads part after part. Between parts it accepts only the padding that the format permits; anything else is damage.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ _CHUNK = 1 << 16
 # Bytes of Zstandard that are unpacked at a time: 1 KiB unpacks to 32 MiB at most, as a block of four bytes may
 # stand for 128 KiB.
 _ZSTANDARD_CHUNK = 1 << 10
+
+_ZIP_END = b"PK\5\6"
+# The record at the end has 22 bytes and a comment of up to 65,535.
+_LONGEST_ZIP_END = 22 + (1 << 16)
+# In place of the number of members, if the number stands in the record of ZIP64.
+_IN_ZIP64 = 0xFFFF
 
 _Chunks = Iterator[bytes]
 
@@ -121,7 +127,7 @@ def _zip_chunks(raw: BinaryIO) -> _Chunks:
 def _check_member_count(raw: BinaryIO, members: int) -> None:
     """Raise BadZipFile unless the end of an archive states this number of members.
 
-    zipfile ignores the number, and believes a damaged size of the directory of members, which hides some of them.
+    zipfile ignores the number and does not check the size of the directory, which hides members if it is damaged.
     """
     size = raw.seek(0, os.SEEK_END)
     raw.seek(max(0, size - _LONGEST_ZIP_END))
@@ -130,13 +136,6 @@ def _check_member_count(raw: BinaryIO, members: int) -> None:
     stated = int.from_bytes(record[10:12], "little")
     if stated not in (members, _IN_ZIP64):
         raise zipfile.BadZipFile(f"it has {members} of {stated} members")
-
-
-_ZIP_END = b"PK\5\6"
-# The record at the end has 22 bytes and a comment of up to 65,535.
-_LONGEST_ZIP_END = 22 + (1 << 16)
-# The number of members then stands elsewhere.
-_IN_ZIP64 = 0xFFFF
 
 
 class _Format(NamedTuple):
@@ -148,6 +147,7 @@ class _Format(NamedTuple):
     chunks: Callable[[BinaryIO], _Chunks]
 
 
+# The first bytes of a skippable frame of Zstandard.
 _SKIPPABLE = tuple(bytes([low]) + b"\x2a\x4d\x18" for low in range(0x50, 0x60))
 
 # By the suffix of the file.
@@ -161,10 +161,11 @@ COMPRESSED: Dict[str, _Format] = {
     ".zst": _Format((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), _zstandard_chunks),
     ".zip": _Format((b"PK",), _zip_chunks),
 }
-# No text in UTF-8 begins with the first bytes of these, so they are unpacked under any name.
+# No text in UTF-8 begins with the first bytes of these formats, so they are unpacked under any name.
 _UNMISTAKABLE = (".gz", ".xz", ".zst")
-# Texts and tables unpack to 3 to 20 times their size; a large file that unpacks to more was made to fill a memory.
-MOST_TIMES, ALWAYS_UNPACKED = 40, 1 << 24
+# Texts and tables unpack to 3 to 20 times their size; a large file that unpacks to more was made to exhaust the memory.
+MOST_TIMES = 40
+ALWAYS_UNPACKED = 1 << 24  # bytes of content
 
 
 def without_compression(path: Union[str, os.PathLike]) -> str:
@@ -179,8 +180,8 @@ def open_unpacked(
 ) -> Iterator[BinaryIO]:
     """Open an ordinary file for reading bytes, unpacked if its suffix or first bytes are of a compressed file.
 
-    Raises ValueError in one line if this cannot be done. Python's modules take an empty file, and for two of them one
-    of zeros, for nothing at all: a lost file would go unnoticed.
+    Raises ValueError in one line if this cannot be done. Python's modules read an empty file, and two of them a file of
+    zeros, as empty content, so that a lost file would go unnoticed.
     """
     suffix = os.path.splitext(str(path).lower())[1]
     with open_regular(path, way_out=way_out) as raw:

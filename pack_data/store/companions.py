@@ -37,15 +37,14 @@ def companion_values(name: str, values: Any) -> np.ndarray:
     """Return the values of a column, one for each token.
 
     Args:
-        name: of a column of `COMPANIONS`, or of another one of whole numbers.
+        name: the name of the column; a column that is not in `COMPANIONS` holds whole numbers.
         values: [tokens]: integers, true and false, or floating-point numbers.
 
     Returns:
-        Whole numbers as integers of the type that they have, int64 if they had another one; weights as floating-point
-        numbers.
+        Whole numbers as integers, of their type or else int64; weights as floating-point numbers.
 
     Raises:
-        ValueError: the column holds other values than those of its meaning.
+        ValueError: a value does not have the meaning of the column.
     """
     given = np.asarray(values)
     meaning = COMPANIONS.get(name, _WHOLE)

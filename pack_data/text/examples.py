@@ -6,8 +6,9 @@ are masked: 80 % of these become [MASK], 10 % stay, 10 % become a random token. 
 word are chosen together, or none of them. The loop over examples works on integers; everything that concerns tokens is
 vectorised.
 
-Two steps differ from the published code, so that every pass uses every token of every document. What does not fit an
-example begins the next one (the published code throws it away), and long sentences are cut into pieces at words.
+Three steps differ from the published code. What does not fit an example begins the next one (the published code throws
+it away), and long sentences are cut into pieces between words, so that every pass uses every token of every document.
+The document of a random second segment is drawn by its tokens, unless `draw_documents` is "uniform".
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def tokenise(
     ends = np.cumsum(lengths)
     all_ends = [ends[pieces > 0]]
     long = np.flatnonzero(lengths > most // 2)
-    # In blocks, as in `encode`.
+    # In blocks, as in `encode_and_count`.
     for block in np.split(long, range(_LONG_SENTENCES, len(long), _LONG_SENTENCES)):
         encodings = vocabulary.cut([sentences[number] for number in block])
         for number, encoding in zip(block, encodings):
@@ -330,9 +331,17 @@ def make_examples(
 ) -> Tuple[Sequences, int]:
     """Make the examples of these documents: duplication_factor passes, each with new segments and a new masking.
 
-    part: the number of this block of documents in the corpus; with the seed it decides every random choice.
+    Args:
+        documents: a block of the corpus.
+        vocabulary: the vocabulary that the documents were tokenised with.
+        options: the options of the examples.
+        part: the number of the block in the corpus; with the seed it decides every random choice.
 
-    Returns the examples, and the number of tokens of the documents that are in any of them.
+    Returns:
+        The examples, and the number of tokens of the documents that are in at least one of them.
+
+    Raises:
+        ValueError: an example has no room for two tokens.
     """
     most = _most_tokens(vocabulary, options)
     passes = []

@@ -1,4 +1,4 @@
-"""Characters that a vocabulary cannot spell, or that it removes, counted and reported alike wherever text is read."""
+"""Characters that a vocabulary cannot spell or removes, counted and reported by one rule wherever text is read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import Counter
 from itertools import chain
 from typing import Any, Iterable, Iterator, NamedTuple, Optional, Sequence
 
-# A larger share of the characters is remarked on.
+# Shares of the characters above which a remark is printed.
 _MOST_UNKNOWN = 0.05
 _MOST_REMOVED = 0.01
 
 
 class Spelling(NamedTuple):
-    """The characters of some texts without white space, and those of them that get no token.
+    """Counts of the characters of texts, without white space, and of the characters that get no token.
 
     A command that reads texts adds up the counts of its blocks and prints the remarks:
 
@@ -69,7 +69,7 @@ class Spelling(NamedTuple):
         return cls(sum(map(_written, texts)), unknown, removed)
 
     def remarks(self) -> Iterator[str]:
-        """Yield a line for a share of characters without a token that is worth a remark."""
+        """Yield a line for each kind of lost character whose share is above its limit."""
         if self.unknown > _MOST_UNKNOWN * self.characters:
             yield (
                 f"{self.unknown / self.characters:.0%} of the text's characters are in words that become [UNK], "
@@ -89,7 +89,7 @@ def _written(text: str) -> int:
 
 
 def _vowel_signs(texts: Sequence[str]) -> int:
-    """Return the number of marks that are no accents, such as those of Devanagari, Thai, Hebrew and Arabic."""
+    """Count the marks that are not accents, such as the vowel signs of Devanagari, Thai, Hebrew and Arabic."""
     counts = Counter(chain.from_iterable(text for text in texts if not text.isascii()))
     return sum(
         count * sum(map(_is_vowel_sign, unicodedata.normalize("NFD", character)))

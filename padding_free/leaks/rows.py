@@ -154,7 +154,7 @@ def row_lengths(
     edges = draw.permutation(possible).astype(int).tolist()
     most = row - sum(_LAST_LENGTHS)  # tokens before the last examples
 
-    # The longest example, not at the begin of the row.
+    # The longest example, not at the beginning of the row.
     far = min(longest, max(row - 1, 1))
     first = [far]
     if row > far:

@@ -1,12 +1,12 @@
-"""Dropout masks on a CPU that belong to a pack of the update and the name of a layer.
+"""Dropout masks on a CPU that follow from the pack of the update and the name of the layer.
 
 A value is dropped if its 16-bit word of NumPy's SFC64 is below a threshold; torch's generator would take a fifth of a
 bfloat16 update's time. The words of a pack in a layer follow from the seed, the update, the number of the pack in the
 update and the name of the layer. Masks depend neither on the size of micro-batches, nor on the number of processes, nor
 on the way in which attention is computed or compiled; a layer that is computed again gets the same mask.
 
-Words are those of slots: the tokens of a row have the same masks with and without the padding around them. The words of
-attention weights are those of a sequence, [N heads, L tokens, L tokens], because a weight between two sequences is 0.
+Words belong to slots, so the tokens of a row have the same masks with and without the padding around them. The words of
+attention weights belong to a sequence, [N heads, L tokens, L tokens], because a weight between two sequences is 0.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from torch import nn
 from ipu_packed_bert.model.bert import AttentionDropout
 
 _WORDS = 1 << 16  # values of a random word
-_IN_THE_ENCODER = (
-    "bert."  # the names of layers that may get the tokens of all rows without padding, [1, T, H]
-)
+# The beginning of the names of layers that may get the tokens of all rows without padding, [1, T, H].
+_IN_THE_ENCODER = "bert."
 
 
 class _GeneratorState(ISeedSequence):
@@ -48,7 +47,7 @@ class _SequenceSlots(NamedTuple):
 
 
 class PackNoise:
-    """The random words of a network's dropout layers, which are replaced in place; layers without dropout stay.
+    """The random words of a network's dropout layers, which are replaced in place; layers with a rate of 0 stay.
 
     Args:
         network: the network.
@@ -163,7 +162,7 @@ class _PackDropout(AttentionDropout):
         return torch.from_numpy(factors).view(shape).to(values.dtype)
 
     def _of_words(self, words: np.ndarray) -> np.ndarray:
-        # At least one word of 65,536 is kept, so that the mean stays that of the values.
+        # At least one of the 65,536 words is not dropped, so that the scale is finite.
         dropped_words = min(round(self.p * _WORDS), _WORDS - 1)
         scale = np.float32(_WORDS / (_WORDS - dropped_words))
         return (words >= dropped_words) * scale
