@@ -5,6 +5,8 @@ import sys
 from pack_data.cli.scripts import explained_imports
 
 with explained_imports():
+    import numpy  # noqa: F401, a Python without the packages is explained before the command begins
+
     from ipu_packed_bert.__main__ import main
     from pack_data.cli.command import run_main
 

@@ -201,7 +201,10 @@ class PackedLengths:
         except OSError:
             raise
         except Exception as error:  # NumPy and zipfile raise any type for a damaged file
-            raise ValueError(f"{path}: {one_line(error, 150)}; {way_out}") from None
+            problem = one_line(error, 300)
+            if not problem.startswith(f"{path}: "):
+                problem = f"{path}: {problem}; {way_out}"
+            raise ValueError(problem) from None
         return packed
 
     def _check(self) -> None:
@@ -221,7 +224,10 @@ class PackedLengths:
                 "packing: its strategies and repeats are not those of pack and lengths"
             )
 
-        if self.prices and np.bincount(self.pack, self.weights).max() > self.prices.capacity:
+        if (
+            self.prices
+            and np.bincount(self.pack, self.weights).max(initial=0) > self.prices.capacity
+        ):
             raise ValueError("weights: those of a pack exceed the capacity")
 
     def _check_sequences(self) -> None:

@@ -58,9 +58,9 @@ def command(checkout, *arguments, status=0):
 
 @pytest.fixture(scope="module")
 def pretrained(checkout):
-    """The command of the README, for two updates: it packs the embedded corpus and trains on it."""
+    """The command of the README, for three updates: it packs the embedded corpus and trains on it."""
     pytest.importorskip("torch", reason="training needs torch")
-    options = ("--steps", "2", "--compare-unpacked", "1")
+    options = ("--steps", "3", "--compare-unpacked", "1")
     return command(checkout, "run_pretraining.py", "--config", "configs/packed_phase2_pod16.yml", *options)
 
 
@@ -74,8 +74,8 @@ def test_the_printed_next_steps_run_in_a_shell_without_an_active_environment(che
     assert done.returncode == 0, line + done.stderr
     if label == "continue":
         (run,) = Path(copy, "runs").iterdir()
-        assert "from update 2" in done.stdout and "building" not in done.stdout
-        assert len((run / "log.jsonl").read_text().splitlines()) == 4
+        assert "from update 3" in done.stdout and "building" not in done.stdout
+        assert len((run / "log.jsonl").read_text().splitlines()) == 6
 
 
 @pytest.mark.parametrize("script", ["run_pretraining.py", "profiling/overhead_report.py", "profiling/calibrate.py"])
@@ -93,8 +93,8 @@ def test_pretraining_packs_and_trains_without_an_ipu_or_a_data_set(checkout, pre
     assert 1000 < sequences < 10000 and 1.3 < sequences / packs < 3
     (run,) = (checkout / "runs").iterdir()
     records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == [1, 2]
-    # An update of four packs may hold a sequence each; of two updates, drawn by the run's seed, some are packed.
+    assert [record["step"] for record in records] == [1, 2, 3]
+    # An update of four packs may hold a sequence each; of three updates, drawn by the run's seed, some are packed.
     assert sum(record["sequences"] for record in records) > sum(record["packs"] for record in records) > 0
     assert 7 < records[1]["mlm_loss"] < records[0]["mlm_loss"] < 8  # ln 2048 = 7.62
     compared = json.loads((run / "summary.json").read_text())["compare_unpacked"]

@@ -32,6 +32,7 @@ pytest.importorskip("torch", reason="most of these commands need torch")
 from ipu_packed_bert import __main__ as packed_bert
 from pack_data.cli import command
 from pack_data.cli.command import run_main
+from pack_data.lengths import packer_command
 from tests import fine_tuning_files, tiny_runs
 
 COMMANDS = dict(packed_bert.COMMANDS)
@@ -162,6 +163,8 @@ def parsers_of(name, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(command.ArgumentParser, "parse_known_args", see)
         with pytest.raises(_Seen):
+            if name == "pack":  # has the options of its packer
+                packer_command.main("spfhp", [])
             importlib.import_module(COMMANDS[name].module).main([])
     return found
 
@@ -174,8 +177,6 @@ def takes_text(action):
 
 
 def test_every_option_that_takes_a_file_is_here(monkeypatch):
-    # What packs with one packer is that packer's command, and `pack` itself has its name alone.
-    monkeypatch.setitem(COMMANDS, "pack", COMMANDS["pack"]._replace(module="pack_data.spfhp"))
     found = {
         (name, action.option_strings[-1] if action.option_strings else action.dest)
         for name in sorted(set(COMMANDS) - {"experiments"})  # those of evidence, on folders that they wrote

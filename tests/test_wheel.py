@@ -110,14 +110,15 @@ def test_the_release_has_one_version_and_one_date():
 def test_the_wheel_holds_what_is_installed_and_no_more(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {"ipu_packed_bert/py.typed", "pack_data/py.typed", "pack_data/published/wikipedia_512.csv"} <= names
+    assert {"pack_data/py.typed", "pack_data/published/wikipedia_512.csv", "ipu_profiling/cycles/points.json"} <= names
     templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "pack_data/display/templates").iterdir()}
     assert len(templates) > 1 and templates <= names
-    paths = [*(ROOT / "ipu_packed_bert").rglob("*.py"), *(ROOT / "pack_data").rglob("*.py")]
+    packages = ("pack_data", "padding_free", "ipu_packed_bert", "ipu_profiling")
+    paths = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     sources = {path.relative_to(ROOT).as_posix() for path in paths}
     configs = {f"ipu_packed_bert/configs/{path.name}" for path in (ROOT / "configs").glob("*.yml")}
     assert len(configs) > 10 and sources | configs <= names
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"ipu_packed_bert", "pack_data"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == set(packages)
 
 
 @pytest.mark.slow
