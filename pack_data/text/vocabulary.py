@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"  # their names in a data set
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# A vocabulary is trained on the first so many characters of the text.
+# A vocabulary is trained on this number of characters at the beginning of the text.
 _TRAINING_CHARACTERS = 32 << 20
-# Its alphabet has this share of the text, and these most frequent characters if they have room.
+# Its alphabet makes up this share of the text, and has this number of the most frequent characters if they have room.
 _COVERAGE = 0.9995
 _USUAL_ALPHABET = 1000
 _LONGEST_WORD = 100  # characters; BERT makes longer ones [UNK]
@@ -193,7 +193,7 @@ class Vocabulary(_Encoder):
     def _cutting_tokenizer(self) -> Optional[Tokenizer]:
         """The tokenizer that cuts long words, if `train_vocabulary` made the vocabulary; BERT makes them [UNK]."""
         tokenizer = _untrained(self._tokenizer.model, self.lower_case)
-        # The order of the tokens tells: special tokens, then the sorted alphabet, then the same as continuation.
+        # A trained vocabulary is recognised by its first tokens.
         others = self.tokens[len(SPECIAL_TOKENS) :]
         alphabet = sorted(takewhile(lambda token: len(token) == 1, others))
         written = _first_tokens(alphabet, tokenizer)
@@ -215,7 +215,7 @@ class Vocabulary(_Encoder):
 
 
 def _first_tokens(alphabet: Sequence[str], tokenizer: Tokenizer) -> List[str]:
-    """Return the tokens with which a trained vocabulary begins."""
+    """Return the first tokens of a trained vocabulary: special tokens, the alphabet, the alphabet as continuations."""
     continuing = []
     for character in alphabet:
         # An ideograph is a word of its own, and continues none.
@@ -234,9 +234,13 @@ def _cut_words(tokenizer: Tokenizer) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tokenizer.pre_tokenizer, long])
 
 
-def _untrained(model: Any, lower_case: bool) -> Tokenizer:
-    # A build works in several processes; the library's threads would compete with them (and warn after a fork).
+def _use_one_thread() -> None:
+    """Switch the library's threads off: they compete with the processes of a build, and warn after a fork."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _untrained(model: Any, lower_case: bool) -> Tokenizer:
+    _use_one_thread()
     from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
     tokenizer = Tokenizer(model)
@@ -349,8 +353,7 @@ class TokenizerFile(_Encoder):
         name: str = TOKENIZER,
         stated: Mapping[str, StatedToken] = MappingProxyType({}),
     ) -> None:
-        # A build works in several processes; the library's threads would compete with them (and warn after a fork).
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        _use_one_thread()
         from tokenizers import Tokenizer
 
         way_out = "pass the tokenizer.json that save_pretrained or the tokenizers library wrote"

@@ -42,6 +42,7 @@ from padding_free.leaks.rows import (
     TrainingCalls,
     by_length,
     row_lengths,
+    row_name,
     scale_of,
     token_errors,
 )
@@ -84,8 +85,8 @@ _LARGEST_HALF_LIMIT = 0.15
 _LARGEST_FULL_LIMIT = 1e-3  # in float32 and float64
 _BOUND_FACTOR = 16.0
 _LARGEST_BOUND = 0.02
-# An example in half precision differs from float32 by at most twice the error of the same example alone.
-_HALF_FACTOR = 2.0
+# In half precision, a row differs from float32 by at most twice the error of its examples alone.
+HALF_FACTOR = 2.0
 _HALF_DRAWS = 8  # of the tokens of a row; a leak is in all of them
 _MOST_GRAPHS = 256  # of a compiled model, for the shapes of all rows
 _MOST_MESSAGE = 300  # characters
@@ -649,7 +650,7 @@ class _Probe:
         rows.parameters = []  # their gradients follow from those of the tokens
         self.model.eval()
         for lengths in lengths_of_rows[:QUICK_ROWS] if quick else lengths_of_rows:
-            name = f"in a row of {sum(lengths):,} tokens and {len(lengths):,} examples"
+            name = row_name(lengths)
             comparisons: Dict[str, Callable[[List[int], List[int]], Dict[int, float]]] = {
                 "scores otherwise": self._logits_beyond_rounding,
                 "has other gradients": partial(self._gradients_beyond_rounding, rows),
@@ -710,7 +711,7 @@ class _Probe:
         beyond = {}
         for number, error in errors.items():
             expected = max(errors_alone[number], usual, limit / 2)
-            if not errors_in_row[number] <= _HALF_FACTOR * expected:
+            if not errors_in_row[number] <= HALF_FACTOR * expected:
                 beyond[number] = error
         return beyond
 

@@ -249,7 +249,8 @@ def by_length(examples: Sequence[Any], numbers: Iterable[int]) -> Dict[int, List
     return groups
 
 
-def _row_name(lengths: Sequence[int]) -> str:
+def row_name(lengths: Sequence[int]) -> str:
+    """Describe a row with examples of these lengths."""
     return f"in a row of {sum(lengths):,} tokens and {len(lengths):,} examples"
 
 
@@ -519,7 +520,7 @@ class RowProbe:
                 for fault in self._compare_alone(row, noisy, noisy.values):
                     text = f"in training with fixed noise, {fault.what}"
                     faults.append(fault._replace(what=text))
-        name = _row_name(row.lengths)
+        name = row_name(row.lengths)
         return [fault._replace(what=f"{name}, {fault.what}") for fault in faults]
 
     def _is_random(self, row: _TrainedRow, trained: _Result, evaluated: torch.Tensor) -> bool:
@@ -713,7 +714,7 @@ class RowProbe:
         with without_dropout(self.model), seeded(), self.probe.compiling():
             compiled = self._row_values(row, self.probe.compiled).detach()
         error = _largest_error(compiled, eager, scale_of(eager))
-        text = f"{_row_name(row.lengths)}, the compiled model scores otherwise"
+        text = f"{row_name(row.lengths)}, the compiled model scores otherwise"
         is_certain = error > self.probe.rounding_bound(self.row)
         return self._above_limit([Fault(text, error, is_certain=is_certain)], [])
 
@@ -781,7 +782,7 @@ class RowProbe:
         lengths = row.lengths
         errors = token_errors(gradient, torch.cat(gradients), scale_of(gradient))
         number, _ = _locate(lengths, int(errors.argmax()))
-        name = f"{_row_name(lengths)}, the loss"
+        name = f"{row_name(lengths)}, the loss"
         loss_text = f"{name} is {value:.6g}, and the mean of its examples is {expected:.6g}"
         length = lengths[number]
         gradient_text = (

@@ -23,7 +23,7 @@ from padding_free.collators import (
     attends_both_ways,
     inputs_for,
 )
-from padding_free.leaks.probe import in_dtype, undisturbed
+from padding_free.leaks.probe import HALF_FACTOR, in_dtype, undisturbed
 from padding_free.leaks.randomness import (
     FixedNoise,
     has_dropout,
@@ -36,8 +36,6 @@ from padding_free.update import to_device
 # Largest relative difference of the losses, and of the gradients of all weights together, that rounding may cause.
 _LIMIT = 1e-4
 _HALF_LIMIT = 0.03
-# In half precision, a row differs from float32 by at most twice the error of the padded batch.
-_HALF_FACTOR = 2.0
 _MOST_PADDING = 2  # slots of the padded batch over the tokens of the row, which limits the time
 _ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -88,7 +86,7 @@ def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
                 error = _difference(trainer, actual, expected)
                 own_error = _difference(trainer, in_row, expected)
                 own_rounding = max(_difference(trainer, alone, expected), _HALF_LIMIT)
-                if own_error > _HALF_FACTOR * own_rounding:
+                if own_error > HALF_FACTOR * own_rounding:
                     limit, error = own_rounding, own_error
             is_random = False
             # Training may be random even without dropout, as with NEFTune.
