@@ -62,8 +62,8 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         help="also read the labels of FILE; records without a valid label are predicted, counted and left out of the "
         "scores. Print scores as JSON, in percent except correlations. squad: exact, f1 "
         "and, with null_answers, the best of both and their thresholds; single_label: accuracy, "
-        "majority_accuracy (of always predicting the most frequent label), macro_f1, matthews and, for two labels, f1 "
-        "of the second; multi_label: micro_f1, macro_f1, all_right; regression: pearson, "
+        "majority_accuracy (of always predicting FILE's most frequent label), macro_f1, matthews and, for two labels, "
+        "f1 of the second; multi_label: micro_f1, macro_f1, all_right; regression: pearson, "
         "spearman, mean_squared_error; tokens: accuracy, majority_accuracy, and precision, recall and f1 of spans "
         "(B-X I-X) like seqeval",
     )
@@ -160,5 +160,5 @@ def _score_text(metrics: Mapping[str, Any]) -> str:
     from ipu_packed_bert.tasks.scores import verdict_of
 
     text = f"score     {json.dumps(metrics)}"
-    verdict = verdict_of(metrics)
+    verdict = verdict_of(metrics, "this file")
     return f"{text}\nverdict   {verdict}" if verdict else text

@@ -27,7 +27,6 @@ from ipu_packed_bert.settings.finetuning import (
 )
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
-from ipu_packed_bert.tasks.account import Account
 from ipu_packed_bert.tasks.examples import ExampleTask, LabelTask, LossAndCorrect, Scored
 from ipu_packed_bert.tasks.files import (
     ExampleSource,
@@ -48,6 +47,7 @@ from ipu_packed_bert.tasks.scores import (
     pearson,
     spearman,
 )
+from pack_data.reading.account import Account
 from pack_data.reading.fields import named, shown
 
 # Values of problem_type in config.json.
@@ -249,7 +249,9 @@ class ClassificationTask(LabelTask):
         metrics: Dict[str, Any] = {}
         if self.scorable and self.evaluation is not None:
             scored = self.scored
-            values = self._score(logits[scored], self.evaluation.targets["labels"][scored])
+            labels = self.evaluation.targets["labels"][scored]
+            known = labels if self.training is None else self.training.targets["labels"]
+            values = self._score(logits[scored], labels, known)
             metrics = {**{name: values[name] for name in self.scores}, "texts": len(scored)}
         return Scored(metrics, {"predictions.json": answers}, answers)
 
@@ -272,8 +274,13 @@ class ClassificationTask(LabelTask):
             for row in probabilities
         ]
 
-    def _score(self, logits: np.ndarray, labels: np.ndarray) -> Dict[str, Optional[float]]:
-        """Return percentages, and correlations (Matthews', Pearson's, Spearman's) in [-1, 1]."""
+    def _score(
+        self, logits: np.ndarray, labels: np.ndarray, known: np.ndarray
+    ) -> Dict[str, Optional[float]]:
+        """Return percentages, and correlations (Matthews', Pearson's, Spearman's) in [-1, 1].
+
+        ``known``: the labels that determine the constant answer.
+        """
         if self.name == REGRESSION:
             predicted = logits[:, 0]
             targets = labels.astype(np.float64)
@@ -281,23 +288,24 @@ class ClassificationTask(LabelTask):
                 "pearson": pearson(predicted, targets),
                 "spearman": spearman(predicted, targets),
                 "mean_squared_error": float(((predicted - targets) ** 2).mean()),
-                MEAN_LABEL_ERROR: float(targets.var()),
+                MEAN_LABEL_ERROR: float(((known.mean(dtype=np.float64) - targets) ** 2).mean()),
             }
         if self.name == MULTI_LABEL:
             likely = _sigmoid(logits) > _THRESHOLD
             wanted = labels > 0
-            texts_by_set = np.unique(wanted, axis=0, return_counts=True)[1]
+            sets, texts_by_set = np.unique(known > 0, axis=0, return_counts=True)
+            most_frequent = sets[texts_by_set.argmax()]
             return {
                 "micro_f1": 100.0 * micro_f1(likely, wanted),
                 "macro_f1": 100.0 * macro_f1(likely, wanted),
                 "all_right": 100.0 * float((likely == wanted).all(axis=1).mean()),
-                MAJORITY_SET: 100.0 * int(texts_by_set.max()) / len(wanted),
+                MAJORITY_SET: 100.0 * float((wanted == most_frequent).all(axis=1).mean()),
             }
         classes = logits.argmax(axis=1)
         numbers = np.union1d(classes, labels)  # macro-F1 is over the classes that occur
         return {
             "accuracy": 100.0 * float((classes == labels).mean()),
-            MAJORITY: 100.0 * int(np.bincount(labels).max()) / len(labels),
+            MAJORITY: 100.0 * float((labels == np.bincount(known).argmax()).mean()),
             "f1": 100.0 * micro_f1(classes == 1, labels == 1),
             "macro_f1": 100.0 * macro_f1(classes[:, None] == numbers, labels[:, None] == numbers),
             "matthews": matthews(classes, labels),

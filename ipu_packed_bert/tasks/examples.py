@@ -29,11 +29,11 @@ from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.finetuning import TaskConfig
 from ipu_packed_bert.settings.schema import ModelConfig
-from ipu_packed_bert.tasks.account import Account
 from ipu_packed_bert.tasks.files import ExampleSource, Faults
 from ipu_packed_bert.tasks.inputs import ExamplePacks, Tokenizer, pack_inputs
 from ipu_packed_bert.tasks.inputs import Inputs as Inputs  # tasks of users import it from here
 from ipu_packed_bert.tasks.task import Counts, Evaluation, Metric, Task
+from pack_data.reading.account import Account
 from pack_data.reading.fields import named, shown
 
 if TYPE_CHECKING:

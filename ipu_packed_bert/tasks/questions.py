@@ -27,11 +27,11 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.finetuning import SquadConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
-from ipu_packed_bert.tasks.account import Account
 from ipu_packed_bert.tasks.examples import ExampleTask, LossAndCorrect, Scored
 from ipu_packed_bert.tasks.files import ExampleSource, Faults, TableRow, plain_text, read_records
 from ipu_packed_bert.tasks.inputs import Inputs, Tokenizer, Tokens
 from ipu_packed_bert.tasks.scores import best_threshold, score_answers
+from pack_data.reading.account import Account
 from pack_data.reading.fields import Fields, named, said_of, shown
 from pack_data.reading.words import counted
 

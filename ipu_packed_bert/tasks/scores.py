@@ -15,15 +15,16 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tupl
 
 import numpy as np
 
-# Percentage of the records, or words, that have the most frequent label: the accuracy of always predicting it.
+# Scores of constant answers. Training labels determine the constant, as in `data/constant_baseline.py`; a file to
+# predict comes without training labels, so its own labels do.
 MAJORITY = "majority_accuracy"
 MAJORITY_SET = "majority_all_right"
 MEAN_LABEL_ERROR = "mean_label_squared_error"
 # A metric, the same metric of a constant answer, and that answer.
 _BASELINES = (
-    ("accuracy", MAJORITY, "always predicting the most frequent label"),
-    ("all_right", MAJORITY_SET, "always predicting the most frequent set of labels"),
-    ("mean_squared_error", MEAN_LABEL_ERROR, "always predicting the mean label"),
+    ("accuracy", MAJORITY, "always predicting the most frequent label of {}"),
+    ("all_right", MAJORITY_SET, "always predicting the most frequent set of labels of {}"),
+    ("mean_squared_error", MEAN_LABEL_ERROR, "always predicting the mean label of {}"),
     ("exact", "never_answering", "never answering"),
 )
 
@@ -130,11 +131,15 @@ def best_threshold(
     return _Threshold(100.0 * best / len(answers), threshold)
 
 
-def verdict_of(metrics: Mapping[str, Any]) -> str:
-    """Compare a score with that of a constant answer in a sentence; "" without such a pair of metrics."""
-    for name, baseline, words in _BASELINES:
+def verdict_of(metrics: Mapping[str, Any], labels_of: str) -> str:
+    """Compare a score with that of a constant answer in a sentence; "" without such a pair of metrics.
+
+    ``labels_of`` names the file whose labels determine the constant answer.
+    """
+    for name, baseline, form in _BASELINES:
         if baseline not in metrics:
             continue
+        words = form.format(labels_of)
         score, constant = metrics[name], metrics[baseline]
         if baseline == MEAN_LABEL_ERROR:
             relation = "better" if score < constant else "no better"

@@ -7,7 +7,6 @@ Suffixes as in `model/bert.py`: B rows, S slots; C classes.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from itertools import chain
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -22,7 +21,6 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.finetuning import TokensConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
-from ipu_packed_bert.tasks.account import Account
 from ipu_packed_bert.tasks.examples import ExampleTask, LabelTask, LossAndCorrect, Scored
 from ipu_packed_bert.tasks.files import (
     ExampleSource,
@@ -35,6 +33,7 @@ from ipu_packed_bert.tasks.files import (
 from ipu_packed_bert.tasks.inputs import Inputs
 from ipu_packed_bert.tasks.scores import MAJORITY, MARKS, span_scores
 from ipu_packed_bert.tasks.task import Metric
+from pack_data.reading.account import Account
 from pack_data.reading.fields import named, shown
 
 
@@ -190,10 +189,13 @@ class TokensTask(LabelTask):
             answers.append({"prediction": labels, "words": words})
         metrics: Dict[str, Any] = {}
         if self.scorable:
-            metrics = _word_scores(
-                [predictions[number] for number in self.scored],
-                [self.examples[number].labels for number in self.scored],
-            )
+            labels = [self.examples[number].labels for number in self.scored]
+            inputs = self.training or self.evaluation
+            assert inputs is not None
+            counts = np.bincount(inputs.slots["labels"], minlength=len(names) + 1)
+            constant = names[int(counts[1:].argmax())]
+            scored = [predictions[number] for number in self.scored]
+            metrics = _word_scores(scored, labels, constant)
         return Scored(metrics, {"predictions.json": records}, answers)
 
 
@@ -287,18 +289,18 @@ def _conllu_words(
 
 
 def _word_scores(
-    predictions: Sequence[Sequence[Optional[str]]], labels: Sequence[Any]
+    predictions: Sequence[Sequence[Optional[str]]], labels: Sequence[Any], constant: str
 ) -> Dict[str, Any]:
     """Return the percentage of correct words and, if labels are B-X, I-X and O, F1 of spans.
 
-    A word without a prediction counts as wrong.
+    A word without a prediction counts as wrong. ``constant``: the label of the constant answer.
     """
     pairs = list(zip(chain.from_iterable(predictions), chain.from_iterable(labels)))
     right = sum(prediction == label for prediction, label in pairs)
-    most_frequent = max(Counter(label for _, label in pairs).values())
+    constant_right = sum(label == constant for _, label in pairs)
     scores: Dict[str, Any] = {
         "accuracy": 100.0 * right / len(pairs),
-        MAJORITY: 100.0 * most_frequent / len(pairs),
+        MAJORITY: 100.0 * constant_right / len(pairs),
         "words": len(pairs),
     }
     if any(label.startswith(MARKS) for _, label in pairs):

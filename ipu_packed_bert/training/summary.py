@@ -72,7 +72,9 @@ class _RunSummary:
 
         if self.held_out is not None:
             rows += _labelled("held out", _held_out(self.held_out, self.steps))
-            verdict = verdict_of(self.held_out) or _beside_unigram(self.held_out)
+            verdict = verdict_of(self.held_out, "the training file") or _beside_unigram(
+                self.held_out
+            )
             if verdict:
                 rows.append(("verdict", verdict))
         if self.compare_unpacked is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Iterator, Mapping, Sequence
 
+from pack_data.reading.account import Account
 from pack_data.reading.words import counted
 
 ACCOUNT = "account"
@@ -19,28 +20,28 @@ _LEAST_SHARE = 0.9
 # A build explains a larger share of random second segments.
 _MANY_RANDOM = 0.6
 
-Account = Mapping[str, int]
+Counts = Mapping[str, int]  # of a data set, as its manifest has them
 
 
-def lines(sides: Sequence[Account]) -> Iterator[str]:
-    """Yield at most three lines about the input of a build, given the account of each data set."""
+def lines(sides: Sequence[Counts]) -> Iterator[str]:
+    """Yield at most three lines about the input of a build, given the counts of each data set."""
     first = sides[0]
     total = {name: sum(account[name] for account in sides) for name in first}
     if "records" in first:
-        read = first["records"] + first["unreadable"]
+        reasons = {"empty": first["empty_records"], "unreadable": first["unreadable"]}
         kept = first["records"] - first["empty_records"]
-        others = ""
         if first["documents"] < kept:
-            others = f", {first['copies']:,} dropped copies"
+            reasons["dropped copies"] = first["copies"]
             kept = first["documents"]
-        if first["unreadable_lines"]:
-            others += f"; {counted(first['unreadable_lines'], 'line')} of text unreadable"
-        warning = "warning: only " if kept < _LEAST_SHARE * read else ""
-        yield (
-            f"{warning}{kept:,} of {counted(read, 'record')} are in the data set ({counted(first['files'], 'file')}, "
-            f"{total['characters']:,} characters): {first['empty_records']:,} of {read:,} records are empty, "
-            f"{first['unreadable']:,} unreadable{others}"
+        records = Account(first["records"] + first["unreadable"], kept, reasons)
+        warning = "warning: only " if kept < _LEAST_SHARE * records.came_in else ""
+        line = (
+            f"{warning}{records.text('records')} of {counted(first['files'], 'file')} went into the data set "
+            f"({total['characters']:,} characters)"
         )
+        if first["unreadable_lines"]:
+            line += f"; {counted(first['unreadable_lines'], 'line')} of text unreadable"
+        yield line
     yield tokens_line(total)
     if "random_second_segments" in first:
         share = total["random_second_segments"] / total["sequences"]
@@ -50,7 +51,7 @@ def lines(sides: Sequence[Account]) -> Iterator[str]:
         yield line
 
 
-def tokens_line(account: Account) -> str:
+def tokens_line(account: Counts) -> str:
     """Describe the share of the tokens that is in the sequences."""
     kept = account["tokens_in_sequences"]
     read = account["tokens"]

@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Iterator, Optional, Sequence, Tuple
+from typing import Iterator, NamedTuple, Optional, Sequence, Tuple
 
 from pack_data.building.work_folder import check_out, only_writer_of_packs
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, typed
 from pack_data.cli.reading_options import add_columns, add_reading_options
 from pack_data.formats import sequence_output
 from pack_data.formats.detect import FORMATS
-from pack_data.formats.records import NO_COLUMNS, UNPACKED, Record, RowWidths
+from pack_data.formats.records import NO_COLUMNS, UNPACKED, Record, RowWidths, Tally, counting
 from pack_data.formats.source import Source, module_of, open_source
-from pack_data.reading.fields import printable
+from pack_data.reading.account import Account
+from pack_data.reading.fields import printable, said_of
 from pack_data.reading.files import only_writer
 from pack_data.store.data_set import MANIFEST
 
@@ -45,6 +46,15 @@ _WORDS = {
     "tokens": "token sequences",
     "token_packs": "packs of token sequences",
 }
+# Formats that hold no columns but their own.
+_WITHOUT_FOREIGN = ("packed_parquet", "store")
+
+
+class _Converted(NamedTuple):
+    to_format: str
+    kind: str
+    written: int  # records of the kind
+    account: str
 
 
 def _format_of_name(destination: str, kind: str) -> str:
@@ -103,8 +113,8 @@ def _check_destination(source: Source, destination: str, to_format: str) -> None
 
 def _convert(
     source: Source, destination: str, to_format: str, unpack: bool, widths: RowWidths
-) -> Tuple[str, str, int]:
-    """Write every good record of `source` to `destination`. Return format and kind, and how many records.
+) -> _Converted:
+    """Write every good record of `source` to `destination`.
 
     unpack: take packs apart into sequences, even if the target could hold packs. widths: row widths of an unpacked
     TFRecord (S and P), where they differ from those of the source. ValueError for a mistake.
@@ -119,26 +129,44 @@ def _convert(
         )
         widths = RowWidths(*chosen)
 
+    went_out: Tally = {}
+
     def records() -> Iterator[Record]:
-        count = 0
+        read = source.examples() if kind == source.unpacked_kind else source.read()
         with progress_bar(None, f"{source.format} to {to_format}", unit=" records") as bar:
-            for record in source.examples() if kind == source.unpacked_kind else source.read():
-                count += 1
+            for record in counting(read, kind, went_out):
                 bar.update()
+                if to_format in _WITHOUT_FOREIGN:
+                    source.lose(record.foreign)
                 yield record
-        if not count:
+        if not went_out["records"]:
             raise ValueError(f"{source.path}: has no record to convert")
+        # Checked before the writer replaces the destination.
+        with said_of(source.path):
+            _account(source, went_out)
 
     module = module_of(to_format)
     # Two conversions to one place would spoil it. The holder of the lock removes what killed ones have left there.
     path = Path(destination) if Path(destination).name else Path(destination).resolve()
-    if to_format == "store":
-        with only_writer_of_packs(path):
-            return to_format, kind, module.write(destination, records, widths)
-    with only_writer(path):
-        if hasattr(module, "write"):
-            return to_format, kind, module.write(destination, records(), widths, to_format)
-        return to_format, kind, sequence_output.write(destination, records, to_format)
+    with only_writer_of_packs(path) if to_format == "store" else only_writer(path):
+        if to_format == "store":
+            written = module.write(destination, records, widths)
+        elif hasattr(module, "write"):
+            written = module.write(destination, records(), widths, to_format)
+        else:
+            written = sequence_output.write(destination, records, to_format)
+    assert written == went_out["yielded"], (written, went_out)
+    return _Converted(to_format, kind, written, _account(source, went_out))
+
+
+def _account(source: Source, went_out: Tally) -> str:
+    """Describe what came in and what went out. ValueError if it does not add up."""
+    came_in = source.came_in
+    bad = source.bad.count
+    reasons = {"bad, whose tokens are not counted": bad}
+    records = Account(came_in["records"] + bad, went_out["records"], reasons)
+    tokens = Account(came_in["tokens"], went_out["tokens"], {})
+    return f"{records.text('records')}, {tokens.text('tokens')}"
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -205,22 +233,20 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     summary = source.summary(ignored=())
     widths = RowWidths(args.max_sequence_length, args.max_predictions_per_sequence)
-    to_format, kind, written = _convert(
-        source, args.destination, args.to_format, args.unpack, widths
-    )
+    done = _convert(source, args.destination, args.to_format, args.unpack, widths)
     line = (
-        f"{args.source} ({source.format}, {_WORDS[source.kind]}) -> {args.destination} ({to_format}): "
-        f"{written:,} {_WORDS[kind]}"
+        f"{args.source} ({source.format}, {_WORDS[source.kind]}) -> {args.destination} ({done.to_format}): "
+        f"{done.written:,} {_WORDS[done.kind]}"
     )
+    print(printable(f"{args.source}: {done.account}"))
     print(printable(line))
     print(summary, file=sys.stderr)
     if source.bad.count:
         print(source.report(), file=sys.stderr)
-        print(f"{source.bad.count} bad records skipped of {args.skip_bad} allowed", file=sys.stderr)
     if source.foreign_lost:
         lost = printable(", ".join(source.foreign_lost))
         print(
-            f"left out: {lost} (a value for a whole pack belongs to no single sequence)",
+            f"left out: {lost} (values of whole packs, for which {done.to_format} has no column)",
             file=sys.stderr,
         )
     return 0

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 
 import numpy as np
 
-from pack_data.building.account import ACCOUNT, Account, tokens_line
+from pack_data.building.account import ACCOUNT, Counts, tokens_line
 from pack_data.building.assignment import assign
 from pack_data.building.assignment_on_disk import assign_on_disk, parts_groups, places_of_parts
 from pack_data.building.existing_data_set import is_built
@@ -605,7 +605,7 @@ class Stages:
         return packing
 
 
-def _account(side: BuildSide, read: Account) -> Dict[str, int]:
+def _account(side: BuildSide, read: Counts) -> Dict[str, int]:
     """Return the account of a side: what was read, and what is in its parts. ValueError if tokens are missing."""
     account = {**read, "sequences": sum(part.sequences for part in side.totals)}
     for note in side.notes:

@@ -18,6 +18,7 @@ from typing import (
     Callable,
     Dict,
     Iterable,
+    Iterator,
     List,
     Mapping,
     NamedTuple,
@@ -68,6 +69,7 @@ STARTS = "seq_start_id"  # with the columns of a pack of token sequences: the fi
 
 Pack = Dict[str, np.ndarray]  # the ten fields, int32
 Tokens = Dict[str, np.ndarray]  # column name -> integers, all of one length
+Tally = Dict[str, int]  # the counts of `counting`
 Value = Any  # an Example, a Pack or Tokens, depending on the kind of the file
 
 
@@ -397,3 +399,26 @@ def shape_of_pack(pack: Mapping[str, np.ndarray]) -> RowWidths:
     return RowWidths(
         len(pack["input_ids"]), len(pack["masked_lm_positions"]), len(pack["next_sentence_weights"])
     )
+
+
+# ---- counts ----------------------------------------------------------------------------------------------------------
+
+
+def counting(records: Iterator[Record], kind: str, tally: Tally) -> Iterator[Record]:
+    """Yield the records of a kind; `tally` counts them, the records of files that they come from, and their tokens."""
+    tally.update(yielded=0, records=0, tokens=0)
+    last = None
+    for record in records:
+        tally["yielded"] += 1
+        tally["records"] += record.origin != last
+        tally["tokens"] += _tokens(kind, record.value)
+        last = record.origin
+        yield record
+
+
+def _tokens(kind: str, value: Value) -> int:
+    if kind == "examples":
+        return len(value.input_ids)
+    if kind == "packs":
+        return int(np.count_nonzero(value["input_mask"]))
+    return len(next(iter(value.values())))

@@ -26,7 +26,9 @@ from pack_data.formats.records import (
     UNPACKED,
     Record,
     RowWidths,
+    Tally,
     checked_pack,
+    counting,
     split_at_starts,
 )
 from pack_data.formats.saved import selected_files
@@ -57,7 +59,9 @@ class Source:
     skip_bad: int
     max_record_bytes: int
     bad: BadRecords = field(default_factory=BadRecords)
-    # Foreign columns that examples() cannot assign to one sequence, or that blocks() cannot hold.
+    # The records and tokens of the last reading, packs not taken apart.
+    came_in: Tally = field(default_factory=dict)
+    # Foreign columns that examples() cannot assign to one sequence, or that blocks() or a conversion cannot hold.
     foreign_lost: Tuple[str, ...] = ()
     model: Optional[Record] = None  # the record whose columns blocks() holds; None: the first
 
@@ -91,6 +95,9 @@ class Source:
     def read(self) -> Iterator[Record]:
         """Yield every valid record, file after file.  Raises ValueError at the first bad one beyond `skip_bad`."""
         self.bad = BadRecords(self.skip_bad, self.max_record_bytes)
+        yield from counting(self._records(), self.kind, self.came_in)
+
+    def _records(self) -> Iterator[Record]:
         module = module_of(self.format)
         for file in self.files:
             yield from module.read(file, self.bad, **self.options)
@@ -101,10 +108,12 @@ class Source:
             yield from self.read()
             return
         if self.format == "store":
+            manifest = read_manifest(Path(self.path))
+            self.came_in.update(records=manifest.packs, tokens=manifest.tokens)
             yield from module_of("store").sequences(self.path)
             return
         for record in self.read():
-            self._lose(record.foreign)
+            self.lose(record.foreign)
             if self.kind == "packs":
                 values: List[Any] = checked_pack(record.value)[1]
             else:
@@ -112,7 +121,8 @@ class Source:
             for value in values:
                 yield Record(record.origin, value)
 
-    def _lose(self, names: Iterable[str]) -> None:
+    def lose(self, names: Iterable[str]) -> None:
+        """Add names of columns to `foreign_lost`."""
         self.foreign_lost = tuple(sorted({*self.foreign_lost, *names}))
 
     def blocks(self, size: int = 4096, longest: Optional[int] = None) -> Iterator[Sequences]:
@@ -153,7 +163,7 @@ class Source:
                 ):
                     yield from self._checked(iter(block.records()), first, scalars, longest)
                     continue
-                self._lose(set(block.foreign) - set(scalars))
+                self.lose(set(block.foreign) - set(scalars))
                 numbers = {name: columns.scalars[name] for name in scalars}
                 yield Sequences.of_tokens(columns.lengths, columns.tokens, numbers)
 
@@ -189,7 +199,7 @@ class Source:
             lengths.append(length)
 
         foreign = set().union(*(record.foreign for record in block))
-        self._lose(foreign - set(scalars))
+        self.lose(foreign - set(scalars))
         numbers = {}
         for name in scalars:
             numbers[name] = np.array([_number(record, name) for record in block], np.int64)

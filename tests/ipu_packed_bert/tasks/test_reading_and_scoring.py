@@ -29,9 +29,9 @@ from tests.fine_tuning_files import MODEL, VOCABULARY, WORDS, tiny_squad, tiny_t
 from tests.refusals import refused
 
 
-def table(path, kind, *, slots=32, **settings):
-    """The task on a table, which it learns from and is scored on."""
-    data = {"training": str(path), "evaluation": str(path), "max_sequence_length": slots, "packer": "none"}
+def table(path, kind, *, training=None, slots=32, **settings):
+    """The task on a table, which it learns from, unless another is given, and is scored on."""
+    data = {"training": str(training or path), "evaluation": str(path), "max_sequence_length": slots, "packer": "none"}
     config = config_from_tree({"task": {"name": kind, **settings}, "data": data}, "tiny")
     return ClassificationTask(config, Tokenizer(VOCABULARY), MODEL)
 
@@ -136,20 +136,25 @@ def test_glues_metrics_by_hand(tmp_path):
         "texts": 6,
     }
     assert found == pytest.approx(wanted) and list(found) == list(wanted)
-    assert "66.67 % correct: no better than" in metrics.verdict_of(found)
-    assert "better than" in metrics.verdict_of({**found, "accuracy": 70.0}) and not metrics.verdict_of({})
+    assert "66.67 % correct: no better than" in metrics.verdict_of(found, "a.csv")
+    assert "better than" in metrics.verdict_of({**found, "accuracy": 70.0}, "a.csv") and not metrics.verdict_of(
+        {}, "a.csv"
+    )
     # The mean label of 0, 0, 3 is 1, with errors 1, 1, 4; of the three sets of labels, {a} occurs twice.
     (tmp_path / "t.csv").write_text("text,label\nriver,0\nriver,0\nriver,3\n")
     found = table(tmp_path / "t.csv", "regression").score(np.array([[0.0], [1.0], [3.0]])).metrics
     assert found["mean_label_squared_error"] == pytest.approx(2) and found["mean_squared_error"] == pytest.approx(1 / 3)
-    assert "error 0.3333: better than always predicting the mean label, whose error is 2" in metrics.verdict_of(found)
-    assert "no better" in metrics.verdict_of({**found, "mean_squared_error": 2.0})
+    assert (
+        "error 0.3333: better than always predicting the mean label of a.csv, whose error is 2"
+        in metrics.verdict_of(found, "a.csv")
+    )
+    assert "no better" in metrics.verdict_of({**found, "mean_squared_error": 2.0}, "a.csv")
     (tmp_path / "t.csv").write_text("text,label\nriver,a\nriver,a|b\nriver,a\nriver,b\n")
     found = table(tmp_path / "t.csv", "multi_label").score(np.array([[1.0, 1.0]] * 4)).metrics
     assert (found["all_right"], found["majority_all_right"]) == (25.0, 50.0)
-    assert "25.00 % correct: no better than" in metrics.verdict_of(found)
+    assert "25.00 % correct: no better than" in metrics.verdict_of(found, "a.csv")
     answers = metrics.score_answers({"p": "", "q": "stone"}, {"p": [], "q": ["stone"]})
-    assert answers["never_answering"] == 50.0 and "100.00 % correct: better" in metrics.verdict_of(answers)
+    assert answers["never_answering"] == 50.0 and "100.00 % correct: better" in metrics.verdict_of(answers, "a.csv")
     # Three classes: 3 of 5 right, products 1*1 + 3*2 + 1*2, squares 1 + 9 + 1 and 1 + 4 + 4.
     three = metrics.matthews(np.array([0, 1, 1, 1, 2]), np.array([0, 1, 1, 2, 2]))
     assert three == pytest.approx((4 * 5 - 9) / ((25 - 11) * (25 - 9)) ** 0.5)
@@ -167,6 +172,29 @@ def test_glues_metrics_by_hand(tmp_path):
         "macro_f1",
         "matthews",
     ]
+
+
+@pytest.mark.parametrize(
+    "kind, training, name, score",
+    [
+        # The training file has 0 twice; the file that is scored, once in three.
+        ("single_label", "001", "majority_accuracy", 100 / 3),
+        # The set {0} is the most frequent one in training; two of three texts have {1}.
+        ("multi_label", "001", "majority_all_right", 100 / 3),
+        # The mean label in training is 1; the squared errors are 1, 0 and 0.
+        ("regression", "012", "mean_label_squared_error", 1 / 3),
+    ],
+)
+def test_the_constant_answer_is_that_of_the_training_labels(tmp_path, kind, training, name, score):
+    """Constants of the scored labels made a baseline of 61.11 instead of 8.33 %."""
+    for file, labels in (("a.csv", training), ("b.csv", "011")):
+        (tmp_path / file).write_text("text,label\n" + "".join(f"river,{label}\n" for label in labels))
+    task = table(tmp_path / "b.csv", kind, training=tmp_path / "a.csv")
+    assert task.score(np.ones((3, 1 if kind == "regression" else 2))).metrics[name] == pytest.approx(score)
+    asked = Asked(ExampleSource.of(str(tmp_path / "b.csv")), labels=True)
+    predicted = ClassificationTask(task.config, Tokenizer(VOCABULARY), MODEL, task.labels, asked)
+    own = predicted.score(np.ones((3, 1 if kind == "regression" else 2))).metrics[name]
+    assert own == pytest.approx(2 / 9 if kind == "regression" else 200 / 3)
 
 
 def read(path, slots=40, *, query=8, trains=False, **settings):

@@ -80,6 +80,14 @@ def test_an_unknown_label_is_named(tmp_path):
         read(training, evaluation)
 
 
+def test_the_constant_answer_is_the_most_frequent_label_of_the_training_words(tmp_path):
+    """The label of the scored words was the constant before."""
+    training, evaluation = tmp_path / "a.conll", tmp_path / "b.conll"
+    training.write_text("river O\nriver O\nstone X\n")
+    evaluation.write_text("river O\nstone X\nstone X\nstone X\n")
+    assert read(training, evaluation).score([np.ones((6, 2))]).metrics["majority_accuracy"] == 25.0
+
+
 def test_spans_by_hand():
     expected = {(0, 2, "A"), (3, 4, "A"), (4, 5, "A"), (5, 7, "B")}
     assert _spans(["B-A", "I-A", "O", "B-A", "B-A", "I-B", "I-B"]) == expected

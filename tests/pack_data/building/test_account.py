@@ -1,7 +1,10 @@
-"""The account of a build: in = out + said, for texts, tokens and held-out stretches."""
+"""Accounts of builds and conversions: in = out + said, for texts, tokens, packs and held-out stretches."""
 
+import itertools
 import json
 import random
+import re
+import shutil
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,15 +12,20 @@ from hypothesis import strategies as st
 
 from pack_data.building import tasks
 from pack_data.building.command import main
+from pack_data.building.convert import main as convert
 from pack_data.building.held_out import held_out_folder, overlap
 from pack_data.building.stretches import runs
 from pack_data.cli.command import run_main
+from pack_data.formats.records import RowWidths
+from pack_data.formats.source import Source, open_source
 from pack_data.inspection.verify_command import main as verify
 from pack_data.store.data_set import read_manifest
 from pack_data.text.corpus import Document
 from pack_data.text.examples import make_examples
 from pack_data.text.vocabulary import load_vocabulary
+from tests.format_samples import example, frame, pack_from_examples, records, write_packed
 from tests.pack_data.text_corpus import build_small, document, write_corpus
+from tests.refusals import refusal_of
 
 TEXTS = ["", "  \n ", "a b c", "word " * 300, "One. Two!\u2028Three\x85four", "\u0936\u092c\u0926\u0964 " * 40]
 
@@ -59,7 +67,7 @@ def test_bad_lines_of_a_text_are_lines_not_records(tmp_path, capsys):
     assert "2 bad lines, --skip-bad 1" in capsys.readouterr().err
     assert run_main(main, [*how.split(), "--skip-bad", "2"]) == 0
     said = capsys.readouterr().out.split("\n")[0]
-    assert said.startswith("2 of 2 records are") and "0 unreadable; 2 lines" in said
+    assert said.startswith("2 records of 2 files") and "; 2 lines of text unreadable" in said
     account = account_of(tmp_path / "out")
     assert (account["records"], account["unreadable"], account["unreadable_lines"]) == (2, 0, 2)
 
@@ -67,11 +75,11 @@ def test_bad_lines_of_a_text_are_lines_not_records(tmp_path, capsys):
 @pytest.mark.parametrize(
     "records, options, said",
     [
-        (["One two. Three.", "", " ", "Four five.", "Six."], "", ["2 of 5 records are empty", "warning: only 3 of 5"]),
+        (["One two. Three.", "", " ", "Four five.", "Six."], "", ["warning: only 3 of 5 records (not 2 empty)"]),
         (
             ["One two. Three."] * 3,
             "--drop-copies",
-            ["1 of 3 records are in the data set", "2 dropped copies", "warning: only"],
+            ["warning: only 1 of 3 records (not 2 dropped copies)"],
         ),
         (["One two three four."] * 9, "", ["100% of the second segments are random (label 1):"]),
     ],
@@ -146,3 +154,73 @@ def test_a_book_keeps_its_context(tmp_path, between):
     assert accounts[0]["documents"] <= 5 and accounts[0]["records"] == 1
     assert not overlap(manifests[0].made_with, manifests[1].made_with)
     assert overlap(whole.manifest.made_with, manifests[1].made_with)
+
+
+BAD_LINES = ["{broken", '{"input_ids": []}', '{"input_ids": "text"}']
+# Lengths of the sequences in a row; the slots of padding after them.
+ROWS = st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 2))
+
+
+def line_of(lengths, padding):
+    positions = [position for length in lengths for position in range(length)]
+    mask = [1] * len(positions) + [0] * padding
+    row = {"input_ids": [7] * len(mask), "attention_mask": mask, "position_ids": positions + [0] * padding}
+    return json.dumps(row)
+
+
+def account_of_conversion(capsys, *arguments):
+    """The units of the first line that `convert` prints: (what goes out, what came in) of each."""
+    assert run_main(convert, [str(argument) for argument in arguments]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    found = re.findall(r"(?:(\d+) of )?(\d+) (record|token)", line)
+    return {unit: (int(out or came_in), int(came_in)) for out, came_in, unit in found}
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from(["", *BAD_LINES]) | ROWS, max_size=8), ROWS, st.sampled_from(["jsonl", "parquet", "arrow"])
+)
+def test_a_conversion_of_tokens_says_what_does_not_come_out(tmp_path, capsys, lines, row, suffix):
+    source, target = tmp_path / "a.jsonl", tmp_path / f"b.{suffix}"
+    lines = [row, *lines]
+    rows = [line for line in lines if isinstance(line, tuple)]
+    bad = sum(line in BAD_LINES for line in lines)
+    source.write_text("".join(f"{line if isinstance(line, str) else line_of(*line)}\n" for line in lines))
+    found = account_of_conversion(capsys, source, target, "--skip-bad", bad)
+    written = [len(record.value["input_ids"]) for record in open_source(target).read()]
+    assert written == [length for lengths, _ in rows for length in lengths]
+    assert found == {"record": (len(rows), len(rows) + bad), "token": (sum(written), sum(written))}
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=5),
+    st.integers(0, 2),
+    st.sampled_from(["out.tfrecord", "out.tfrecord --unpack", "out --to-format store", "out/a.tfrecord --unpack"]),
+)
+def test_a_conversion_of_packs_says_what_does_not_come_out(tmp_path, capsys, depths, bad, how):
+    """The last way takes a data set apart, which has no bad records."""
+    pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
+    name, *options = how.split()
+    source, target = tmp_path / "a.tfrecord", tmp_path / name
+    examples = [example(seed=seed) for seed in range(sum(depths))]
+    ends = list(itertools.accumulate(depths))
+    packs = [pack_from_examples(examples[end - depth : end], RowWidths(32, 12, 3)) for end, depth in zip(ends, depths)]
+    write_packed(str(source), records(packs), RowWidths())
+    source.write_bytes(source.read_bytes() + frame(b"junk") * bad)
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    if "/" in name:
+        account_of_conversion(capsys, source, tmp_path / "out", "--to-format", "store", "--skip-bad", bad)
+        source, bad = tmp_path / "out", 0
+        target = tmp_path / "b.tfrecord"
+    found = account_of_conversion(capsys, source, target, *options, "--skip-bad", bad)
+    tokens = sum(len(each.input_ids) for each in examples)
+    assert [record.value for record in open_source(target).examples()] == examples
+    assert found == {"record": (len(packs), len(packs) + bad), "token": (tokens, tokens)}
+
+
+def test_tokens_that_a_conversion_loses_are_an_error(tmp_path, capsys, monkeypatch):
+    (tmp_path / "a.jsonl").write_text("[1, 2]\n[3]\n")
+    monkeypatch.setattr(Source, "examples", lambda self: iter(list(self.read())[:1]))
+    refusal_of(convert, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"], capsys, "a.jsonl", "add up")
+    assert not (tmp_path / "b.jsonl").exists()
