@@ -13,8 +13,8 @@ MOVED = {
     "stream": "packed-bert stream",
     "histogram": "packed-bert look",
     "certificate": "packed-bert verify",
-    "batching": "python -m evidence.benches.batching (in a checkout)",
-    "benchmark": "python -m evidence.benches.packing (in a checkout)",
+    "batching": "packed-bert stream",
+    "benchmark": "packed-bert compare",
 }
 
 
