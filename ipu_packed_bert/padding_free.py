@@ -14,6 +14,10 @@ warnings.warn(
 
 
 def __getattr__(name: str) -> Any:
+    if name.startswith(
+        "__"
+    ):  # with the path of the package, its modules would be loaded a second time
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_NEW), name)
 
 
