@@ -103,7 +103,7 @@ def train(command: str, argv: Optional[Sequence[str]] = None) -> int:
     with joined(instances=instances) as processes:
         args = parse(command, argv)
         if args.plan:
-            raise ValueError(f"--plan: type packed-bert plan, or packed-bert {command} --plan")
+            raise ValueError("--plan: write it in full, or type packed-bert plan")
         processes.status = _train_with(args, processes)
         return processes.status
 
