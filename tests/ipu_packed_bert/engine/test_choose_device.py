@@ -56,7 +56,7 @@ def test_it_still_shrinks_and_names_the_ways_to_run_in_full(gpu, monkeypatch, ca
 
 def test_whole_leaves_the_block_out(monkeypatch):
     started = []
-    monkeypatch.setattr(run, "run", lambda kind, config, args, processes: started.append(config) or 0)
+    monkeypatch.setattr(run, "run", lambda kind, config, *_: started.append(config) or 0)
     assert pretrain.main(["--config", str(POD16), "--whole"]) == 0
     (whole,), config = started, load_config(POD16)
     assert config.without_ipus and whole == dataclasses.replace(config, without_ipus=())
