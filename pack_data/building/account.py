@@ -55,4 +55,4 @@ def tokens_line(account: Counts) -> str:
     """Describe the share of the tokens that is in the sequences."""
     kept = account["tokens_in_sequences"]
     read = account["tokens"]
-    return f"of {counted(read, 'token')} read, {kept:,} are in sequences ({kept / read:.1%})"
+    return f"{kept:,} of {counted(read, 'token')} read are in sequences ({kept / read:.1%})"

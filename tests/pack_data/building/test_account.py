@@ -92,7 +92,7 @@ def test_the_account_is_printed_before_the_summary(tmp_path, capsys, records, op
     lines = capsys.readouterr().out.split("\n")
     summary = next(number for number, line in enumerate(lines) if line.startswith("OPTIMAL"))
     account = account_of(tmp_path / "out")
-    begin = f"of {account['tokens']} tokens read, {account['tokens']} are in sequences (100.0%)"
+    begin = f"{account['tokens']} of {account['tokens']} tokens read are in sequences (100.0%)"
     assert summary <= 3 and lines[1] == begin
     for part in said:
         assert part in "\n".join(lines[:summary])
@@ -112,7 +112,7 @@ def test_the_account_of_sequences_of_tokens(tmp_path):
 def test_tokens_that_are_in_no_sequence_are_refused(tmp_path, monkeypatch):
     corpus = write_corpus(tmp_path / "corpus", 5)
     monkeypatch.setattr(tasks, "make_examples", lambda *given: (make_examples(*given)[0], 7))
-    with pytest.raises(ValueError, match="tokens read, 7 are in sequences"):
+    with pytest.raises(ValueError, match="7 of .* tokens read are in sequences"):
         build_small(corpus, tmp_path / "out")
 
 
