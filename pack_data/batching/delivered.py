@@ -113,6 +113,7 @@ class _Reading:
         self._sampler = sampler
         self._first: Mapping[str, Any] = {}  # state at the first request
         self._batches: Optional[Iterator[List[int]]] = None
+        self._next: Optional[List[int]] = None  # the batch of the next request
         self._requested = 0
 
     def __iter__(self) -> Iterator[List[int]]:
@@ -126,12 +127,21 @@ class _Reading:
             self._batches = sampler._batches()
             sampler._reading = weakref.ref(self)
             sampler._is_unknown = sampler._loop is None
-        for batch in self._batches:
-            self._requested += 1
-            return batch
-        if sampler._is_unknown and sampler._reading and sampler._reading() is self:
+            self._next = next(self._batches, None)
+        batch = self._next
+        # Transformers' Trainer counts the batches and never makes the request after the last one.
+        self._next = next(self._batches, None)
+        if (
+            self._next is None
+            and sampler._is_unknown
+            and sampler._reading
+            and sampler._reading() is self
+        ):
             sampler._is_read = True
-        raise StopIteration
+        if batch is None:
+            raise StopIteration
+        self._requested += 1
+        return batch
 
     def state_dict(self) -> Dict[str, Any]:
         """Return the state after the batches that were requested."""
