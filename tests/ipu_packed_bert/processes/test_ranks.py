@@ -86,7 +86,8 @@ def test_a_run_goes_on_with_any_number_of_ranks(found):
         assert theirs == pytest.approx(ours, rel=1e-11)
 
 
-@pytest.mark.parametrize("double, limit", [(True, 1e-12), (False, 1e-6)], ids=["float64", "float32"])
+# In float32 the micro-batches differ too, and with them the order of all sums: 1.0e-6 with torch 2.0.1.
+@pytest.mark.parametrize("double, limit", [(True, 1e-12), (False, 2e-6)], ids=["float64", "float32"])
 def test_dropout_draws_the_same_in_any_number_of_ranks(found, double, limit):
     """1, 2 and 4 ranks, and 2, 1, 4 after each other, up to the order of sums; in float32 with other micro-batches."""
     one = found[f"dropout, {double}, 1"]

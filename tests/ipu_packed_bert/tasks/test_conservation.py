@@ -209,8 +209,8 @@ def test_an_answer_ends_behind_its_vowel_signs(folder, answer):
 
 
 def test_tables_are_read_by_name_from_every_form(folder):
-    from pyarrow import parquet, table
-
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table
     rows = {"label": [1, 0], "text": ["river stone", "castle"]}
     parquet.write_table(table(rows), folder / "t.parquet")
     (folder / "t.csv").write_text("label, text\n1, river stone\n0, castle\n")
