@@ -9,7 +9,8 @@ CONFIG ?= configs/packed_phase2_pod16.yml
 TESTS ?= tests
 # One torch thread per test process, and one process per core, up to four.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo $$n)
-PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
+# A process that dies fails the run anyway, and xdist does not always finish with the one that replaces it.
+PYTEST = -m pytest -n $(WORKERS) --max-worker-restart=0 --dist loadscope $(TESTS)
 # In the order of tests/conftest.py; the xdist of test-sdk always begins with the files of most tests.
 IN_ORDER = --no-loadscope-reorder
 

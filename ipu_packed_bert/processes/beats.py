@@ -144,7 +144,7 @@ class Beats:
             self._beating.join(self._silence / _ROUNDS)
             missed = missed + 1 if rounds == self._rounds else 0
             rounds = self._rounds
-            if missed >= _ROUNDS:
+            if missed >= _ROUNDS and self._beating.is_alive():
                 self._leave_silent_store()
 
     def _leave_silent_store(self) -> None:

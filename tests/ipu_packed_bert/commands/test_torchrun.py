@@ -373,9 +373,16 @@ class Stopped:
 
 
 def test_a_store_that_does_not_answer_is_a_silence_too(monkeypatch, capsys):
-    store, left = Stopped(40), threading.Event()
+    store = Stopped(40)
+    left = threading.Event()
+
+    def leave(status):
+        left.set()
+        store.over.set()
+        raise SystemExit(status)  # no later line of the thread runs, as after os._exit
+
     monkeypatch.setattr(beats, "SILENCE", 0.5)
-    monkeypatch.setattr(beats.os, "_exit", lambda status: (left.set(), store.over.set()))
+    monkeypatch.setattr(beats.os, "_exit", leave)
     found = Beats(lambda: store, 3, 8, "restart")
     found.begin()
     assert left.wait(30) and store.answers < 0
@@ -405,7 +412,7 @@ def test_a_rank_whose_program_still_loads_has_twenty_times_as_long(monkeypatch, 
     def leave(status):
         found.end()
         left.set()
-        raise RuntimeError("this process has left")
+        raise SystemExit(status)
 
     monkeypatch.setattr(beats, "SILENCE", 0.05)
     monkeypatch.setattr(beats.os, "_exit", leave)
