@@ -53,3 +53,28 @@ def refusal_of(main, arguments, capsys, *names, unchanged=None, after=""):
     if unchanged:
         assert _contents(unchanged) == before
     return sign + line
+
+
+def faults_of_refusals(table, scope, *, unchanged=None):
+    """Run a table of refused calls; return a line for each row that is not refused as it says.
+
+    A row is (call, names) or (call, names, kind). call: an expression as text, evaluated with the names of `scope`.
+    names: what the message must hold, as it is or as a pattern. kind: the type of the error, ValueError if left out.
+    unchanged: a directory whose files stay as they are.
+    """
+    before = _contents(unchanged) if unchanged else None
+    faults = []
+    for call, names, *kinds in table:
+        kind = kinds[0] if kinds else ValueError
+        try:
+            eval(call, dict(scope))
+        except kind as error:
+            text = str(error)
+            missing = [name for name in map(str, names) if name not in text and not re.search(name, text)]
+            if missing or not text or "\n" in text:
+                faults.append(f"{call}: {missing or 'one line'} is missing in: {text!r}")
+        else:
+            faults.append(f"{call}: is not refused")
+        if unchanged and _contents(unchanged) != before:
+            faults.append(f"{call}: changed a file")
+    return faults
