@@ -42,9 +42,11 @@ AREAS: Dict[str, Tuple[str, str]] = {
     },
     **{
         name: (f"ipu_packed_bert/{name}", f"tests/ipu_packed_bert/{name}")
-        for name in "cycles data model padding_free planning processes run_files settings tasks training".split()
+        for name in "data model processes run_files settings tasks training".split()
     },
     "host": ("ipu_packed_bert/engine/host", "tests/ipu_packed_bert/engine"),
+    "padding_free": ("padding_free", "tests/padding_free"),
+    **{name: (f"ipu_profiling/{name}", f"tests/ipu_profiling/{name}") for name in ("cycles", "planning", "report")},
 }
 
 # File, beginning of the changed line -> why no test can notice the change.
