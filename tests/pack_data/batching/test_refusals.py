@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from pack_data import PackDataset, PackMixture, pack
+from pack_data import BuildOptions, PackDataset, PackMixture, build, pack, pack_dataset
 from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.batching.sampler import IndexBatchSampler
@@ -41,7 +41,14 @@ def after_a_state(epoch):
 
 
 def rows(source=EXAMPLES, **options):
-    return PackDataset(source, max_sequence_length=8, **options)
+    return pack_dataset(source, max_sequence_length=8, **options)
+
+
+def built(directory):
+    """A built data set."""
+    options = BuildOptions(directory / "built", source=lines(directory, *EXAMPLES), max_sequence_length=8)
+    build(options).close()
+    return options.out
 
 
 def rows_packed_as(lengths, slots, longer="raise"):
@@ -82,9 +89,19 @@ REFUSALS = [
     (lambda _: padding_free_batch([{"input_ids": []}]), ["example 0", "0 input_ids"]),
     (lambda _: padding_free_batch([{"input_ids": [1, 2], "labels": [1]}]), ["example 0", "2 input_ids", "1 labels"]),
     # rows of a packing
-    (lambda path: PackDataset(lines(path, *EXAMPLES)), ["a.jsonl", "max_sequence_length"]),
+    (lambda path: pack_dataset(lines(path, *EXAMPLES)), ["a.jsonl", "max_sequence_length"]),
     (lambda _: rows(max_sequences_per_pack=0), ["max_sequences_per_pack = 0", 1]),
     (lambda path: rows(lines(path, {"text": "x", "tokens": [1]})), ["a.jsonl", "input_ids"]),
+    (lambda _: PackDataset(EXAMPLES), ["not packed", r"pack_dataset\(source, max_sequence_length"]),
+    (lambda _: PackDataset(EXAMPLES, max_sequence_length=8), ["not packed", "pack_dataset"]),
+    (lambda path: PackDataset(path / "a.jsonl", packed=pack([1], max_sequence_length=8)), ["a.jsonl", "pack_dataset"]),
+    (lambda _: rows(packed=pack([1], max_sequence_length=8)), ["packed", "max_sequence_length"]),
+    (lambda path: rows(built(path)), ["built", "packed already", "PackDataset"]),
+    (lambda path: PackDataset(built(path), seed=1), ["built", "packed already", "seed"]),
+    (
+        lambda path: PackDataset(built(path), packed=pack([1], max_sequence_length=8)),
+        ["packed already"],
+    ),
     (lambda _: PackDataset(EXAMPLES, packed=pack([1], max_sequence_length=8)), ["packed", "3 examples", 1]),
     (lambda _: PackDataset([{"input_ids": [5, 6]}], packed=pack([3], max_sequence_length=8))[0], ["example 0", 2, 3]),
     (lambda _: rows_packed_as([3, 1, 1], 3), ["example 2", 2, 1]),
@@ -103,11 +120,13 @@ REFUSALS = [
     # shares of a source
     (lambda _: Share(iter(EXAMPLES)), ["source", "iterator"]),
     (lambda _: Share(Endless(EXAMPLES)), ["source", "restart_on_stop_iteration=False"]),
-    (lambda path: Share([path / "a.csv"]), ["a.csv", ".jsonl", "Parquet"]),
+    (lambda path: Share([path / "a.csv"]), ["a.csv", r"Share\(ShardFiles\(paths\)\)"]),
+    (lambda _: Share("none/a.jsonl"), ["none/a.jsonl", "ShardFiles"]),
+    (lambda path: Share(ShardFiles([path / "a.csv"])), ["a.csv", ".jsonl", "Parquet"]),
     (lambda _: Share([], 2, 2), ["number", 2]),
-    (lambda path: Share(str(path / "none")), ["none", "no such file"]),
-    (lambda path: list(Share([lines(path, *EXAMPLES), path / "b.jsonl"])), ["b.jsonl"]),
-    (lambda path: list(Share([lines(path, EXAMPLES[0], 3)])), ["a.jsonl: line 2"]),
+    (lambda path: ShardFiles(str(path / "none")), ["none", "no such file"]),
+    (lambda path: list(Share(ShardFiles([lines(path, *EXAMPLES), path / "b.jsonl"]))), ["b.jsonl"]),
+    (lambda path: list(Share(ShardFiles([lines(path, EXAMPLES[0], 3)]))), ["a.jsonl: line 2"]),
     (lambda _: Share(EXAMPLES, 0, 2).load_state_dict(Share(EXAMPLES, 1, 2).state_dict()), ["process 1 of 2"]),
     (lambda path: ShardFiles([lines(path)]).load_state_dict(ShardFiles([]).state_dict()), ["files", "same files"]),
 ]
@@ -123,7 +142,7 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
     path = lines(tmp_path, EXAMPLES[0])
     path.write_text(path.read_text() + "{\n")
     with refused("a.jsonl: line 2"):
-        list(Share([path]))
+        list(Share(ShardFiles([path])))
 
 
 @pytest.mark.parametrize("number", [3 * 5, -1])
