@@ -1,4 +1,4 @@
-"""Write what is generated from settings and options: parts of two pages, and the schema of configurations.
+"""Write what is generated from settings, options and quantities: parts of pages, and the schema of configurations.
 
 python docs/reference.py            # a test compares the committed pages with the output
 """
@@ -28,8 +28,9 @@ from ipu_packed_bert.settings.declare import Setting, shown  # noqa: E402
 from ipu_packed_bert.settings.finetuning import TASKS  # noqa: E402
 from pack_data.lengths import packer_command  # noqa: E402
 from pack_data.packers import PACKERS  # noqa: E402
+from pack_data.store.quantities import QUANTITIES  # noqa: E402
 
-PAGES = ("configuration.md", "commands.md")
+PAGES = ("configuration.md", "commands.md", "glossary.md")
 SCHEMA = ROOT / "configs" / "schema.json"
 
 # ---- settings ------------------------------------------------------------------------------------------
@@ -251,6 +252,20 @@ def options_page() -> str:
     return "\n".join(parts)
 
 
+# ---- quantities ----------------------------------------------------------------------------------------
+
+
+def quantities_table() -> str:
+    """Return the table of quantities in Markdown."""
+    lines = ["| quantity | in JSON | unit | formula |", "| --- | --- | --- | --- |"]
+    for key, quantity in QUANTITIES.items():
+        formula = quantity.formula
+        if formula != "counted":
+            formula = f"`{formula}`"
+        lines.append(f"| {quantity.name} | `{key}` | {quantity.unit} | {formula} |")
+    return "\n".join(lines) + "\n"
+
+
 # ---- pages ------------------------------------------------------------------------------------------
 
 _PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(\n<!-- end of generated -->)", re.DOTALL)
@@ -267,6 +282,8 @@ def _part(what: str) -> str:
     kind, _, name = what.partition(" of ")
     if kind == "settings":
         return settings_tables(setting_sections()[name])
+    if kind == "quantities":
+        return quantities_table()
     return options_page()
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.reading.fields import whole_number
+from pack_data.store.quantities import Filling
 
 _REPORTED = (
     "max_sequence_length batch_size seed sequences tokens batches slots padding_tokens efficiency speedup shapes "
@@ -23,7 +24,7 @@ _REPORTED = (
 
 
 @dataclass(frozen=True)
-class Batching:
+class Batching(Filling):
     """Batches in the order of training, each of rows padded to its longest sequence."""
 
     max_sequence_length: int  # S: slots of a row without sorting
@@ -35,6 +36,14 @@ class Batching:
     slots: int  # rows x padded length, over all batches
     solve_seconds: float = field(default=0.0, compare=False)
 
+    max_sequences_per_pack = 1
+    largest_depth = 1
+
+    @property
+    def packs(self) -> int:
+        """Rows, each of one sequence."""
+        return self.sequences
+
     @property
     def batches(self) -> int:
         return len(self.lengths)
@@ -43,20 +52,6 @@ class Batching:
     def shapes(self) -> int:
         """The number of different padded lengths, and so of programs that a static engine compiles."""
         return len(set(self.lengths))
-
-    @property
-    def padding_tokens(self) -> int:
-        return self.slots - self.tokens
-
-    @property
-    def efficiency(self) -> float:
-        """Tokens / slots, in (0, 1]; 1 for no batches."""
-        return self.tokens / self.slots if self.slots else 1.0
-
-    @property
-    def speedup(self) -> float:
-        """Slots of the unsorted data set / slots, comparable to a packing factor; 1 for no batches."""
-        return self.max_sequence_length * self.sequences / self.slots if self.slots else 1.0
 
     def to_json(self) -> Dict[str, Any]:
         return {"algorithm": "sort", **{name: getattr(self, name) for name in _REPORTED}}

@@ -21,7 +21,7 @@ from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import SideBySide, side_by_side
 from pack_data.cli.timing import Clock, quartiles, rounds_in_turn, seconds_in_turn, timed
-from pack_data.display.table import Column, Table, spread, with_interval
+from pack_data.display.table import Column, Table, quantity_column, spread, with_interval
 from pack_data.reading.fields import one_line
 
 
@@ -254,7 +254,7 @@ _LAYOUTS = (
     Column("unpacked_sequences_per_second", "unpacked/s", form=".2f"),
     with_interval("speed_up", "speed-up", "", ".3f"),
     with_interval("sorted_time", "sorted HF, time", "", ".3f"),
-    Column("packing_factor", "factor", form=".3f"),
+    quantity_column("packing_factor"),
 )
 _GPU = (
     with_interval("dense_time", "dense mask, time", "", ".3f"),

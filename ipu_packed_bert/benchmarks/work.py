@@ -13,6 +13,7 @@ from pack_data.cli.command import available_cores
 from pack_data.packing.packing import Packing
 from pack_data.reading.words import counted
 from pack_data.store.packs import PackSchema, assemble, decode
+from pack_data.store.quantities import packing_factor
 from pack_data.store.sequences import Example, Sequences
 from pack_data.text.examples import masked_count
 
@@ -48,7 +49,7 @@ class BenchmarkWork(NamedTuple):
     @property
     def packing_factor(self) -> float:
         """Sequences per pack."""
-        return len(self.unpacked["input_ids"]) / len(self.packed["input_ids"])
+        return packing_factor(len(self.unpacked["input_ids"]), len(self.packed["input_ids"]))
 
 
 def config_of(
@@ -165,7 +166,7 @@ def _drawn_strategies(
         draw = [packing.strategies[number] for number in rng.choice(len(shares), packs, p=shares)]
         sequences = sum(map(len, draw))
         if sequences % multiple == 0:
-            distance = abs(sequences / packs - packing.packing_factor)
+            distance = abs(packing_factor(sequences, packs) - packing.packing_factor)
             fitting.append((distance, draw))
     if not fitting:
         raise ValueError(

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import sys
 import time
@@ -42,6 +41,7 @@ from ipu_packed_bert.tasks.files import STANDARD_INPUT, ExampleSource
 from pack_data.cli.command import ArgumentParser, check_output, progress_bar, typed
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.words import counted
+from pack_data.store.quantities import sequences_per_second
 
 
 def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
@@ -144,17 +144,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         write_atomically(args.output, text)
         say(f"answers   {args.output}, {counted(len(result.answers), 'line')}")
     pack_rate = packing.packs / result.seconds
-    sequence_rate = result.sequences / result.seconds
+    sequence_rate = sequences_per_second(result.sequences, result.seconds)
     say(
         f"speed     {pack_rate:,.1f} packs/s, {sequence_rate:,.1f} sequences/s ({result.seconds:.1f} s in the network,"
         f" {seconds:.1f} s including the answers)"
     )
     if args.score:
-        accounts = task.accounts["evaluation"]
-        scores = dict(result.metrics)
-        scores["not_scored"] = sum(accounts["scored"].left_out.values())
-        scores["accounts"] = {unit: dataclasses.asdict(accounts[unit]) for unit in accounts}
-        say(_score_text(scores))
+        scored = task.accounts["evaluation"]["scored"]
+        not_scored = sum(scored.left_out.values())
+        say(_score_text({**result.metrics, "not_scored": not_scored}))
     return 0
 
 

@@ -15,6 +15,7 @@ from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, SameSequen
 from ipu_packed_bert.engine.base import Engine, Gradients
 from pack_data.cli.command import progress_bar
 from pack_data.cli.timing import quartiles, rounds_in_turn
+from pack_data.store.quantities import packing_factor
 
 # Largest relative difference of equal gradients that were summed in different orders, by precision. Measured: 1e-6 in
 # float32 and 1e-2 in bfloat16; without its block mask a pack differs by 0.1 or more.
@@ -111,7 +112,7 @@ def side_by_side(
     return SideBySide(
         np.array(packed_rates),
         np.array(unpacked_rates),
-        sequences / packs,
+        packing_factor(sequences, packs),
         None if dropout else loss_difference,
         None if dropout else gradient,
     )

@@ -16,6 +16,7 @@ from ipu_packed_bert.settings.yaml_files import parse_yaml
 from pack_data.reading.durable import check_new_folder, write_atomically
 from pack_data.reading.fields import Fields, read_object, said_of
 from pack_data.reading.words import counted
+from pack_data.store.quantities import QUANTITIES
 
 if TYPE_CHECKING:
     from ipu_packed_bert.model.hugging_face import Loaded
@@ -149,14 +150,16 @@ def _summary_facts(path: Path, step: int) -> _Facts:
     summary = read_object(path, way_out=_WAY_OUT)
     if summary.integer("steps") != step:
         return []
+    quantity = QUANTITIES["packing_factor"]
     facts = [
         ("sequences trained on", f"{summary.integer('sequences'):,}"),
         ("tokens trained on", f"{summary.integer('tokens'):,}"),
-        ("packing factor", f"{summary.number('packing_factor'):.3f} sequences per row"),
+        (quantity.name, quantity.with_unit(summary.number("packing_factor"))),
     ]
     speed = summary.optional("sequences_per_second", Fields.number)
     if speed is not None:
-        facts.append(("speed of training", f"{speed:,.1f} sequences/s"))
+        rate = QUANTITIES["sequences_per_second"].with_unit(speed)
+        facts.append(("speed of training", rate))
 
     held_out = summary.optional("held_out", Fields.object)
     if held_out and held_out.integer("step") == step:

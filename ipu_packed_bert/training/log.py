@@ -15,11 +15,11 @@ from ipu_packed_bert.run_files.folder import COUNTS, EVALUATIONS, LOG
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.training.log_files import Events, JsonlWriter, forget_after
 from ipu_packed_bert.training.loop import Log
-from ipu_packed_bert.training.picture import padding_avoided
 from ipu_packed_bert.training.trackers import Tracker
 from pack_data.cli.command import bare_stderr
 from pack_data.cli.timing import left_text
 from pack_data.reading.durable import write_atomically
+from pack_data.store import quantities
 
 _RECENT = 20  # steps over which the progress line averages its rates
 _LONG_SAVE = 2.0  # seconds of a checkpoint above which its time is printed
@@ -48,17 +48,17 @@ class Totals(NamedTuple):
     @property
     def sequences_per_second(self) -> float:
         """Sequences per second, 0 if there are no steps."""
-        return self.sequences / self.seconds if self.seconds else 0.0
+        return quantities.sequences_per_second(self.sequences, self.seconds)
 
     @property
     def tokens_per_second(self) -> float:
         """Tokens per second, 0 if there are no steps."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+        return quantities.tokens_per_second(self.tokens, self.seconds)
 
     @property
     def packing_factor(self) -> float:
         """Sequences per pack, 1 if there are no packs."""
-        return self.sequences / self.packs if self.packs else 1.0
+        return quantities.packing_factor(self.sequences, self.packs)
 
 
 class RunLog(Log):
@@ -133,7 +133,7 @@ class RunLog(Log):
         recent = Totals()
         for recent_counts, seconds in self._recent:
             recent = recent._plus(recent_counts, seconds)
-        avoided = padding_avoided(
+        avoided = quantities.padding_avoided(
             recent.packs, recent.sequences, recent.tokens, self._max_sequence_length
         )
         values: Dict[str, Any] = {_tag(name): value for name, value in result.metrics.items()}

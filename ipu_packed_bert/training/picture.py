@@ -21,6 +21,8 @@ from pack_data.display.picture import Axis, Bars, Line, Lines, Series, packing_b
 from pack_data.display.table import Column, Table
 from pack_data.reading.fields import Fields, read_json
 from pack_data.reading.words import counted
+from pack_data.store import quantities
+from pack_data.store.quantities import QUANTITIES
 
 _WAY_OUT = "pass the directory of a run, with its files as they were written"
 # Numbers of `compare_unpacked` in a summary: medians of the rates, the packing factor, the median of the ratio.
@@ -31,20 +33,6 @@ _COMPARED = (
     "speedup",
 )
 _Records = Sequence[Mapping[str, Any]]  # the lines of log.jsonl or evaluation.jsonl
-
-
-def padding_avoided(packs: int, sequences: int, tokens: int, max_sequence_length: int) -> float:
-    """Return the fraction of the padding of unpacked rows that packs avoid; 0 if there is none.
-
-    Args:
-        packs: rows that hold the sequences.
-        sequences: of all packs; unpacked, each has a row of its own.
-        tokens: of all sequences.
-        max_sequence_length: slots of a row.
-    """
-    unpacked = sequences * max_sequence_length - tokens
-    packed = packs * max_sequence_length - tokens
-    return 1.0 - packed / unpacked if unpacked else 0.0
 
 
 class _Losses(NamedTuple):
@@ -242,27 +230,30 @@ def _speed_figure(records: _Records, compared: Optional[Fields]) -> Figure:
     seconds = _total(records, "seconds")
     if not seconds:
         return Figure("-", "sequences/s", "- tokens/s")
-    sequence_rate = _total(records, "sequences") / seconds
-    token_rate = _total(records, "tokens") / seconds
-    return Figure(f"{sequence_rate:,.1f}", "sequences/s", f"{token_rate:,.1f} tokens/s")
+    sequence_rate = quantities.sequences_per_second(_total(records, "sequences"), seconds)
+    token_rate = quantities.tokens_per_second(_total(records, "tokens"), seconds)
+    tokens = QUANTITIES["tokens_per_second"].with_unit(token_rate)
+    return Figure(f"{sequence_rate:,.1f}", QUANTITIES["sequences_per_second"].unit, tokens)
 
 
 def _packing_figure(records: _Records, slots: Optional[int]) -> Figure:
     """Show the padding avoided or, if the slots of a row are unknown, the packing factor."""
     packs = _total(records, "packs")
     sequences = _total(records, "sequences")
-    factor = f"{sequences / max(1, packs):.3f}"
+    factor = quantities.packing_factor(sequences, packs)
+    quantity = QUANTITIES["packing_factor"]
     if slots is None:
-        return Figure(factor, "sequences per pack", "the packing factor")
-    avoided = padding_avoided(packs, sequences, _total(records, "tokens"), slots)
-    return Figure(f"{avoided:.1%}", "of the padding avoided", f"{factor} sequences per pack")
+        return Figure(f"{factor:.3f}", quantity.unit, f"the {quantity.name}")
+    avoided = quantities.padding_avoided(packs, sequences, _total(records, "tokens"), slots)
+    return Figure(f"{avoided:.1%}", "of the padding avoided", quantity.with_unit(factor))
 
 
 def _throughput_picture(records: _Records) -> Lines:
     steps = tuple(float(record["step"]) for record in records)
     rates = []
     for record in records:
-        rates.append(record["sequences"] / record["seconds"] if record["seconds"] else None)
+        rate = quantities.sequences_per_second(record["sequences"], record["seconds"])
+        rates.append(rate or None)
     return Lines(
         "Throughput of each update",
         Axis("update"),

@@ -53,6 +53,7 @@ from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of, labels_of
 from ipu_packed_bert.training.examples import load_weights
 from pack_data.cli.command import NotFinite
 from pack_data.reading.fields import Fields, read_object
+from pack_data.store.quantities import padding_share
 from pack_data.text.vocabulary import AnyVocabulary
 
 # Sections of a run's configuration that affect predictions, and their settings (None: all); the others affect training.
@@ -329,7 +330,7 @@ class Padding(NamedTuple):
 def padding(task: ExampleTask) -> Tuple[int, Padding]:
     """Return the number of rows that packing saves, and the padding with and without it."""
     packing = task.packs.packing
-    efficiency = packing.efficiency
-    unpacked_efficiency = efficiency / packing.packing_factor
+    unpacked_slots = packing.sequences * packing.max_sequence_length
     saved = packing.sequences - packing.packs
-    return saved, Padding(1.0 - unpacked_efficiency, 1.0 - efficiency)
+    alone = padding_share(packing.tokens, unpacked_slots)
+    return saved, Padding(alone, packing.padding_share)

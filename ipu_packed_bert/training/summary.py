@@ -16,13 +16,15 @@ from ipu_packed_bert.tasks.scores import verdict_of
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, SideBySide, compare_unpacked
 from ipu_packed_bert.training.log import RunLog, Totals, metrics_text
 from ipu_packed_bert.training.loop import Outcome
-from ipu_packed_bert.training.picture import draw_curves, padding_avoided
+from ipu_packed_bert.training.picture import draw_curves
 from ipu_packed_bert.training.prepared import Prepared, resume_command
 from pack_data.cli.command import NotFinite, runnable
 from pack_data.display.table import plain, text_table
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import one_line
 from pack_data.reading.words import counted
+from pack_data.store import quantities
+from pack_data.store.quantities import QUANTITIES
 
 _NOT_FINITE = "not finite"
 
@@ -47,7 +49,7 @@ class _RunSummary:
     sequences_per_second: float  # in the last process, without its first update, which warms up
     tokens_per_second: float
     packing_factor: float  # sequences per pack
-    padding_avoided: float  # a fraction, see picture.padding_avoided
+    padding_avoided: float  # a fraction, see quantities.padding_avoided
     first_loss: Optional[float]
     loss: Optional[float]  # of the last update
     # Step, sequences and metrics of the last evaluation, and those of constant predictions.
@@ -59,15 +61,16 @@ class _RunSummary:
         """Return the summary for users: losses, speed, and the comparison with unpacked training."""
         work = f"{counted(self.steps, 'update')}, {counted(self.sequences, 'sequence')}, {_time(self.seconds)}"
         losses = f"{_loss_text(self.first_loss)} -> {_loss_text(self.loss)}"
-        sequence_rate = f"{self.sequences_per_second:,.1f} sequences/s"
-        factor = f"{self.packing_factor:.3f} sequences per pack"
+        sequence_rate = QUANTITIES["sequences_per_second"].with_unit(self.sequences_per_second)
+        token_rate = QUANTITIES["tokens_per_second"].with_unit(self.tokens_per_second)
+        factor = QUANTITIES["packing_factor"].with_unit(self.packing_factor)
         rows = []
         if self.stopped_by:
             last = f"after update {self.steps:,} of {self.steps_planned:,}"
             rows.append(("stopped", f"by {self.stopped_by} {last}; saved"))
         if self.steps:
             rows.append(("trained", f"loss {losses} in {work}"))
-            rows.append(("speed", f"{sequence_rate}, {self.tokens_per_second:,.0f} tokens/s"))
+            rows.append(("speed", f"{sequence_rate}, {token_rate}"))
             rows.append(("padding", f"{self.padding_avoided:.2%} avoided: {factor}"))
 
         if self.held_out is not None:
@@ -156,8 +159,6 @@ def _summarise(
         seconds += record["seconds"]
         for name in counts:
             counts[name] += record[name]
-    packs = counts["packs"]
-    sequences = counts["sequences"]
     held_out = None
     if evaluations:
         held_out = {**evaluations[-1], **(baseline or {})}
@@ -172,8 +173,10 @@ def _summarise(
         seconds=seconds,
         sequences_per_second=totals.sequences_per_second,
         tokens_per_second=totals.tokens_per_second,
-        packing_factor=sequences / packs if packs else 1.0,
-        padding_avoided=padding_avoided(**counts, max_sequence_length=run.task.max_sequence_length),
+        packing_factor=quantities.packing_factor(counts["sequences"], counts["packs"]),
+        padding_avoided=quantities.padding_avoided(
+            **counts, max_sequence_length=run.task.max_sequence_length
+        ),
         first_loss=records[0].get("loss") if records else None,
         loss=records[-1].get("loss") if records else None,
         held_out=held_out,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Union
 
 from pack_data.display.picture import plot_padding
-from pack_data.display.table import account
+from pack_data.display.table import account, facts_table
 from pack_data.packing.packing import Packing, of_at_most
 from pack_data.store.data_set import PackStore
 
@@ -40,29 +40,26 @@ def table(packing: Packing, name: str = "") -> str:
     kinds = (
         "1 strategy" if len(packing.strategies) == 1 else f"{len(packing.strategies):,} strategies"
     )
-    strategies = f"{kinds}, the deepest holds {packing.largest_depth}"
-    rows = [
-        ("sequences", f"{packing.sequences:,}", ""),
-        ("tokens", f"{packing.tokens:,}", ""),
-        ("packs", f"{packing.packs:,}", strategies),
-        ("slots", f"{packing.slots:,}", ""),
-        ("padding", f"{packing.padding_tokens:,}", f"{1 - packing.efficiency:.3%} of all slots"),
-        ("efficiency", f"{packing.efficiency:.3%}", bar),
-        (
-            "packing factor",
-            f"{packing.packing_factor:.3f}",
-            of_at_most(packing.theoretical_speedup),
-        ),
-    ]
+    notes = {
+        "sequences": "",
+        "tokens": "",
+        "packs": f"{kinds}, the deepest holds {packing.largest_depth}",
+        "slots": "",
+        "padding_tokens": f"{packing.padding_share:.3%} of all slots",
+        "efficiency": bar,
+        "packing_factor": of_at_most(packing.theoretical_speedup),
+    }
     if packing.lower_bound is not None:
         verdict = "proven optimal"
         if packing.gap:
             share = f" ({packing.gap / packing.lower_bound:.2%})" if packing.lower_bound else ""
             verdict = f"{packing.gap:,} packs above it{share}"
-        rows.append(("lower bound", f"{packing.lower_bound:,}", verdict))
+        notes["lower_bound"] = verdict
+    facts = facts_table("accounting", title, packing, notes)
     seconds = packing.solve_seconds
-    rows.append(("solved in", f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s", ""))
-    return account(title, rows)
+    time = f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+    rows = [*facts.rows, {"what": "solved in", "value": time, "about": ""}]
+    return account(facts._replace(rows=rows))
 
 
 def plot(value: Any, path: Union[str, Path]) -> None:

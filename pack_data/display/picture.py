@@ -16,6 +16,7 @@ import numpy as np
 
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.packages import load_package
+from pack_data.store.quantities import padding_share, padding_tokens
 
 _Values = Tuple[Optional[float], ...]  # None: no value
 
@@ -212,7 +213,7 @@ def padding_bars(
         form: format of the share of padding that stands at the end of each bar.
         notes: sentences below the picture.
     """
-    shares = [padding / max(1, tokens + padding) for padding in paddings]
+    shares = [padding_share(tokens, tokens + padding) for padding in paddings]
     return Bars(
         title,
         tuple(names),
@@ -233,7 +234,7 @@ def packing_bars(
 ) -> Bars:
     """Draw tokens and padding with one sequence per row and in packs."""
     rows = {"one sequence a row": sequences, "in packs": packs}
-    paddings = [count * max_sequence_length - tokens for count in rows.values()]
+    paddings = [padding_tokens(count * max_sequence_length, tokens) for count in rows.values()]
     return padding_bars(title, list(rows), tokens, paddings)
 
 

@@ -12,6 +12,8 @@ from itertools import takewhile, zip_longest
 from numbers import Real
 from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from pack_data.store.quantities import quantity_of
+
 # Where the numbers of a column come from.
 HARDWARE = "hardware"
 PROFILE = "profile"
@@ -220,22 +222,28 @@ def plain(value: Any) -> Any:
     return value
 
 
-def facts_table(
-    name: str, title: str, facts: Mapping[str, Any], rows: Sequence[Tuple[str, str, str, str]]
-) -> Table:
-    """Return a table of facts.
+def quantity_column(key: str) -> Column:
+    """Return the column of a quantity of `store.quantities`."""
+    quantity = quantity_of(key)
+    return Column(key, quantity.name, form=quantity.form)
+
+
+def facts_table(name: str, title: str, facts: Any, notes: Mapping[str, str]) -> Table:
+    """Return a table of quantities of `store.quantities`.
 
     Args:
         name: name of the table.
         title: title of the table.
-        facts: values by key.
-        rows: (key, words, format specification, note) of each fact that is shown.
+        facts: an object with the quantities as attributes.
+        notes: attribute of each quantity that is shown -> a note on it.
     """
     columns = (Column("what", "what"), Column("value", "value"), Column("about", "note"))
     cells = []
-    for key, words, form, note in rows:
-        value = Cell(facts[key], format(facts[key], form))
-        cells.append({"what": Cell(key, words), "value": value, "about": note})
+    for key, note in notes.items():
+        value = getattr(facts, key)
+        quantity = quantity_of(key)
+        shown = Cell(value, format(value, quantity.form))
+        cells.append({"what": Cell(key, quantity.name), "value": shown, "about": note})
     return Table(name, title, columns, cells)
 
 
@@ -362,6 +370,8 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (heading, rule, *cells))
 
 
-def account(title: str, rows: Sequence[Tuple[str, str, str]]) -> str:
-    """Return an underlined title and a line for each quantity. rows: name, value, note."""
-    return "\n".join([title, "-" * len(title), *text_table(rows, left=(0, 2), indent="  ")])
+def account(facts: Table) -> str:
+    """Return a `facts_table` as its underlined title and a line for each quantity."""
+    rows = [[column.shown(row) for column in facts.columns] for row in facts.rows]
+    lines = text_table(rows, left=(0, 2), indent="  ")
+    return "\n".join([facts.title, "-" * len(facts.title), *lines])

@@ -25,12 +25,13 @@ from pack_data.cli.command import (
     typed,
 )
 from pack_data.display.picture import HeatMap, write
-from pack_data.display.table import Cell, Column, Table
+from pack_data.display.table import Cell, Column, Table, quantity_column
 from pack_data.inspection.one_packer import Job, Row, measure_each
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.reading.durable import replacing
+from pack_data.store.quantities import padding_share
 
 ALGORITHMS = ("none", "sort") + tuple(name for name in PACKERS if name != "none")
 _DEPTHS = (2, 3, 4, 8, None)
@@ -38,14 +39,10 @@ _DEPTHS = (2, 3, 4, 8, None)
 _COLUMNS = (
     Column("algorithm", "packer"),
     Column("max_sequences_per_pack", "depth"),
-    Column("packs", "packs", form=","),
-    Column("padding_tokens", "padding", form=","),
-    Column("efficiency", "efficiency", form=".3%"),
-    Column("packing_factor", "factor", form=".3f"),
-    Column("speedup", "speed-up", form=".3f"),
-    Column("strategies", "strategies", form=","),
-    Column("lower_bound", "proven least", form=","),
-    Column("gap", "above it", form=","),
+    *map(
+        quantity_column,
+        "packs padding_tokens efficiency packing_factor speedup strategies lower_bound gap".split(),
+    ),
     Column("solve_seconds", "solved in s", form=",.3f"),
 )
 _MEMORY = Column("peak_memory", "memory, MiB", form=",.1f", scale=2.0**20)
@@ -141,7 +138,8 @@ def packers_table(title: str, rows: Sequence[Row]) -> Table:
             }
         )
     notes = (
-        "Padding in slots; factor: sequences in a pack; speed-up: slots without packing over slots with it.",
+        "Padding in slots; packing factor: sequences in a pack; speed-up: slots without packing over slots with it; "
+        "gap: packs above the lower bound.",
         "SORT makes batches of similar length, each padded to its longest: no packing, and many engines.",
     )
     return Table("packers", title, _COLUMNS, cells, notes)
@@ -165,7 +163,7 @@ def heat_maps(rows: Sequence[Row]) -> Tuple[HeatMap, HeatMap]:
     padding = _heat_map(
         rows,
         "Padding by packer and depth, in % of the slots",
-        lambda row: 100.0 * (1.0 - row.efficiency),
+        lambda row: 100.0 * padding_share(row.slots - row.padding_tokens, row.slots),
     )
     gap = _heat_map(
         rows,

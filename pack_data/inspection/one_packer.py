@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from dataclasses import dataclass
-from typing import Any, Iterator, Optional, Sequence, Tuple
+from dataclasses import dataclass, fields
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 from pack_data.cli.command import depth_text
 from pack_data.cli.memory import PeakMemory
@@ -104,40 +104,16 @@ def _measure(
 ) -> Row:
     """Pack once. The lower bound is the packer's own, if it has one."""
     memory = PeakMemory()
+    packed: Any
     if algorithm == "sort":
-        batching = batch(histogram, batch_size=batch_size)
-        return Row(
-            algorithm,
-            max_sequences_per_pack=1,
-            packs=batching.sequences,
-            slots=batching.slots,
-            padding_tokens=batching.padding_tokens,
-            strategies=None,
-            largest_depth=1,
-            efficiency=batching.efficiency,
-            packing_factor=1.0,
-            speedup=batching.speedup,
-            lower_bound=None,
-            gap=None,
-            solve_seconds=batching.solve_seconds,
-            peak_memory=memory.added(),
-        )
-
-    packing = get_packer(algorithm)(histogram, max_sequences_per_pack=depth)
-    unpacked_slots = histogram.max_sequence_length * histogram.sequences
-    return Row(
-        algorithm,
-        max_sequences_per_pack=packing.max_sequences_per_pack,
-        packs=packing.packs,
-        slots=packing.slots,
-        padding_tokens=packing.padding_tokens,
-        strategies=len(packing.strategies),
-        largest_depth=packing.largest_depth,
-        efficiency=packing.efficiency,
-        packing_factor=packing.packing_factor,
-        speedup=unpacked_slots / packing.slots if packing.slots else 1.0,
-        lower_bound=packing.lower_bound,
-        gap=packing.gap,
-        solve_seconds=packing.solve_seconds,
-        peak_memory=memory.added(),
-    )
+        packed = batch(histogram, batch_size=batch_size)
+    else:
+        packed = get_packer(algorithm)(histogram, max_sequences_per_pack=depth)
+    values: Dict[str, Any] = {
+        column.name: getattr(packed, column.name, None) for column in fields(Row)
+    }
+    values["algorithm"] = algorithm
+    values["peak_memory"] = memory.added()
+    if values["strategies"] is not None:
+        values["strategies"] = len(packed.strategies)
+    return Row(**values)

@@ -30,6 +30,7 @@ from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, of_at_most, statement
 from pack_data.reading.words import counted
 from pack_data.store.data_set import PackStore
+from pack_data.store.quantities import padding_share
 
 _RECIPE = "recipe.json"  # of a data set
 # The optimal packing of each takes most of the time.
@@ -68,7 +69,7 @@ def rows_picture(packing: Packing, heading: str, width: int) -> Bars:
     drawn = [packing.strategies[n] for n in np.searchsorted(ends, middles, side="right").tolist()]
     stacks = _stacks(drawn, packing.largest_depth, packing.max_sequence_length)
     return Bars(
-        f"{heading}: {counted(packs, 'row')}, {1 - packing.efficiency:.1%} padding",
+        f"{heading}: {counted(packs, 'row')}, {packing.padding_share:.1%} padding",
         tuple(map(_sum_text, drawn)) + ("",) * empty,
         Axis("slots", most=float(packing.max_sequence_length)),
         tuple(series._replace(values=series.values + (None,) * empty) for series in stacks),
@@ -107,25 +108,15 @@ def _filling_section(packing: Packing, packer: str) -> Section:
     """Show strategies, depths and totals of a packing. packer: its packer and depth, for a title."""
     if not packing.packs:
         raise ValueError("the packing has no packs; use a source with at least one sequence")
-    accounting = packing.to_json()
-    rows = [
-        (
-            "packs",
-            "packs",
-            ",",
-            f"of {packing.max_sequence_length} slots; strategies: {len(packing.strategies):,}",
-        ),
-        (
-            "packing_factor",
-            "packing factor",
-            ".3f",
-            f"sequences per pack; at most {packing.theoretical_speedup:.3f}",
-        ),
-        ("efficiency", "efficiency", ".3%", "of all slots hold a token"),
-        ("padding_tokens", "padding", ",", "empty slots"),
-        ("largest_depth", "deepest pack", ",", "sequences"),
-    ]
-    totals = facts_table("packing", f"The packing: {packer}", accounting, rows)
+    strategies = len(packing.strategies)
+    notes = {
+        "packs": f"of {packing.max_sequence_length} slots; strategies: {strategies:,}",
+        "packing_factor": f"sequences per pack; at most {packing.theoretical_speedup:.3f}",
+        "efficiency": "of all slots hold a token",
+        "padding_tokens": "empty slots",
+        "largest_depth": "sequences",
+    }
+    totals = facts_table("packing", f"The packing: {packer}", packing, notes)
 
     numbers = range(len(packing.strategies))
     most_used = sorted(numbers, key=lambda n: (-packing.repeats[n], n))
@@ -410,10 +401,12 @@ def _depth_text(packing: Packing) -> str:
 def headline(packing: Packing) -> str:
     """Return one sentence on a packing, with its padding and that of one sequence per row."""
     packer = f"{packing.algorithm.upper()}, {_depth_text(packing)}"
-    unpacked_padding = 1 - 1 / packing.theoretical_speedup
+    unpacked_padding = padding_share(
+        packing.tokens, packing.sequences * packing.max_sequence_length
+    )
     return (
         f"{counted(packing.sequences, 'sequence')} fit into {counted(packing.packs, 'pack')} of "
-        f"{packing.max_sequence_length:,} slots ({packer}): {1 - packing.efficiency:.1%} of the slots are padding "
+        f"{packing.max_sequence_length:,} slots ({packer}): {packing.padding_share:.1%} of the slots are padding "
         f"instead of {unpacked_padding:.1%}. The packing factor is {packing.packing_factor:.3f} "
         f"{of_at_most(packing.theoretical_speedup)}."
     )
@@ -440,8 +433,8 @@ def _page(
     bound = next((bound for bound in bounds if bound is not None), None)
 
     unpacked = get_packer("none")(histogram, max_sequences_per_pack=1)
-    padding = f"{1 - packing.efficiency:.1%}"
-    unpacked_padding = f"{1 - unpacked.efficiency:.1%}"
+    padding = f"{packing.padding_share:.1%}"
+    unpacked_padding = f"{unpacked.padding_share:.1%}"
     last_figure = Figure(
         f"{len(packing.strategies):,}", "strategies", "different lengths that share a pack"
     )

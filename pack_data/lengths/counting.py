@@ -289,29 +289,26 @@ def lengths_table(histogram: LengthHistogram) -> Table:
     S = histogram.max_sequence_length
     full = int(histogram.counts[S])
     reach = f"{full / histogram.sequences:.1%} fill all {S:,} slots" if full else f"of {S:,} slots"
-    rows = [
-        ("sequences", "sequences", ",", ""),
-        ("tokens", "tokens", ",", ""),
-        ("max_sequence_length", "slots of a row", ",", "the longest sequence that is allowed"),
-        ("shortest", "shortest", ",", ""),
-        ("median_length", "median", ",", ""),
-        ("mean_length", "mean", ",.1f", ""),
-        ("longest", "longest", ",", reach),
-        ("padding_share", "padding", ".1%", "of all slots, if each sequence is padded to the end"),
-        ("theoretical_speedup", "speed-up", ".3f", "possible by packing without any padding"),
-    ]
-    facts = {key: getattr(histogram, key) for key, *_ in rows}
-    return facts_table("lengths", "Lengths in numbers", facts, rows)
+    notes = {
+        "sequences": "",
+        "tokens": "",
+        "max_sequence_length": "the longest sequence that is allowed",
+        "shortest": "",
+        "median_length": "",
+        "mean_length": "",
+        "longest": reach,
+        "padding_share": "of all slots, if each sequence is padded to the end",
+        "theoretical_speedup": "possible by packing without any padding",
+    }
+    return facts_table("lengths", "Lengths in numbers", histogram, notes)
 
 
 def summary(histogram: LengthHistogram) -> str:
     """Return the statistics as text, with a small picture."""
     title = f"{histogram.name or 'histogram'}  sequences of at most {histogram.max_sequence_length:,} tokens"
-    rows = []
-    for row in lengths_table(histogram).rows:
-        if row["what"].value != "max_sequence_length":
-            rows.append((row["what"].text, row["value"].text, row["about"]))
-    text = account(title, rows)
+    facts = lengths_table(histogram)
+    rows = [row for row in facts.rows if row["what"].value != "max_sequence_length"]
+    text = account(facts._replace(title=title, rows=rows))
     return "\n".join([text, "", *_picture(histogram)]) if histogram.sequences else text
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Optional, Sequence
 
 from pack_data.cli.command import ArgumentParser, count_from_zero, positive_int, run_main
-from pack_data.display.table import account
+from pack_data.display.table import account, facts_table
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.sort import Batching, batch
 
@@ -49,21 +49,13 @@ def _table(batching: Batching, name: str) -> str:
     title = f"SORT  batches of {batching.batch_size}, each padded to its longest sequence"
     if name:
         title += f"  ({name})"
-    rows = [
-        ("sequences", f"{batching.sequences:,}", ""),
-        ("tokens", f"{batching.tokens:,}", ""),
-        (
-            "batches",
-            f"{batching.batches:,}",
-            f"of {batching.shapes:,} different lengths: a static engine compiles each",
-        ),
-        ("slots", f"{batching.slots:,}", ""),
-        ("padding", f"{batching.padding_tokens:,}", f"{1 - batching.efficiency:.3%} of all slots"),
-        ("efficiency", f"{batching.efficiency:.3%}", ""),
-        (
-            "speed-up",
-            f"{batching.speedup:.3f}",
-            "fewer slots than unsorted; recompilation is not counted",
-        ),
-    ]
-    return account(title, rows)
+    notes = {
+        "sequences": "",
+        "tokens": "",
+        "batches": f"of {batching.shapes:,} different lengths: a static engine compiles each",
+        "slots": "",
+        "padding_tokens": f"{batching.padding_share:.3%} of all slots",
+        "efficiency": "",
+        "speedup": "fewer slots than unsorted; recompilation is not counted",
+    }
+    return account(facts_table("batches", title, batching, notes))

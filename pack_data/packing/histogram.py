@@ -18,6 +18,7 @@ from pack_data.reading.compressed import open_unpacked
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import Fields, said_of, shown, whole_number
 from pack_data.reading.files import short_lines
+from pack_data.store import quantities
 from pack_data.store.sequences import LONGEST, check_multiple, rounded_up
 
 # Histograms shipped with this package; the number at the end is S.
@@ -312,13 +313,12 @@ class LengthHistogram:
     @property
     def padding_share(self) -> float:
         """Fraction of the slots that hold no token if every sequence is padded to S."""
-        slots = self.max_sequence_length * self.sequences
-        return 1.0 - self.tokens / slots if slots else 0.0
+        return quantities.padding_share(self.tokens, self.max_sequence_length * self.sequences)
 
     @property
     def theoretical_speedup(self) -> float:
         """S x sequences / tokens: the packing factor of a packing without any padding; 1 for no sequences."""
-        return self.max_sequence_length * self.sequences / self.tokens if self.sequences else 1.0
+        return quantities.theoretical_speedup(self.max_sequence_length, self.sequences, self.tokens)
 
 
 def whole_slots(max_sequence_length: Any) -> int:

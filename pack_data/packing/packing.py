@@ -18,6 +18,8 @@ from pack_data.packing.certificate import Certificate, Proof, proven_bound
 from pack_data.packing.histogram import LengthHistogram, whole_slots
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import Fields, packing_depth, read_object, shown
+from pack_data.store import quantities
+from pack_data.store.quantities import Filling
 from pack_data.store.sequences import LONGEST
 
 _FORMAT = "pack_data recipe 1"
@@ -46,7 +48,7 @@ _LITTLE_GAIN = 1.1
 
 
 @dataclass(frozen=True)
-class Packing:
+class Packing(Filling):
     """A plan: which lengths share a pack, and how many such packs to make.
 
     It is normalised: the sum of repeats x strategies is exactly the packed histogram. Two packings are equal if their
@@ -110,7 +112,7 @@ class Packing:
         packing._check_strategies()
         return packing
 
-    # ---- accounting: each quantity has its one definition here -------------------------------------------------------
+    # ---- accounting; the formulas stand in store/quantities.py -------------------------------------------------------
 
     @property
     def depths(self) -> np.ndarray:
@@ -148,24 +150,9 @@ class Packing:
         return self.packs * self.max_sequence_length
 
     @property
-    def padding_tokens(self) -> int:
-        """Slots without a token."""
-        return self.slots - self.tokens
-
-    @property
-    def efficiency(self) -> float:
-        """Tokens / slots, in (0, 1]; 1 for no packs."""
-        return self.tokens / self.slots if self.packs else 1.0
-
-    @property
-    def packing_factor(self) -> float:
-        """Sequences per pack; 1 for no packs."""
-        return self.sequences / self.packs if self.packs else 1.0
-
-    @property
     def theoretical_speedup(self) -> float:
         """S x sequences / tokens: the packing factor if no slot were empty; 1 for no packs."""
-        return self.max_sequence_length * self.sequences / self.tokens if self.packs else 1.0
+        return quantities.theoretical_speedup(self.max_sequence_length, self.sequences, self.tokens)
 
     @property
     def largest_depth(self) -> int:

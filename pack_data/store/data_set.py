@@ -51,6 +51,7 @@ from pack_data.reading.fields import Fields, read_object, shown
 from pack_data.reading.files import file_in
 from pack_data.reading.npy import map_array
 from pack_data.store.packs import PackSchema, decode, disassemble
+from pack_data.store.quantities import Filling
 from pack_data.store.sequences import digest
 
 MANIFEST = "manifest.json"
@@ -147,7 +148,7 @@ class StoredFile:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Filling):
     """The description of a data set.
 
     histogram[l] is the number of sequences of l tokens; digest is that of all sequences (sequences.py).
@@ -179,15 +180,9 @@ class Manifest:
         return self.schema.kind
 
     @property
-    def packing_factor(self) -> float:
-        """The mean number of sequences per pack."""
-        return self.sequences / self.packs if self.packs else 0.0
-
-    @property
-    def efficiency(self) -> float:
-        """The share of slots that hold a token."""
-        slots = self.packs * self.schema.max_sequence_length
-        return self.tokens / slots if slots else 0.0
+    def slots(self) -> int:
+        """The token positions in all packs."""
+        return self.packs * self.schema.max_sequence_length
 
     @property
     def rounding(self) -> int:
@@ -259,25 +254,29 @@ class Manifest:
             manifest._check(fields)
         return manifest
 
-    def _check(self, fields: Fields) -> None:
-        """Raise ValueError if two fields contradict each other."""
-        derived = {
+    def _derived(self) -> Dict[str, float]:
+        """Return the stored values that follow from histogram, shards and schema."""
+        derived: Dict[str, float] = {
             "sequences": sum(self.histogram),
             "tokens": sum(length * count for length, count in enumerate(self.histogram)),
             "packs": sum(shard.packs for shard in self.shards),
-            "packing_factor": self.packing_factor,
-            "efficiency": self.efficiency,
         }
+        if self.packs:  # version 1.0 stored 0 for an empty data set
+            derived["packing_factor"] = self.packing_factor
+            derived["efficiency"] = self.efficiency
         if self.schema.multiple_of > 1:
             derived["rounding"] = self.rounding
-        for name, value in derived.items():
+        return derived
+
+    def _check(self, fields: Fields) -> None:
+        """Raise ValueError if two fields contradict each other."""
+        for name, value in self._derived().items():
             if fields.number(name) != value:
                 raise fields.error(name, f"histogram, shards and schema give {value!r}")
         if self.lengths.packs != self.packs:
             raise fields.object("lengths").error("packs", f"the data set has {self.packs} packs")
         places = self.packs * self.schema.max_sequences_per_pack
-        slots = self.packs * self.schema.max_sequence_length
-        if not (self.packs <= self.sequences <= places and self.tokens <= slots):
+        if not (self.packs <= self.sequences <= places and self.tokens <= self.slots):
             raise fields.error(
                 "packs",
                 f"{self.sequences} sequences of {self.tokens} tokens do not fill {self.packs} packs",

@@ -285,7 +285,7 @@ def test_the_card_states_what_the_run_has_recorded_and_nothing_else(tmp_path):
         "data set": "5,207 sequences in 2,946 rows",
         "sequences trained on": "1,234",
         "tokens trained on": "56,789",
-        "packing factor": "1.767 sequences per row",
+        "packing factor": "1.767 sequences per pack",
         "held out: masked tokens, right": "13.8% (always the most frequent token: 4.6%)",
         "held out: masked tokens, loss": "5.432 (always the frequencies of the tokens: 6.100)",
         "held out: next sentence, right": "53.0%",

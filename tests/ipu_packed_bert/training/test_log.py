@@ -19,7 +19,6 @@ from ipu_packed_bert.training import log as runlog
 from ipu_packed_bert.training import run_folder
 from ipu_packed_bert.training.log import RunLog, Totals
 from ipu_packed_bert.training.log_files import Events, JsonlWriter
-from ipu_packed_bert.training.picture import padding_avoided
 from ipu_packed_bert.training.run_folder import (
     data_of,
     environment,
@@ -30,6 +29,7 @@ from ipu_packed_bert.training.run_folder import (
 )
 from pack_data.cli.command import _without_controls
 from pack_data.store.data_set import read_manifest
+from pack_data.store.quantities import padding_avoided
 from tests.refusals import refused
 from tests.tiny_runs import tiny_data
 

@@ -3,6 +3,7 @@
 import math
 import random
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from pack_data.display.table import (
     Table,
     _padded,
     account,
+    facts_table,
     text_table,
     wrapped,
 )
@@ -154,6 +156,6 @@ def test_least_widths_let_lines_be_printed_one_by_one():
 
 
 def test_an_account():
-    assert (
-        account("Packs", [("made", "12", "of 3"), ("empty", "0", "")]) == "Packs\n-----\n  made   12  of 3\n  empty   0"
-    )
+    facts = SimpleNamespace(packs=12, gap=0)
+    table = facts_table("packs", "Packs", facts, {"packs": "of 3", "gap": ""})
+    assert account(table) == "Packs\n-----\n  packs  12  of 3\n  gap     0"

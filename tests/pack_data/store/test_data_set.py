@@ -113,7 +113,7 @@ def test_a_data_set_of_tokens(tmp_path):
 
 def test_no_packs_at_all(tmp_path):
     with StoreWriter(tmp_path, SCHEMA).finish(algorithm="none") as store:
-        assert len(store) == 0 and store.manifest.packing_factor == 0.0 == store.manifest.efficiency
+        assert len(store) == 0 and store.manifest.packing_factor == 1.0 == store.manifest.efficiency
     verify(tmp_path)
 
 

@@ -15,8 +15,9 @@ from pack_data.store.packs import (
     default_predictions,
     disassemble,
     predictions_per_pack,
+    smallest_type,
 )
-from pack_data.store.sequences import Example, Sequences, digest, mix_bits, smallest_type
+from pack_data.store.sequences import Example, Sequences, digest, mix_bits
 from tests.refusals import refused
 
 VOCABULARY = 300

@@ -1,0 +1,152 @@
+"""The quantities of packings, data sets and runs: one definition for each, with its name, unit and formula.
+
+Tables, JSON objects, pages, logs and model cards take their names and values from here; `docs/glossary.md` lists them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Optional
+
+
+def padding_tokens(slots: int, tokens: int) -> int:
+    """Return the number of slots without a token."""
+    return slots - tokens
+
+
+def efficiency(tokens: int, slots: int) -> float:
+    """Return the fraction of the slots that hold a token; 1 for no slots."""
+    return tokens / slots if slots else 1.0
+
+
+def padding_share(tokens: int, slots: int) -> float:
+    """Return the fraction of the slots that hold no token; 0 for no slots."""
+    return 1.0 - efficiency(tokens, slots)
+
+
+def packing_factor(sequences: int, packs: int) -> float:
+    """Return the mean number of sequences per pack; 1 for no packs."""
+    return sequences / packs if packs else 1.0
+
+
+def speedup(max_sequence_length: int, sequences: int, slots: int) -> float:
+    """Return the slots of one sequence per row, divided by the slots used; 1 for no slots."""
+    return max_sequence_length * sequences / slots if slots else 1.0
+
+
+def theoretical_speedup(max_sequence_length: int, sequences: int, tokens: int) -> float:
+    """Return the packing factor of a packing without padding; 1 for no tokens."""
+    return speedup(max_sequence_length, sequences, tokens)
+
+
+def padding_avoided(packs: int, sequences: int, tokens: int, max_sequence_length: int) -> float:
+    """Return the fraction of the padding of one sequence per row that packs avoid; 0 if there is none."""
+    unpacked = sequences * max_sequence_length - tokens
+    packed = packs * max_sequence_length - tokens
+    return 1.0 - packed / unpacked if unpacked else 0.0
+
+
+def sequences_per_second(sequences: int, seconds: float) -> float:
+    """Return the speed in sequences; 0 for no time."""
+    return sequences / seconds if seconds else 0.0
+
+
+def tokens_per_second(tokens: int, seconds: float) -> float:
+    """Return the speed in tokens; 0 for no time."""
+    return tokens / seconds if seconds else 0.0
+
+
+class Filling:
+    """The quantities of whatever has packs, sequences, tokens, slots and max_sequence_length."""
+
+    @property
+    def padding_tokens(self: Any) -> int:
+        """Slots without a token."""
+        return padding_tokens(self.slots, self.tokens)
+
+    @property
+    def padding_share(self: Any) -> float:
+        """The fraction of the slots without a token; 0 for no slots."""
+        return padding_share(self.tokens, self.slots)
+
+    @property
+    def efficiency(self: Any) -> float:
+        """Tokens / slots, in (0, 1]; 1 for no slots."""
+        return efficiency(self.tokens, self.slots)
+
+    @property
+    def packing_factor(self: Any) -> float:
+        """Sequences per pack; 1 for no packs."""
+        return packing_factor(self.sequences, self.packs)
+
+    @property
+    def speedup(self: Any) -> float:
+        """Slots of one sequence per row / slots; 1 for no slots."""
+        return speedup(self.max_sequence_length, self.sequences, self.slots)
+
+
+class Quantity(NamedTuple):
+    """A quantity as it is printed.
+
+    function: computes it; None if it is counted. formula: the same in Python, in the arguments of the function.
+    form: format specification of the value.
+    """
+
+    name: str
+    unit: str
+    formula: str = "counted"
+    form: str = ","
+    function: Optional[Callable[..., Any]] = None
+
+    def with_unit(self, value: Any) -> str:
+        """Return a value with its unit: "1.999 sequences per pack"."""
+        return f"{value:{self.form}} {self.unit}"
+
+
+# Attribute, also the key in JSON -> the quantity. What is counted under its own name, such as packs, needs no entry.
+QUANTITIES = {
+    "max_sequence_length": Quantity("slots of a row", "slots"),
+    "median_length": Quantity("median", "tokens"),
+    "mean_length": Quantity("mean", "tokens", "tokens / sequences", ",.1f"),
+    "largest_depth": Quantity("deepest pack", "sequences"),
+    "padding_tokens": Quantity("padding", "slots", "slots - tokens", ",", padding_tokens),
+    "padding_share": Quantity(
+        "padding share", "of the slots", "1 - tokens / slots", ".1%", padding_share
+    ),
+    "efficiency": Quantity("efficiency", "of the slots", "tokens / slots", ".3%", efficiency),
+    "packing_factor": Quantity(
+        "packing factor", "sequences per pack", "sequences / packs", ".3f", packing_factor
+    ),
+    "speedup": Quantity(
+        "speed-up", "times", "max_sequence_length * sequences / slots", ".3f", speedup
+    ),
+    "theoretical_speedup": Quantity(
+        "largest speed-up",
+        "times",
+        "max_sequence_length * sequences / tokens",
+        ".3f",
+        theoretical_speedup,
+    ),
+    "padding_avoided": Quantity(
+        "padding avoided",
+        "of the padding of unpacked rows",
+        "(sequences - packs) * max_sequence_length / (sequences * max_sequence_length - tokens)",
+        ".2%",
+        padding_avoided,
+    ),
+    "lower_bound": Quantity("lower bound", "packs"),
+    "gap": Quantity("gap", "packs", "packs - lower_bound"),
+    "sequences_per_second": Quantity(
+        "speed in sequences", "sequences/s", "sequences / seconds", ",.1f", sequences_per_second
+    ),
+    "tokens_per_second": Quantity(
+        "speed in tokens", "tokens/s", "tokens / seconds", ",.0f", tokens_per_second
+    ),
+    "sequences_per_update": Quantity(
+        "sequences per update", "sequences", "packs_per_update * packing_factor", ",.0f"
+    ),
+}
+
+
+def quantity_of(key: str) -> Quantity:
+    """Return the quantity of an attribute; one without an entry is counted under its own name."""
+    return QUANTITIES.get(key, Quantity(key, key))
