@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pack_data.batching.micro_batches import micro_batches as micro_batches
     from pack_data.batching.mixture import PackMixture as PackMixture
     from pack_data.batching.pack_dataset import PackDataset as PackDataset
+    from pack_data.batching.pack_examples import pack_dataset as pack_dataset
     from pack_data.building.command import build as build
     from pack_data.building.options import BuildOptions as BuildOptions
     from pack_data.building.verify import Verified as Verified
@@ -72,6 +73,7 @@ _PLACES = {
     "micro_batches": "batching.micro_batches",
     "open_source": "formats.source",
     "pack": "pack_lengths",
+    "pack_dataset": "batching.pack_examples",
     "pack_groups": "pack_lengths",
     "pack_in_order": "pack_lengths",
     "pack_with_capacity": "pack_lengths",

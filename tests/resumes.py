@@ -23,7 +23,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from pack_data import PackDataset, PackMixture, PackStream
+from pack_data import PackDataset, PackMixture, PackStream, pack_dataset
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler, MicroBatchSampler
 from pack_data.batching.shard_files import ShardFiles
@@ -139,7 +139,7 @@ def micro_batch_sampler(rank: Optional[int]) -> MicroBatchSampler:
 
 def packed_rows(first: int, last: int) -> PackDataset:
     examples = [{"input_ids": tokens} for tokens in SEQUENCES[first:last]]
-    return PackDataset(examples, max_sequence_length=S)
+    return pack_dataset(examples, max_sequence_length=S)
 
 
 def mixture_case(state: Any, rng: random.Random) -> Opened:

@@ -16,7 +16,8 @@ PUBLIC = {
     "pack_data": (
         "BuildOptions Certificate Example LengthHistogram Manifest MicroBatches PACKERS PackDataset PackMixture "
         "PackSchema PackStore PackStream PackedLengths Packing Proof Sequences StoredColumn Verified build get_packer "
-        "micro_batches open_source pack pack_groups pack_in_order pack_with_capacity plot prove table verify"
+        "micro_batches open_source pack pack_dataset pack_groups pack_in_order pack_with_capacity plot prove table "
+        "verify"
     ),
     "ipu_packed_bert": (
         "Checkpoint Config ConfigError Engine GlobalBatches Outcome Pretraining StepResult StoredPacks "

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
 import time
@@ -150,9 +151,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         f" {seconds:.1f} s including the answers)"
     )
     if args.score:
-        scored = task.accounts["evaluation"]["scored"]
-        not_scored = sum(scored.left_out.values())
-        say(_score_text({**result.metrics, "not_scored": not_scored}))
+        accounts = task.accounts["evaluation"]
+        scores = dict(result.metrics)
+        scores["not_scored"] = sum(accounts["scored"].left_out.values())
+        scores["accounts"] = {unit: dataclasses.asdict(accounts[unit]) for unit in accounts}
+        say(_score_text(scores))
     return 0
 
 

@@ -22,9 +22,8 @@ from pack_data.store.packs import (
     StoredColumn,
     assemble,
     decode,
-    smallest_type,
 )
-from pack_data.store.sequences import Sequences, ragged_index
+from pack_data.store.sequences import Sequences, ragged_index, smallest_type
 from pack_data.text.special_tokens import Template
 from pack_data.text.spelling import Spelling
 from pack_data.text.vocabulary import AnyVocabulary

@@ -206,7 +206,8 @@ class QuestionsTask(ExampleTask):
         pairs = zip(self.windows.windows, inputs.slot_targets["start_positions"])
         held = {window.question for window, start in pairs if start}
         count = sum(bool(question.answers) for question in examples)
-        self.accounts[what]["answers"] = Account(count, len(held), {"whole in a window": unheld})
+        answers = Account(count, len(held), {"whole in a window": unheld})
+        self.accounts[what] = {"answers": answers, **self.windows.accounts}
         return inputs
 
     @property
@@ -412,6 +413,7 @@ class Windows(NamedTuple):
     windows: List[Window]
     inputs: Inputs
     unheld: int  # answers that no window contains whole
+    accounts: Dict[str, Account]  # of questions and tokens
 
 
 def _make_windows(
@@ -433,6 +435,7 @@ def _make_windows(
     paragraphs = dict(zip(texts, tokenizer.encode(texts)))
     template = tokenizer.template(2)
     room_for_texts = max_sequence_length - len(template.tokens)
+    special_tokens = len(template.before) + len(template.between)  # before a paragraph
     # Leaves room for a token of the paragraph.
     most_of_question = min(_MOST_OF_QUESTION, room_for_texts - 1)
     windows: List[Window] = []
@@ -445,7 +448,7 @@ def _make_windows(
         query = question_tokens.ids[:most_of_question]
         paragraph = paragraphs[question.paragraph]
         answer = _answer_tokens(question, paragraph, required=training)
-        offset = len(template.before) + len(query) + len(template.between)
+        offset = special_tokens + len(query)
         room = room_for_texts - len(query)
         parts = _cut(len(paragraph.ids), room, _stride(settings, room))
         unheld += answer is None and bool(question.answers)
@@ -469,7 +472,44 @@ def _make_windows(
     places = {"start_positions": starts, "end_positions": ends}
     records = len({window.question for window in windows})
     inputs = Inputs.of(ids, np.concatenate(segments), slot_targets=places, records=records)
-    return Windows(questions, paragraphs, windows, inputs, unheld)
+    accounts = _accounts(
+        {number: len(tokens.ids) for number, tokens in enumerate(encoded)},
+        {window.question: window.offset - special_tokens for window in windows},
+        most_of_question,
+    )
+    accounts["context tokens"] = _account_of_contexts(questions, paragraphs, windows)
+    return Windows(questions, paragraphs, windows, inputs, unheld, accounts)
+
+
+_NO_WINDOW = "of questions without a window"
+
+
+def _accounts(tokens: Dict[int, int], used: Dict[int, int], most: int) -> Dict[str, Account]:
+    """Account for questions and their tokens, by question: all, and those in windows, at most ``most``."""
+    whole = sum(tokens[number] == count for number, count in used.items())
+    beyond = [tokens[number] - most for number in used if tokens[number] > most]
+    absent = [count for number, count in tokens.items() if number not in used]
+    reasons = {f"beyond {most} in a question": sum(beyond), _NO_WINDOW: sum(absent)}
+    return {
+        "questions": Account(len(used), whole, {f"cut to {most} tokens": len(beyond)}),
+        "question tokens": Account(sum(tokens.values()), sum(used.values()), reasons),
+    }
+
+
+def _account_of_contexts(
+    questions: Sequence[Question], paragraphs: Dict[str, Tokens], windows: Sequence[Window]
+) -> Account:
+    """Account for the tokens of paragraphs, each counted once."""
+    in_windows = {}
+    for text, tokens in paragraphs.items():
+        in_windows[text] = np.zeros(len(tokens.ids), bool)
+    for window in windows:
+        part = in_windows[questions[window.question].paragraph]
+        part[window.first : window.first + window.tokens] = True
+    read = {questions[window.question].paragraph for window in windows}
+    unread = sum(len(tokens.ids) for text, tokens in paragraphs.items() if text not in read)
+    every = np.concatenate(list(in_windows.values()))
+    return Account(len(every), int(every.sum()), {_NO_WINDOW: unread})
 
 
 def _stride(settings: SquadConfig, room: int) -> int:

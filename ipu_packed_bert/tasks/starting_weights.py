@@ -37,6 +37,7 @@ class Start(NamedTuple):
     vocabulary: AnyVocabulary
     labels: Optional[List[str]]  # None unless the checkpoint is a classifier
     description: str  # one line for users
+    trained_length: int  # tokens of the longest rows that the weights were trained on
 
 
 def find_start(config: Config) -> Start:
@@ -100,7 +101,7 @@ def _from_checkpoint(config: Config, name: str) -> Start:
         if run.note:
             description += f"; {run.note}"
         weights = run.checkpoint.engine["model"]
-        return Start(run.model, weights, run.vocabulary, None, description)
+        return Start(run.model, weights, run.vocabulary, None, description, run.trained_length)
     if not folder.is_dir():
         raise ValueError(
             f"{folder}: a file; set model.checkpoint to the directory of a Hugging Face model or a pre-training run"
@@ -114,7 +115,18 @@ def _from_checkpoint(config: Config, name: str) -> Start:
     labels = None
     if "classifier.weight" in weights:
         labels = labels_of(folder / "config.json")
-    return Start(model, weights, vocabulary, labels, str(folder))
+    return Start(model, weights, vocabulary, labels, str(folder), _trained_length(folder, model))
+
+
+def _trained_length(folder: Path, model: ModelConfig) -> int:
+    """Return the tokens to which the tokenizer of a Hugging Face directory truncates; by default all positions."""
+    positions = model.max_position_embeddings
+    path = folder / "tokenizer_config.json"
+    if not path.exists():
+        return positions
+    fields = read_object(path, way_out="get the file again")
+    length = fields.optional("model_max_length", Fields.any)
+    return min(length, positions) if type(length) is int and length > 0 else positions
 
 
 def folder_of(name: str) -> Path:
@@ -224,4 +236,4 @@ def _from_scratch(config: Config) -> Start:
         config.model, vocabulary_size=len(vocabulary), max_position_embeddings=positions
     )
     description = f"from scratch, vocabulary of {len(vocabulary):,} tokens from {source}"
-    return Start(model, {}, vocabulary, None, description)
+    return Start(model, {}, vocabulary, None, description, config.data.max_sequence_length)

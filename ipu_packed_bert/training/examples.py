@@ -78,6 +78,7 @@ class ExamplesRun(Prepared):
                 self.engine.weights(),
                 self.start.vocabulary,
                 architecture=task.architecture,
+                trained_length=max(self.start.trained_length, task.max_sequence_length),
                 **task.export_settings(),
             )
 

@@ -1,9 +1,9 @@
 """Packs as a map-style data set, as torch's DataLoader takes it; torch is not imported.
 
-    rows = PackDataset("train.jsonl", max_sequence_length=4096, as_tensor=torch.from_numpy)
+    rows = PackDataset("data/mine", as_tensor=torch.from_numpy)
     loader = DataLoader(rows, batch_size=2, collate_fn=rows.collate, num_workers=4)
 
-An `IndexBatchSampler` over `rows.lengths` adds ranks, epochs and resume.
+An `IndexBatchSampler` over `rows.lengths` adds ranks, epochs and resume. `pack_data.pack_dataset` packs examples first.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from __future__ import annotations
 import logging
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
 from pack_data.batching.collators import alike, padding_free_batch, token_columns
 from pack_data.batching.identity import digest_of_examples, digest_of_values
 from pack_data.batching.trained_labels import IGNORED, labels_of, states_labels
-from pack_data.formats.source import open_source
-from pack_data.lengths.overlong import Longer
-from pack_data.pack_lengths import PackedLengths, pack
-from pack_data.reading import hugging_face
 from pack_data.reading.fields import shown
 from pack_data.store.boundaries import positions_of, sequences_in
 from pack_data.store.data_set import MANIFEST, PackStore
 from pack_data.store.packs import BERT, decode
 from pack_data.store.sequences import Sequences, starts_of
 
+if TYPE_CHECKING:
+    from pack_data.lengths.overlong import Longer
+    from pack_data.pack_lengths import PackedLengths
+
 _logger = logging.getLogger(__name__)
 
-_TOKENS = "input_ids"
+TOKENS = "input_ids"
 _OF_ROWS = ("input_mask", "positions")  # columns that a row has beside those of its examples
 _IDENTIFYING_EXAMPLES = 1024  # read for the identity: 0.1 s of a data set on disk
 _Row = Dict[str, np.ndarray]
@@ -44,47 +44,39 @@ class PackDataset:
     BERT has the fields of a batch (`PackStore.batch`).
 
     Args:
-        source: a built data set (its directory, or a PackStore); a file or directory that `pack_data.formats` reads,
-            such as JSONL, Parquet or a saved `datasets.Dataset`, which is read into memory and packed; or examples, a
-            sequence of mappings with input_ids such as a `datasets.Dataset`, which are read when a row is read.
-        max_sequence_length: slots of a row, for a source that is not packed yet.
-        packed: the packing that `pack` returned for the lengths of the examples, instead of packing them here.
+        source: a built data set (its directory, or a PackStore), or examples: a sequence of mappings with input_ids
+            such as a `datasets.Dataset`, which are read when a row is read, or `Sequences` in memory.
+        packed: the packing that `pack` returned for the lengths of the examples.
         as_tensor: function applied to each array of a batch, such as torch.from_numpy.
-        options: further options of `pack_data.pack`. With longer="truncate" or "drop", one warning counts the tokens
-            that are lost, and names the examples that have no label left.
 
     Raises:
-        ValueError: the options do not fit the source, or the source cannot be read.
+        ValueError: examples without their packing, a built data set with one, or a packing of other examples.
     """
 
     def __init__(
         self,
         source: Any,
         *,
-        max_sequence_length: Optional[int] = None,
         packed: Optional[PackedLengths] = None,
         as_tensor: Callable[[np.ndarray], Any] = np.asarray,
         **options: Any,
     ) -> None:
         self.as_tensor = as_tensor
         self._rows: Union[_StoredRows, _PackedRows]
-        is_path = isinstance(source, (str, Path))
-        if isinstance(source, PackStore) or (is_path and (Path(source) / MANIFEST).is_file()):
-            if max_sequence_length is not None or packed is not None or options:
+        if is_built(source):
+            if packed is not None or options:
                 raise ValueError(
-                    f"{shown(source)}: is packed already; leave out max_sequence_length, packed and further options"
+                    f"{shown(source)}: is packed already; leave out {', '.join(options) or 'packed'}"
                 )
-            store = PackStore.open(Path(source)) if is_path else source
-            self._rows = _StoredRows(store)
-            return
-        examples = _Examples(_read(str(source))) if is_path else source
-        if packed is None:
-            if max_sequence_length is None:
-                raise ValueError(
-                    f"{shown(source)}: is not packed yet; pass max_sequence_length, the slots of a row"
-                )
-            packed = pack(_lengths(examples), max_sequence_length=max_sequence_length, **options)
-        self._rows = _PackedRows(examples, packed)
+            self._rows = _StoredRows(
+                source if isinstance(source, PackStore) else PackStore.open(Path(source))
+            )
+        elif packed is None or options or isinstance(source, (str, Path)):
+            raise ValueError(
+                f"{shown(source)}: is not packed yet; use pack_dataset(source, max_sequence_length=...)"
+            )
+        else:
+            self._rows = _PackedRows(source, packed)
 
     @property
     def longer(self) -> Optional[Longer]:
@@ -142,6 +134,13 @@ class PackDataset:
         return {name: self.as_tensor(values) for name, values in batch.items()}
 
 
+def is_built(source: Any) -> bool:
+    """Return True for a built data set: a PackStore, or the directory of one."""
+    if isinstance(source, (str, Path)):
+        return (Path(source) / MANIFEST).is_file()
+    return isinstance(source, PackStore)
+
+
 class _StoredRows:
     """The rows of a built data set. A worker process opens its directory for itself."""
 
@@ -191,7 +190,7 @@ class _PackedRows:
                 f"packed: a packing of {packed_examples} examples for {len(examples)} examples; pass the lengths of "
                 "these examples to pack"
             )
-        self._examples = examples
+        self._examples = _Examples(examples) if isinstance(examples, Sequences) else examples
         self._fitted = packed.fitted
         self._bins = packed.bins
         self.longer = packed.fitted.longer
@@ -257,7 +256,7 @@ class _PackedRows:
         example, start = self._fitted.beginning(number)
         stop = start + int(self._fitted.lengths[number])
         columns = self._examples[example]
-        tokens = len(columns[_TOKENS])
+        tokens = len(columns[TOKENS])
         packed_tokens = int(self._fitted.example_lengths[example])
         if tokens != packed_tokens:
             raise ValueError(
@@ -285,40 +284,6 @@ class _Examples:
         return {name: values[start:stop] for name, values in self.tokens.items()}
 
 
-def _read(path: str) -> Sequences:
-    source = open_source(path)
-    if source.unpacked_kind != "tokens":
-        raise ValueError(
-            f"{path}: contains {source.kind} of BERT; pack them with packed-bert build --from {path}"
-        )
-    blocks = list(source.blocks())
-    if not blocks or _TOKENS not in blocks[0].tokens:
-        raise ValueError(f"{path}: has no column {_TOKENS}; give the column of token ids this name")
-    return Sequences.concatenate(blocks)
-
-
-def _lengths(examples: Any) -> np.ndarray:
-    # From the tokens: a column length may count something else.
-    if hugging_face.is_data_set(examples):
-        columns = [_TOKENS] if _TOKENS in examples.column_names else []
-        return hugging_face.lengths_of(examples.select_columns(columns))
-    if isinstance(examples, _Examples):
-        return examples.lengths
-    if not hasattr(examples, "__len__"):
-        kind = type(examples).__name__
-        raise ValueError(f"the examples are a {kind}; pass a sequence, such as list(examples)")
-    lengths = np.zeros(len(examples), np.int64)
-    for number in range(len(examples)):
-        example = examples[number]
-        try:
-            lengths[number] = len(example[_TOKENS])
-        except (KeyError, IndexError, TypeError):
-            raise ValueError(
-                f"example {number} has no list {_TOKENS}; pass examples such as {{'{_TOKENS}': [5, 7]}}"
-            ) from None
-    return lengths
-
-
 def _joined(pieces: Sequence[_Row], multiple_of: int) -> _Row:
     """Join the pieces one after another, each with zeros up to a multiple."""
     columns: Dict[str, List[np.ndarray]] = {}
@@ -327,7 +292,7 @@ def _joined(pieces: Sequence[_Row], multiple_of: int) -> _Row:
     numbers: List[int] = []
     sequences = 0
     for piece in alike(pieces):
-        tokens = len(piece[_TOKENS])
+        tokens = len(piece[TOKENS])
         gap = -tokens % multiple_of
         span, lengths = sequences_in(piece, "an example of a row")
         runs += [span.start, *lengths.tolist(), tokens - span.stop + gap]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Union
 
+from pack_data.formats.data_files import data_files
 from pack_data.formats.detect import content_format, suffix_format
 from pack_data.formats.rows import identity, read_rows
 from pack_data.reading.bad_records import BadRecords, Origin
@@ -21,13 +22,17 @@ class ShardFiles:
     unpacked again, but not as JSON.
 
     Args:
-        paths: files of JSONL, JSON arrays, Parquet or Arrow, plain or compressed.
+        paths: files of JSONL, JSON arrays, Parquet or Arrow, plain or compressed; or the directory of such files.
 
     Raises:
         ValueError: a file has another format.
     """
 
-    def __init__(self, paths: Iterable[Union[str, os.PathLike]]) -> None:
+    identifies_content = True  # a state has the identity of each file
+
+    def __init__(self, paths: Union[str, os.PathLike, Iterable[Union[str, os.PathLike]]]) -> None:
+        if isinstance(paths, (str, os.PathLike)):
+            paths = data_files(str(paths))
         self._paths = [str(path) for path in paths]
         for path in self._paths:
             format = suffix_format(path)

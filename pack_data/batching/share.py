@@ -16,10 +16,8 @@ from itertools import islice
 from typing import Any, Dict, Iterator, Mapping, Tuple
 
 from pack_data.batching.identity import digest_of_example, digest_of_examples, digest_of_values
-from pack_data.batching.shard_files import ShardFiles
-from pack_data.formats.data_files import data_files
 from pack_data.reading import hugging_face
-from pack_data.reading.fields import Fields, whole_number
+from pack_data.reading.fields import Fields, shown, whole_number
 
 _IDENTIFYING_EXAMPLES = 64  # of a sequence, read when a state is taken or loaded
 
@@ -28,10 +26,9 @@ class Share:
     """The examples of `source` that process `number` of `of` reads; each is read by one of them.
 
     How the examples are shared out depends on the source. Of an object with `shard`, `num_shards` and a state, such as
-    a Hugging Face `IterableDataset`, each process reads its own shards. Of a list of files of JSONL, Parquet or Arrow,
-    or a directory of them, it reads its own files. Of any other source, and if there are fewer shards than processes,
-    each process takes every `of`-th example: it reads a sequence by numbers, and all of an iterable, which has to give
-    the same examples at every iteration.
+    a Hugging Face `IterableDataset` or `ShardFiles(paths)`, each process reads its own shards or files. Of any other
+    source, and if there are fewer shards than processes, each process takes every `of`-th example: it reads a sequence
+    by numbers, and all of an iterable, which has to give the same examples at every iteration.
 
     Nothing is read again after a state was loaded, as far as the source's own state allows it. A source without a state
     is read again up to there; so is a Hugging Face data set with a shuffle buffer, whose state would lose its contents
@@ -61,7 +58,7 @@ class Share:
     def __init__(self, source: Any, number: int = 0, of: int = 1) -> None:
         self._of = whole_number("of", of, least=1)
         self._number = whole_number("number", number, least=0, most=of - 1)
-        self._source = _as_source(source)
+        self._source = _checked(source)
         if getattr(source, "restart_on_stop_iteration", False):
             raise ValueError(
                 "source: starts again at its end; pass Loader(node, restart_on_stop_iteration=False)"
@@ -135,7 +132,8 @@ class Share:
         """Return an iterator over all that this process reads, from example `seen` on."""
         if not self.has_state:
             return self._read_again(iter(self._part()))
-        if self._state is not None and self._first and not isinstance(self._source, ShardFiles):
+        identifies_itself = getattr(self._source, "identifies_content", False)
+        if self._state is not None and self._first and not identifies_itself:
             self._check_first()
         source = self._part()
         if not hasattr(source, "load_state_dict"):  # a node of torchdata
@@ -270,16 +268,11 @@ def splits_over_workers(source: Any) -> bool:
     return type(source).__module__.split(".")[0] == "datasets" and hasattr(source, "num_shards")
 
 
-def _as_source(source: Any) -> Any:
-    """Return paths as files, and any other source as it is; one that is used up after one pass raises ValueError."""
-    if isinstance(source, (str, os.PathLike)):
-        return ShardFiles(data_files(str(source)))
-    if (
-        isinstance(source, (list, tuple))
-        and source
-        and all(isinstance(path, (str, os.PathLike)) for path in source)
-    ):
-        return ShardFiles(source)
+def _checked(source: Any) -> Any:
+    """Return the source; raise ValueError for paths, and for one that is used up after one pass."""
+    paths = source if isinstance(source, (list, tuple)) and source else [source]
+    if all(isinstance(path, (str, os.PathLike)) for path in paths):
+        raise ValueError(f"{shown(source)}: a path, not examples; pass Share(ShardFiles(paths))")
     if not hasattr(source, "state_dict") and iter(source) is source:
         raise ValueError(
             "source: an iterator is used up after one pass; pass an object that starts anew at every iteration"

@@ -8,7 +8,7 @@ from typing import NamedTuple, Sequence, Union
 import numpy as np
 
 from pack_data.packing.packing import Packing
-from pack_data.store.packs import smallest_type
+from pack_data.store.sequences import smallest_type
 
 # More sequences than this are assigned on disk (assignment_on_disk.py): this many need 320 MiB.
 IN_MEMORY = 1 << 24

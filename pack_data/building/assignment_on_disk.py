@@ -35,7 +35,8 @@ from pack_data.reading.durable import raw_bytes, write_array, write_atomically
 from pack_data.reading.fields import Fields, parse_json
 from pack_data.reading.files import read_regular
 from pack_data.reading.npy import read_array
-from pack_data.store.packs import PackSchema, smallest_type
+from pack_data.store.packs import PackSchema
+from pack_data.store.sequences import smallest_type
 
 # Numbers that a task handles; it needs about 30 bytes for each.
 NUMBERS = 1 << 21

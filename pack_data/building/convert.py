@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
+from pack_data.building.account import ACCOUNT
 from pack_data.building.work_folder import check_out, only_writer_of_packs
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, typed
 from pack_data.cli.reading_options import add_columns, add_reading_options
@@ -145,12 +146,21 @@ def _convert(
         with said_of(source.path):
             _account(source, went_out)
 
+    def made_with() -> Dict[str, Any]:
+        account = {
+            "records": source.came_in["records"],
+            "unreadable": source.bad.count,
+            "tokens": source.came_in["tokens"],
+            "tokens_in_sequences": went_out["tokens"],
+        }
+        return {ACCOUNT: account, "left_out": list(source.foreign_lost)}
+
     module = module_of(to_format)
     # Two conversions to one place would spoil it. The holder of the lock removes what killed ones have left there.
     path = Path(destination) if Path(destination).name else Path(destination).resolve()
     with only_writer_of_packs(path) if to_format == "store" else only_writer(path):
         if to_format == "store":
-            written = module.write(destination, records, widths)
+            written = module.write(destination, records, widths, made_with)
         elif hasattr(module, "write"):
             written = module.write(destination, records(), widths, to_format)
         else:

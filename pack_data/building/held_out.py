@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, Set, Tuple, Union
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, Mapping, Set, Tuple, Union
 
 from pack_data.building.account import ACCOUNT
-from pack_data.packing.histogram import LengthHistogram
-from pack_data.packing.packing import Packing
 
 if TYPE_CHECKING:
     from pack_data.text.corpus import Document
@@ -48,7 +44,7 @@ def split(documents: Iterable[Document], held_out: float) -> Iterator[Tuple[Docu
 
 def position(lines: Iterable[str]) -> float:
     """Return the hash of a text as a fraction from 0 to 1; line breaks and repeated blanks do not change it."""
-    words = " ".join(word for line in lines for word in line.split())
+    words = " ".join(" ".join(lines).split())
     sha256 = hashlib.sha256(words.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(sha256[:8], "big") / 2**64
 
@@ -68,12 +64,13 @@ def overlap(training: Mapping[str, Any], evaluation: Mapping[str, Any]) -> bool:
 
     A manifest lists the sha256 of its source files, and the range of positions of the documents that it took from them.
     """
-    common_files = _source_hashes(training) & _source_hashes(evaluation)
+    if not _source_hashes(training) & _source_hashes(evaluation):
+        return False
     if _paragraphs(training) != _paragraphs(evaluation):
-        return bool(common_files)
+        return True
     begin, end = _positions(training)
     other_begin, other_end = _positions(evaluation)
-    return bool(common_files) and max(begin, other_begin) < min(end, other_end)
+    return max(begin, other_begin) < min(end, other_end)
 
 
 def _paragraphs(made_with: Mapping[str, Any]) -> int:
@@ -90,32 +87,6 @@ def _positions(made_with: Mapping[str, Any]) -> Tuple[float, float]:
     """Return the range of positions (begin, end) of the documents in a data set."""
     options: Dict[str, Any] = made_with.get("options", {})
     fraction = options.get("held_out", 0.0)
-    return (0.0, fraction) if made_with.get("side") == HELD_OUT else (fraction, 1.0)
-
-
-def split_overfull(packing: Packing, masked: np.ndarray, most: int) -> Packing:
-    """Return the packing with every pack split that could hold more than `most` masked tokens.
-
-    Held-out packs have the shape of the training packs, which may have room for fewer masked tokens. masked[l]: the
-    most masked tokens of any sequence of l tokens, at most `most`.
-    """
-    assert int(masked.max()) <= most
-    packs: List[Tuple[Tuple[int, ...], int]] = []
-    for strategy, repeat in zip(packing.strategies, packing.repeats):
-        begun: Tuple[int, ...] = ()
-        for length in strategy:
-            if begun and int(masked[[*begun, length]].sum()) > most:
-                packs.append((begun, repeat))
-                begun = ()
-            begun += (length,)
-        packs.append((begun, repeat))
-    return Packing.of(
-        packing.algorithm,
-        LengthHistogram(packing.placed()),
-        packing.max_sequences_per_pack,
-        packs,
-        solve_seconds=packing.solve_seconds,
-        lower_bound=packing.lower_bound,
-        lp_bound=packing.lp_bound,
-        certificate=packing.certificate,
-    )
+    if made_with.get("side") == HELD_OUT:
+        return (0.0, fraction)
+    return (fraction, 1.0)

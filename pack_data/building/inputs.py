@@ -70,8 +70,8 @@ from pack_data.reading.fields import Fields, read_object, said_of
 from pack_data.reading.files import hashing_reads, sha256_of
 from pack_data.reading.words import counted
 from pack_data.store.data_set import MANIFEST
-from pack_data.store.packs import BERT, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
-from pack_data.store.sequences import Sequences
+from pack_data.store.packs import BERT, SEQUENCE, SLOT, PackSchema, StoredColumn
+from pack_data.store.sequences import Sequences, smallest_type
 from pack_data.text.copies import hashed, without_copies
 from pack_data.text.corpus import Document, content_digest, described, documents, is_one_text
 from pack_data.text.corpus_files import corpus_files

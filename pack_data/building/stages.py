@@ -25,7 +25,6 @@ from pack_data.building.held_out import (
     TRAINING,
     TRAINING_DIGEST,
     held_out_folder,
-    split_overfull,
 )
 from pack_data.building.inputs import (
     BuildSide,
@@ -603,6 +602,34 @@ class Stages:
             made_with=self._made_with(side),
         )
         return packing
+
+
+def split_overfull(packing: Packing, masked: np.ndarray, most: int) -> Packing:
+    """Return the packing with every pack split that could hold more than `most` masked tokens.
+
+    Held-out packs have the shape of the training packs, which may have room for fewer masked tokens. masked[l]: the
+    most masked tokens of any sequence of l tokens, at most `most`.
+    """
+    assert int(masked.max()) <= most
+    packs: List[Tuple[Tuple[int, ...], int]] = []
+    for strategy, repeat in zip(packing.strategies, packing.repeats):
+        begun: Tuple[int, ...] = ()
+        for length in strategy:
+            if begun and int(masked[[*begun, length]].sum()) > most:
+                packs.append((begun, repeat))
+                begun = ()
+            begun += (length,)
+        packs.append((begun, repeat))
+    return Packing.of(
+        packing.algorithm,
+        LengthHistogram(packing.placed()),
+        packing.max_sequences_per_pack,
+        packs,
+        solve_seconds=packing.solve_seconds,
+        lower_bound=packing.lower_bound,
+        lp_bound=packing.lp_bound,
+        certificate=packing.certificate,
+    )
 
 
 def _account(side: BuildSide, read: Counts) -> Dict[str, int]:

@@ -32,9 +32,8 @@ from pack_data.store.packs import (
     PackSchema,
     StoredColumn,
     assemble,
-    smallest_type,
 )
-from pack_data.store.sequences import Sequences, digest
+from pack_data.store.sequences import Sequences, digest, smallest_type
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, make_examples, masked_count, tokenise
 from pack_data.text.vocabulary import AnyVocabulary, VocabularyFiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -82,11 +82,16 @@ def sequences(path: str) -> Iterator[Record]:
             )
 
 
-def write(path: str, packs: Callable[[], Iterable[Record]], widths: RowWidths) -> int:
+def write(
+    path: str,
+    packs: Callable[[], Iterable[Record]],
+    widths: RowWidths,
+    made_with: Callable[[], Mapping[str, Any]],
+) -> int:
     """Store packs in their order and return their number.  `packs` is called twice: once to find the largest id.
 
     The packing is kept, but rows get the layout of a data set (sequences one after another).  Foreign columns, whose
-    meaning within a pack is not known, are not stored.
+    meaning within a pack is not known, are not stored.  `made_with` is called after the last pack.
     """
     largest = 0
     for record in packs():
@@ -110,5 +115,6 @@ def write(path: str, packs: Callable[[], Iterable[Record]], widths: RowWidths) -
             assemble(schema, Sequences.from_examples(examples), pack, np.array(slots), len(block))
         )
         count += len(block)
-    writer.finish(algorithm="as read", vocabulary_size=largest + 1).close()
+    about = made_with()
+    writer.finish(algorithm="as read", vocabulary_size=largest + 1, made_with=about).close()
     return count

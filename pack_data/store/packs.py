@@ -17,11 +17,13 @@ import numpy as np
 
 from pack_data.reading.fields import Fields, shown, whole_number
 from pack_data.store.sequences import (
+    INTEGER_TYPES,
     LONGEST,
     Sequences,
     check_multiple,
     ragged_copy,
     rounded_up,
+    smallest_type,
     starts_of,
 )
 
@@ -41,26 +43,11 @@ FIELDS = tuple(
 SLOT = "slot"
 SEQUENCE = "sequence"
 PREDICTION = "prediction"
-# Types of stored columns, with the end of the values that fit; a batch is int32.
-_UNSIGNED_TYPES = (("|u1", 1 << 8), ("<u2", 1 << 16), ("<u4", 1 << 31))
-_SIGNED_TYPES = (("|i1", 1 << 7), ("<i2", 1 << 15), ("<i4", 1 << 31))
-_TYPES = tuple(name for name, _ in _UNSIGNED_TYPES + _SIGNED_TYPES)
 # The most slots, sequences or masked tokens of one pack, and the most bytes of its record.
 _LARGEST_WIDTH = LONGEST
 _LARGEST_RECORD = 1 << 30
 # Columns of every record.
 _OWN_COLUMNS = ("lengths", "prediction_counts")
-
-
-def smallest_type(largest: int, smallest: int = 0) -> str:
-    """Return the smallest integer type, little endian, that holds `smallest` to `largest`; unsigned if possible."""
-    for name, limit in _SIGNED_TYPES if smallest < 0 else _UNSIGNED_TYPES:
-        if -limit <= smallest and largest < limit:
-            return name
-    value = largest if largest >= 1 << 31 else smallest
-    raise ValueError(
-        f"a column holds {value}, beyond int32; store values from -2147483648 to 2147483647"
-    )
 
 
 @dataclass(frozen=True)
@@ -87,9 +74,9 @@ class StoredColumn:
             raise ValueError(
                 f"column {self.name}: the axis is {shown(self.axis)}; it must be {axes}"
             )
-        if self.dtype not in _TYPES:
+        if self.dtype not in INTEGER_TYPES:
             raise ValueError(
-                f"column {self.name}: the type is {shown(self.dtype)}; it must be {', '.join(_TYPES)}"
+                f"column {self.name}: the type is {shown(self.dtype)}; it must be {', '.join(INTEGER_TYPES)}"
             )
 
 
@@ -322,7 +309,7 @@ class PackSchema:
         for column in fields.list_of("columns", Fields.object, longest=1000):
             name = column.text("name", most=200)
             axis = column.one_of("axis", (SLOT, SEQUENCE, PREDICTION))
-            dtype = column.one_of("dtype", _TYPES)
+            dtype = column.one_of("dtype", INTEGER_TYPES)
             with column.refusing():
                 columns.append(StoredColumn(name, axis, dtype, column.boolean("slot_index")))
         if not columns:

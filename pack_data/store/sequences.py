@@ -15,6 +15,10 @@ import numpy as np
 
 # The most tokens of a sequence, and slots of a pack, that this package supports.
 LONGEST = 1 << 24
+# Types of stored columns, little endian, with the end of the values that fit; a batch is int32.
+_UNSIGNED_TYPES = (("|u1", 1 << 8), ("<u2", 1 << 16), ("<u4", 1 << 31))
+_SIGNED_TYPES = (("|i1", 1 << 7), ("<i2", 1 << 15), ("<i4", 1 << 31))
+INTEGER_TYPES = tuple(name for name, _ in _UNSIGNED_TYPES + _SIGNED_TYPES)
 
 
 class Example(NamedTuple):
@@ -43,6 +47,17 @@ def rounded_up(lengths: np.ndarray, multiple_of: int) -> np.ndarray:
     if multiple_of == 1:
         return lengths
     return -(-np.asarray(lengths, np.int64) // multiple_of) * multiple_of
+
+
+def smallest_type(largest: int, smallest: int = 0) -> str:
+    """Return the smallest integer type, little endian, that holds `smallest` to `largest`; unsigned if possible."""
+    for name, limit in _SIGNED_TYPES if smallest < 0 else _UNSIGNED_TYPES:
+        if -limit <= smallest and largest < limit:
+            return name
+    value = largest if largest >= 1 << 31 else smallest
+    raise ValueError(
+        f"a column holds {value}, beyond int32; store values from -2147483648 to 2147483647"
+    )
 
 
 def check_multiple(slots: int, multiple_of: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pack_data import PackDataset, PackStream, pack
+from pack_data import PackDataset, PackStream, pack, pack_dataset
 from pack_data.batching.collators import padded_batch, padding_free_batch
 from pack_data.building import assignment_on_disk
 from pack_data.building.command import BuildOptions, build
@@ -153,7 +153,7 @@ def test_rows_of_a_data_set(tmp_path, way):
         options = dict(max_sequence_length=S, max_sequences_per_pack=None, multiple_of=M)
         rows = PackDataset(build(BuildOptions(tmp_path / "data", source=path, **options)))
     else:
-        rows = PackDataset(EXAMPLES, max_sequence_length=S, multiple_of=M)
+        rows = pack_dataset(EXAMPLES, max_sequence_length=S, multiple_of=M)
     every = [rows[number] for number in range(len(rows))]
     found = [found_in(row["input_mask"], row["positions"], row["input_ids"]) for row in every]
     assert sorted(sum(found, [])) == sorted(GIVEN)

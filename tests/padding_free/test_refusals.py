@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from pack_data.batching.shard_files import ShardFiles
 from padding_free import (
     PaddingCollator,
     PaddingFreeCollator,
@@ -161,7 +162,7 @@ def test_a_wrong_call_is_refused(call, names):
 def test_a_source_with_a_state_is_not_read_ahead(tmp_path):
     (tmp_path / "0.jsonl").write_text('{"input_ids": [1]}')
     with refused("flush_after", "source"):
-        PackedStream([tmp_path / "0.jsonl"], 8, flush_after=1.0)
+        PackedStream(ShardFiles([tmp_path / "0.jsonl"]), 8, flush_after=1.0)
 
 
 def test_an_attention_that_transformers_lacks_is_refused(monkeypatch):

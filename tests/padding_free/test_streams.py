@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from ipu_packed_bert.processes.ranks import _end_group
 from pack_data.batching.collators import padding_free_batch
+from pack_data.batching.shard_files import ShardFiles
 from padding_free.streams import PackedStream, least_of_ranks
 from tests.refusals import refused
 
@@ -117,7 +118,7 @@ def lines_of(paths):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_shards_go_to_ranks_and_workers_each_example_once(tmp_path, kind, workers):
     given, paths = files_of(tmp_path)
-    source = paths if kind == "files" else of_hugging_face(paths)
+    source = ShardFiles(paths) if kind == "files" else of_hugging_face(paths)
     packs = []
     for rank in range(2):
         loader = DataLoader(stream(source, rank=rank, ranks=2), batch_size=None, num_workers=workers)
@@ -132,7 +133,7 @@ def test_a_stateful_loader_goes_on_from_the_state_of_the_source(tmp_path, kind, 
     given, paths = files_of(tmp_path)
 
     def loader():
-        source = paths if kind == "files" else of_hugging_face(paths)
+        source = ShardFiles(paths) if kind == "files" else of_hugging_face(paths)
         return loaders.StatefulDataLoader(stream(source, rank=0, ranks=1), batch_size=None, num_workers=workers)
 
     whole = numbers(loader())
@@ -149,7 +150,7 @@ def test_a_stateful_loader_goes_on_from_the_state_of_the_source(tmp_path, kind, 
 def test_a_state_after_the_last_pack_begins_the_next_pass(tmp_path, kind, is_ended):
     """It gave an empty pass."""
     given, paths = files_of(tmp_path)
-    sources = {"list": given, "iterable": dict(enumerate(given)).values(), "files": paths}
+    sources = {"list": given, "iterable": dict(enumerate(given)).values(), "files": ShardFiles(paths)}
     source = of_hugging_face(paths) if kind == "datasets" else sources[kind]
     first, second = stream(source), stream(source)
     whole = numbers(stream(source))
@@ -167,7 +168,9 @@ def test_a_stateful_loader_begins_the_next_pass_after_the_last_pack(tmp_path, wo
     loaders = pytest.importorskip("torchdata.stateful_dataloader")
     given, paths = files_of(tmp_path)
     options = dict(batch_size=None, num_workers=workers, persistent_workers=persistent and workers > 0)
-    first, second = (loaders.StatefulDataLoader(stream(paths, rank=0, ranks=1), **options) for _ in range(2))
+    first, second = (
+        loaders.StatefulDataLoader(stream(ShardFiles(paths), rank=0, ranks=1), **options) for _ in range(2)
+    )
     whole = numbers(first)
     second.load_state_dict(first.state_dict())
     assert numbers(second) == whole == numbers(second)

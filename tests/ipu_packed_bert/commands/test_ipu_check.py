@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from ipu_packed_bert.benchmarks import ipu_updates
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from ipu_profiling.cycles import calibration
@@ -68,7 +69,7 @@ def checked(folder, cache, *options, ipus=4, before=lambda: None):
         patch.setenv("XDG_CACHE_HOME", str(cache))
         if sys.modules.get("pva", pva) is not None:
             patch.setitem(sys.modules, "pva", pva)
-        patch.setattr(ipu_check, "_UPDATES", 2)
+        patch.setattr(ipu_updates, "UPDATES", 2)
         before()
         words = ["--config", str(configuration(folder)), "--out", str(folder / "check"), *options]
         status = run_main(ipu_check_command.main, words)
@@ -319,12 +320,12 @@ def test_the_ipu_model_is_not_checked(check, capsys):
 
 def test_one_replica_is_profiled_after_a_word_on_how_long_it_takes(check, monkeypatch, capsys):
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"debug.allowOutOfMemory": "false"}')
-    with ipu_check._profiling(True):
+    with ipu_updates.profiling(True):
         options = json.loads(os.environ["POPLAR_ENGINE_OPTIONS"])
     assert options["profiler.replicaToProfile"] == "0" and options["debug.outputAllSymbols"] == "false"
     assert options["debug.allowOutOfMemory"] == "false"  # the user's own stay
     assert os.environ["POPLAR_ENGINE_OPTIONS"] == '{"debug.allowOutOfMemory": "false"}'
-    with ipu_check._profiling(False):
+    with ipu_updates.profiling(False):
         assert os.environ["POPLAR_ENGINE_OPTIONS"] == '{"debug.allowOutOfMemory": "false"}'
     status, _ = check()
     before, _, after = capsys.readouterr().out.partition("next: compilation, without output")

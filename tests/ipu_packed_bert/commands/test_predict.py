@@ -158,6 +158,10 @@ def test_a_record_that_cannot_be_scored_is_predicted_in_its_place(models, tmp_pa
     text = capsys.readouterr().out
     scores = json.loads(text.split("score     ")[1].splitlines()[0])
     assert scores["not_scored"] == 1 and "scores of 2 of 3 records" in text
+    accounts = scores["accounts"]
+    assert accounts["records"] == {"came_in": 3, "goes_out": 3, "left_out": {}}
+    assert (accounts["scored"]["came_in"], accounts["scored"]["goes_out"]) == (3, 2)
+    assert sum(accounts["scored"]["left_out"].values()) == 1
     assert scores.get("texts", scores.get("questions", 2)) == 2
 
 

@@ -274,8 +274,8 @@ def test_the_first_days_check(tier, tmp_path, monkeypatch):
     """`packed-bert ipu-check` on four IPUs, with a profile."""
     import yaml
 
+    from ipu_packed_bert.benchmarks import ipu_updates
     from ipu_profiling.ipu_check import command as ipu_check_command
-    from ipu_profiling.ipu_check import stages as ipu_check
     from tests.fakes import pva
     from tests.tiny_runs import tiny_settings
 
@@ -284,7 +284,7 @@ def test_the_first_days_check(tier, tmp_path, monkeypatch):
     if not tier.real:
         monkeypatch.setitem(sys.modules, "pva", pva)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(ipu_check, "_UPDATES", 2)
+    monkeypatch.setattr(ipu_updates, "UPDATES", 2)
     settings = tiny_settings()
     settings["model"]["num_layers"] = 3
     settings["placement"] = {

@@ -77,6 +77,45 @@ def test_an_answer_that_fits_is_whole_in_a_window_and_no_other_is_trained(folder
     assert questions(folder, moved, **settings).windows.windows == task.windows.windows
 
 
+_LONGEST_QUESTION = 64  # tokens
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=4), st.integers(8, 128), st.booleans())
+def test_cut_questions_and_their_tokens_are_counted(folder, lengths, slots, training):
+    """Only 64 of the 100 words of a question reached the network, and nothing said so. Each word is one token."""
+    context = " ".join(np.resize(WORDS, 40))
+    file = folder / "long.jsonl"
+    lines = []
+    for number, words in enumerate(lengths):
+        answer = {"text": WORDS[0], "answer_start": 0}
+        question = " ".join(np.resize(WORDS, words))
+        lines.append({"id": f"q{number}", "question": question, "context": context, "answers": [answer]})
+    # An answer of all 41 tokens, which short windows do not hold.
+    lines[-1]["context"] = answer["text"] = f"{context} {WORDS[0]}"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = {"training" if training else "evaluation": str(file), "max_sequence_length": slots, "packer": "none"}
+    config = config_from_tree({"data": data, "model": {} if training else {"checkpoint": "none"}}, "tiny")
+    most = min(_LONGEST_QUESTION, slots - 4)
+    kept = [min(words, most) for words in lengths]
+    used = list(range(len(lengths)))
+    if training and slots - 3 - kept[-1] < 41:
+        used.pop()
+    if not used:
+        with refused("max_sequence_length"):
+            QuestionsTask(config, Tokenizer(VOCABULARY), MODEL)
+        return
+    (accounts,) = QuestionsTask(config, Tokenizer(VOCABULARY), MODEL).accounts.values()
+    questions = accounts["questions"]
+    cut = sum(lengths[number] > most for number in used)
+    assert (questions.came_in, questions.left_out) == (len(used), {f"cut to {most} tokens": cut})
+    tokens = accounts["question tokens"]
+    assert (tokens.came_in, tokens.goes_out) == (sum(lengths), sum(kept[number] for number in used))
+    contexts = accounts["context tokens"]
+    others = 40 if len(lengths) > 1 else 0
+    assert contexts.came_in == others + 41
+    assert contexts.goes_out == others + 41 * (used[-1] == len(lengths) - 1)
+
+
 # A text, and what its label is: valid, unknown to the model, invalid, or none.
 _RECORDS = st.lists(
     st.tuples(st.integers(0, 40), st.sampled_from(["valid", "unknown", "invalid", "none"])), min_size=1, max_size=8

@@ -5,15 +5,12 @@ force.
 import gzip
 import json
 import lzma
-import re
 from unittest import mock
 
 import numpy as np
 import pytest
-import yaml
 from scipy import stats
 
-from ipu_packed_bert.commands import finetune
 from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.tasks import files
@@ -596,15 +593,6 @@ def test_the_section_task_holds_the_settings_of_its_task(name, own, others):
         config_from_tree({"task": {"name": name, others: "x"}, "data": {"training": "a.json"}}, "mine.yml")
 
 
-def test_show_config_prints_every_setting_and_its_origin(tmp_path, capsys):
-    (tmp_path / "a.yml").write_text("task: {name: tokens}\ndata: {training: a.txt}\n")
-    assert finetune.main(["--config", str(tmp_path / "a.yml"), "--show-config", "--set", "run.seed=9"]) == 0
-    text = capsys.readouterr().out
-    config = config_from_tree(yaml.safe_load(text), "shown")
-    assert config.task.name == "tokens" and config.run.seed == 9
-    assert re.search(r"  name: tokens +# file; ", text) and re.search(r"seed: 9 +# --set; ", text)
-
-
 def test_a_configuration_of_the_other_kind_is_named_as_such():
     with pytest.raises(ConfigError, match="task.name .*pre-training.*run_pretraining.py"):
         config_from_tree({"task": {"name": "pretraining"}}, "mine.yml", command="finetune")
@@ -612,13 +600,6 @@ def test_a_configuration_of_the_other_kind_is_named_as_such():
         config_from_tree({"data": {"directory": "data/mine"}}, "mine.yml", command="finetune")  # without a task
     with pytest.raises(ConfigError, match="squad.* finetune"):
         config_from_tree({"task": {"name": "squad"}}, "mine.yml", command="pretrain")
-
-
-def test_overrides_win_and_a_configuration_reads_back():
-    tree = {"data": {"training": "a.json", "packer": "spfhp"}}
-    config = config_from_tree(tree, "mine.yml", ["data.packer=none", "run.seed=9"])
-    assert config.data.packer == "none" and not config.packed and config.run.seed == 9
-    assert config_from_tree(config.as_dict(), "again.yml") == config
 
 
 @pytest.mark.parametrize(

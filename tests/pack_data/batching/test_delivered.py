@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data import BuildOptions, PackDataset, PackMixture, build, pack
+from pack_data import BuildOptions, PackDataset, PackMixture, build, pack, pack_dataset
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
 from pack_data.batching.share import Share
@@ -23,7 +23,7 @@ SEQUENCES = random_sequences(40, S)
 
 
 def mixture(seed=0):
-    rows = [PackDataset([{"input_ids": tokens} for tokens in part], max_sequence_length=S) for part in parts()]
+    rows = [pack_dataset([{"input_ids": tokens} for tokens in part], max_sequence_length=S) for part in parts()]
     return PackMixture(rows, seed=seed)
 
 
@@ -277,10 +277,10 @@ def test_a_state_of_other_data_is_refused(tmp_path, kind, change):
     def rows(sequences, **options):
         options = {"max_sequence_length": S, **options}
         if kind == "examples":
-            return PackDataset([{"input_ids": tokens} for tokens in sequences], **options)
+            return pack_dataset([{"input_ids": tokens} for tokens in sequences], **options)
         path = written(tmp_path / "a.jsonl", sequences)
         if kind == "file":
-            return PackDataset(path, **options)
+            return pack_dataset(path, **options)
         depth = {"max_sequences_per_pack": None, **options}
         return PackDataset(build(BuildOptions(tmp_path / "built", source=path, overwrite=True, **depth)))
 

@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from pack_data import BuildOptions, PackDataset, PackMixture, build
+from pack_data import BuildOptions, PackDataset, PackMixture, build, pack_dataset
 from pack_data.batching.mixture import _shuffled
 from tests.refusals import refused
 from tests.token_sequences import random_sequences
@@ -21,7 +21,7 @@ def data_sets():
     found = []
     for number, count in enumerate((50, 15, 110)):
         rows = [{"input_ids": [1000 * number + token for token in row]} for row in random_sequences(count, S, number)]
-        found.append(PackDataset(rows, max_sequence_length=S))
+        found.append(pack_dataset(rows, max_sequence_length=S))
     return found
 
 

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from pack_data import BuildOptions, PackDataset, build, pack
+from pack_data import BuildOptions, PackDataset, build, pack, pack_dataset
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
 from pack_data.formats.records import RowWidths
@@ -62,7 +62,7 @@ def test_each_sequence_stands_in_one_row(tmp_path, how):
             "megatron": lambda: write_megatron(tmp_path / "a", GIVEN),
             "examples": lambda: [{"input_ids": each} for each in GIVEN],
         }[how]()
-        rows = PackDataset(source, max_sequence_length=S)
+        rows = pack_dataset(source, max_sequence_length=S)
     every = [rows[number] for number in range(len(rows))]
     assert sequences_in(every) == sorted(GIVEN)
     assert rows.lengths.tolist() == [np.count_nonzero(row["input_mask"]) for row in every]
@@ -85,7 +85,7 @@ def test_the_rows_of_pack_are_its_bins():
 
 def test_an_example_without_labels_learns_its_tokens_and_others_keep_theirs():
     examples = [{"input_ids": [1, 2, 3], "labels": [-100, -100, 3]}, {"input_ids": [4, 5], "labels": None}]
-    rows = PackDataset(examples, max_sequence_length=8)
+    rows = pack_dataset(examples, max_sequence_length=8)
     assert rows.collate([rows[0]])["labels"].tolist() == [[-100, -100, 3, -100, 5]]
     assert next(packed_rows(examples, 8))["labels"] == [-100, -100, 3, 4, 5]
     wrong = {"labels": [5], "loss_mask": [1]}, {"input_ids": np.array([[4, 5]])}
@@ -95,7 +95,7 @@ def test_an_example_without_labels_learns_its_tokens_and_others_keep_theirs():
 
 
 def test_a_loss_mask_ignores_labels():
-    rows = PackDataset([{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 0]}], max_sequence_length=4)
+    rows = pack_dataset([{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 0]}], max_sequence_length=4)
     assert rows.collate([rows[0]])["labels"].tolist() == [[-100, 6, -100]]
 
 
@@ -119,7 +119,7 @@ def test_a_worker_opens_the_built_data_set_itself(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_with_ranks_and_resume(tmp_path, workers):
     torch = pytest.importorskip("torch")
-    rows = PackDataset(jsonl(tmp_path / "a.jsonl"), max_sequence_length=S, as_tensor=torch.from_numpy)
+    rows = pack_dataset(jsonl(tmp_path / "a.jsonl"), max_sequence_length=S, as_tensor=torch.from_numpy)
 
     def loader(rank):
         options = BatchOptions(2, S, ranks=2, seed=1)
@@ -150,7 +150,7 @@ def test_rows_of_bert_are_stacked(tmp_path):
         pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
         write_mlperf(str(tmp_path / "b.tfrecord"), records([example()]), RowWidths(8, 2))
         with refused("b.tfrecord", "packed-bert build"):
-            PackDataset(tmp_path / "b.tfrecord", max_sequence_length=8)
+            pack_dataset(tmp_path / "b.tfrecord", max_sequence_length=8)
 
 
 def test_data_sets_of_hugging_face(tmp_path):
@@ -169,12 +169,12 @@ def test_data_sets_of_hugging_face(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["out"]
     dataset.save_to_disk(str(tmp_path / "saved"))
     for source in (dataset, tmp_path / "saved"):
-        rows = PackDataset(source, max_sequence_length=S)
+        rows = pack_dataset(source, max_sequence_length=S)
         assert sequences_in([rows[number] for number in range(len(rows))]) == sorted(GIVEN)
     misleading = dataset.add_column("length", [1] * len(GIVEN))  # of something else than tokens
-    assert sum(PackDataset(misleading, max_sequence_length=S).lengths) == sum(lengths)
+    assert sum(pack_dataset(misleading, max_sequence_length=S).lengths) == sum(lengths)
     with refused("columns none"):
-        PackDataset(dataset.select_columns("text"), max_sequence_length=S)
+        pack_dataset(dataset.select_columns("text"), max_sequence_length=S)
     with refused("columns text", "length, lengths or input_ids"):
         pack(dataset.select_columns("text"), max_sequence_length=S)
 
@@ -186,12 +186,12 @@ def test_what_is_cut_off_is_said_and_examples_without_a_label_are_named(caplog):
     for number, places in labelled.items():
         ids = np.arange(4 if number == 4 else 10) + 10 * number
         examples.append({"input_ids": ids, "completion_mask": np.isin(np.arange(len(ids)), places).astype(int)})
-    rows = PackDataset(examples, max_sequence_length=5, longer="truncate")
+    rows = pack_dataset(examples, max_sequence_length=5, longer="truncate")
     (said,) = [record.getMessage() for record in caplog.records]
     assert str(rows.longer) in said and "20 of 44 tokens" in said and "2 examples" in said and "1, 3" in said
     assert rows.collate([rows[number] for number in range(len(rows))])["labels"].max() == 41
 
     caplog.clear()
-    dropped = PackDataset(examples, max_sequence_length=5, longer="drop")
+    dropped = pack_dataset(examples, max_sequence_length=5, longer="drop")
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == str(dropped.longer) and dropped.longer.lost_tokens == 40

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evidence.batching_report import collate
-from pack_data import BuildOptions, PackDataset, build, pack
+from pack_data import BuildOptions, PackDataset, build, pack, pack_dataset
 from pack_data.batching.collators import padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions, Piece, get_way
 from pack_data.batching.sampler import IndexBatchSampler
@@ -40,10 +40,10 @@ def test_a_row_is_its_sequences(name):
     assert same(padded_batch(examples), padded_batch([{"input_ids": ids} for ids in (*SEQUENCES, PLAIN)]))
     assert same(padding_free_batch([a_row(name), {"input_ids": [9], "attention_mask": [0]}, examples[1]]))
 
-    rows = PackDataset(examples, max_sequence_length=15)
+    rows = pack_dataset(examples, max_sequence_length=15)
     order = [0, 1] if 10 in rows[0]["input_ids"][:1] else [1, 0]
     assert same(rows.collate([rows[0]]), padding_free_batch([examples[number] for number in order]))
-    rows = PackDataset(examples, max_sequence_length=16, multiple_of=4)
+    rows = pack_dataset(examples, max_sequence_length=16, multiple_of=4)
     assert same(rows.collate([rows[0]]), padding_free_batch([examples[number] for number in order], multiple_of=4))
 
     streamed = list(packed_rows(examples, 13))
@@ -81,9 +81,9 @@ def test_files_of_rows_and_positions_of_several_axes_are_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"input_ids": [5, 6, 7], "seq_lengths": [1, 2]}\n')
     with refused(str(path), "seq_lengths", "datasets.load_dataset"):
-        PackDataset(path, max_sequence_length=8)
+        pack_dataset(path, max_sequence_length=8)
     with refused("example 0", "position_ids", "3, 2"):
-        PackDataset([{"input_ids": [5, 6], "position_ids": [[0, 1]] * 3}], max_sequence_length=8)[0]
+        pack_dataset([{"input_ids": [5, 6], "position_ids": [[0, 1]] * 3}], max_sequence_length=8)[0]
 
 
 def test_a_built_data_set_keeps_the_boundaries_in_position_ids(tmp_path):

@@ -110,11 +110,11 @@ def torchdata(kind):
 SOURCES = {
     "list": lambda folder: numbered(),
     "iterable": lambda folder: dict(enumerate(numbered())).values(),
-    "jsonl": lambda folder: files(folder, "jsonl"),
-    "folder": lambda folder: [files(folder, "jsonl"), str(folder)][1],
-    "jsonl.gz": lambda folder: files(folder, "jsonl.gz"),
-    "parquet": lambda folder: [str(path) for path in files(folder, "parquet")],
-    "one file": lambda folder: files(folder, "jsonl", 1),
+    "jsonl": lambda folder: ShardFiles(files(folder, "jsonl")),
+    "folder": lambda folder: ShardFiles([files(folder, "jsonl"), str(folder)][1]),
+    "jsonl.gz": lambda folder: ShardFiles(files(folder, "jsonl.gz")),
+    "parquet": lambda folder: ShardFiles([str(path) for path in files(folder, "parquet")]),
+    "one file": lambda folder: ShardFiles(files(folder, "jsonl", 1)),
     "shards": lambda folder: Shards([numbered()[start::4] for start in range(4)]),
     "node": lambda folder: Node(),
     "datasets": lambda folder: hugging_face(folder, 4),
@@ -212,9 +212,9 @@ def test_lines_are_not_parsed_again(tmp_path, monkeypatch):
     paths, read = files(tmp_path, "jsonl", 2), []
     parse = jsonl._fields
     monkeypatch.setattr(jsonl, "_fields", lambda line: (read.append(1), parse(line))[1])
-    share = Share(paths)
+    share = Share(ShardFiles(paths))
     assert len(list(itertools.islice(share, 15))) == len(read) == 15
-    again = Share(paths)
+    again = Share(ShardFiles(paths))
     again.load_state_dict(share.state_dict())
     assert len(list(again)) == COUNT - 15 and len(read) == COUNT
 

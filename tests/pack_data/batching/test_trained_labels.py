@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pack_data import PackDataset
+from pack_data import pack_dataset
 from pack_data.batching.collators import _warn_left_out, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
@@ -52,7 +52,7 @@ def ways(examples):
     yield padding_free_batch(examples, causal=False)
     for multiple_of in (1, 4):
         yield padding_free_batch(examples, multiple_of=multiple_of)
-        rows = PackDataset(examples, max_sequence_length=S, multiple_of=multiple_of, longer="split")
+        rows = pack_dataset(examples, max_sequence_length=S, multiple_of=multiple_of, longer="split")
         yield rows.collate([rows[number] for number in range(len(rows))])
         yield padding_free_batch(list(packed_rows(examples, S, multiple_of=multiple_of)))
         names = sorted(set().union(*examples))
@@ -110,7 +110,7 @@ def test_what_contradicts_is_refused(columns, names):
     for way in (
         lambda: padding_free_batch([example]),
         lambda: padded_batch([example]),
-        lambda: PackDataset([example], max_sequence_length=4)[0],
+        lambda: pack_dataset([example], max_sequence_length=4)[0],
         lambda: list(packed_rows([example], 4)),
     ):
         with refused("example 0", *names):
@@ -122,7 +122,7 @@ def test_columns_that_no_batch_has_are_named_once(caplog):
     example = {"input_ids": [5, 6], "loss_weights": [0.5, 1.0], "score_of_text": 3.0}
     for _ in range(2):
         padding_free_batch([example])
-        rows = PackDataset([example], max_sequence_length=4)
+        rows = pack_dataset([example], max_sequence_length=4)
         rows.collate([rows[0]])
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
     assert all("score_of_text" in record.getMessage() for record in caplog.records[:2])

@@ -217,6 +217,9 @@ def test_a_conversion_of_packs_says_what_does_not_come_out(tmp_path, capsys, dep
     tokens = sum(len(each.input_ids) for each in examples)
     assert [record.value for record in open_source(target).examples()] == examples
     assert found == {"record": (len(packs), len(packs) + bad), "token": (tokens, tokens)}
+    if "store" in options:
+        stored = {"records": len(packs), "unreadable": bad, "tokens": tokens, "tokens_in_sequences": tokens}
+        assert account_of(target) == stored
 
 
 def test_tokens_that_a_conversion_loses_are_an_error(tmp_path, capsys, monkeypatch):

@@ -16,8 +16,8 @@ from pack_data.building.held_out import (
     overlap,
     position,
     split,
-    split_overfull,
 )
+from pack_data.building.stages import split_overfull
 from pack_data.building.verify import verify
 from pack_data.building.work_folder import COMMIT
 from pack_data.packing.histogram import LengthHistogram

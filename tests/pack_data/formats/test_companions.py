@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pyarrow)")
 
-from pack_data.batching.pack_dataset import PackDataset
+from pack_data import pack_dataset
 from pack_data.building.command import BuildOptions, build
 from pack_data.formats.source import open_source
 from pack_data.lengths.counting import count
@@ -57,7 +57,7 @@ def sequences(source):
     """Return the ids and labels of all sequences, sorted; None if they are refused."""
     found = []
     try:
-        rows = PackDataset(source, max_sequence_length=16)
+        rows = pack_dataset(source, max_sequence_length=16)
         for row in rows:
             batch = rows.collate([row])
             ends = batch["cu_seqlens"].tolist()
@@ -135,7 +135,7 @@ def test_a_column_that_is_not_read_is_refused(tmp_path, suffix, columns, names):
 def test_weights_are_kept_in_rows_and_refused_by_a_build(tmp_path):
     row = {"input_ids": [1, 2], "loss_weights": [0.5, 1.0]}
     for path in write(tmp_path, [row], {"loss_weights": "float32"}):
-        assert PackDataset(path, max_sequence_length=2)[0]["loss_weights"].tolist() == [0.5, 1.0]
+        assert pack_dataset(path, max_sequence_length=2)[0]["loss_weights"].tolist() == [0.5, 1.0]
         with refused("loss_weights", "--columns"):
             build(BuildOptions(tmp_path / "out", source=path, max_sequence_length=16))
         options = BuildOptions(f"{path}.packs", source=path, columns=("input_ids",), max_sequence_length=16)

@@ -15,9 +15,8 @@ from pack_data.store.packs import (
     default_predictions,
     disassemble,
     predictions_per_pack,
-    smallest_type,
 )
-from pack_data.store.sequences import Example, Sequences, digest, mix_bits
+from pack_data.store.sequences import Example, Sequences, digest, mix_bits, smallest_type
 from tests.refusals import refused
 
 VOCABULARY = 300
