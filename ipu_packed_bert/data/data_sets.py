@@ -29,6 +29,11 @@ BUILT_WITH = tuple(
     "whole_word_masking draw_documents seed json_field".split()
 )
 
+# Those of them that a configuration without them takes from the data set, and the held-out share.
+_FOLLOWED = (
+    "vocabulary_size duplication_factor seed held_out whole_word_masking draw_documents".split()
+)
+
 
 def known_packing_factor(
     config: Config, manifest: Optional[Manifest], given: Optional[float] = None
@@ -155,13 +160,9 @@ def _facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
     if manifest.vocabulary_size:
         settings["model.vocabulary_size"] = manifest.vocabulary_size
 
-    options = _options(manifest)
-    names = ["vocabulary_size", "duplication_factor", "seed"]
-    if options:
-        names = ["held_out", "whole_word_masking", "draw_documents", *names]
-    for name in names:
-        if name in options:
-            settings[f"data.{name}"] = options[name]
+    for name, value in _options(manifest).items():
+        if name in _FOLLOWED:
+            settings[f"data.{name}"] = value
     return settings
 
 
@@ -344,14 +345,7 @@ def _check_data(config: Config, manifest: Manifest) -> None:
 
 def check_schema(config: Config, schema: PackSchema) -> None:
     """Raise ConfigError if ``config`` does not fit the shape of the packs."""
-    problems = _contradictions(config, schema)
-    wanted = config.data.max_predictions_per_sequence or 1
-    if schema.max_predictions_per_pack < wanted:
-        problems.append(
-            f"has packs with room for {schema.max_predictions_per_pack} masked tokens, but "
-            f"data.max_predictions_per_sequence is {wanted}"
-        )
-    _refuse(config, problems)
+    _refuse(config, _contradictions(config, schema))
 
 
 def _refuse(config: Config, problems: List[str]) -> None:
@@ -376,6 +370,12 @@ def _contradictions(config: Config, schema: PackSchema) -> List[str]:
         problems.append(
             f"was packed at depth {schema.max_sequences_per_pack}, but data.max_sequences_per_pack is"
             f" {data.max_sequences_per_pack}"
+        )
+    wanted = data.max_predictions_per_sequence or 1
+    if schema.max_predictions_per_pack < wanted:
+        problems.append(
+            f"has packs with room for {schema.max_predictions_per_pack} masked tokens, but "
+            f"data.max_predictions_per_sequence is {wanted}"
         )
     return problems
 
@@ -403,15 +403,17 @@ def built_otherwise(config: Config, manifest: Manifest) -> List[str]:
 
 def of_embedded_corpus(manifest: Manifest) -> bool:
     """Return True if a data set was built from the embedded corpus."""
-    sources = [name for name, _ in manifest.made_with.get("sources", ())]
-    return sources == ["embedded"]
+    return _sources(manifest) == ["embedded"]
 
 
 def of_the_same_corpus(config: Config, manifest: Manifest) -> bool:
     """Return True if a build with this configuration would read files of the names that the data set was built from."""
-    made_from = sorted(name for name, _ in manifest.made_with.get("sources", ()))
     try:
         files = corpus_files(config.data.corpus)
     except (OSError, ValueError):
         return False
-    return made_from == sorted(files.names)
+    return _sources(manifest) == sorted(files.names)
+
+
+def _sources(manifest: Manifest) -> List[str]:
+    return sorted(name for name, _ in manifest.made_with.get("sources", ()))

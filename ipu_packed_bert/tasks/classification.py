@@ -325,7 +325,7 @@ _Target = Tuple[Tuple[str, ...], float]  # `labels` and `number` of a _Text
 def _target(columns: ClassificationConfig, raw: Any, where: str) -> _Target:
     try:
         return _READERS[columns.name](raw)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         rule = _RULES[columns.name]
         raise ValueError(
             f"{where}: {named(columns.label_column)} is {shown(raw)}; must be {rule}"
@@ -351,10 +351,7 @@ def _labels(raw: Any) -> _Target:
 
 
 def _number(raw: Any) -> _Target:
-    try:
-        number = math.nan if isinstance(raw, bool) else float(raw)
-    except (TypeError, OverflowError):
-        raise ValueError from None
+    number = math.nan if isinstance(raw, bool) else float(raw)
     if not abs(number) <= _LARGEST_TARGET:  # also refuses NaN
         raise ValueError
     return (), number

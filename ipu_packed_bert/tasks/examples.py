@@ -198,25 +198,20 @@ class ExampleTask(Task):
     def _pack(self) -> None:
         """Pack both files with the same number of places for sequences, so that their batches have equal shapes."""
         data = self.config.data
-        packed = {}
-        depth = 1
+        packings = {}
         for what in self.sources:
-            inputs = getattr(self, what)
-            packing = pack_inputs(
-                inputs,
+            packings[what] = pack_inputs(
+                getattr(self, what),
                 max_sequence_length=data.max_sequence_length,
                 packer=data.packer,
                 max_sequences_per_pack=data.max_sequences_per_pack,
             )
-            packed[what] = (inputs, packing)
-            depth = max(depth, packing.largest_depth)
+        depth = max(packing.largest_depth for packing in packings.values())
         self.max_sequences_per_pack = depth
-        if "training" in packed:
-            self.training_packs = ExamplePacks(
-                *packed["training"], seed=self.config.run.seed, depth=depth
-            )
-        if "evaluation" in packed:
-            self.evaluation_packs = ExamplePacks(*packed["evaluation"], depth=depth)
+        for what, packing in packings.items():
+            seed = self.config.run.seed if what == "training" else 0
+            packs = ExamplePacks(getattr(self, what), packing, seed=seed, depth=depth)
+            setattr(self, f"{what}_packs", packs)
 
     @property
     def packs(self) -> ExamplePacks:

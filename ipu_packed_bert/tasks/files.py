@@ -72,12 +72,8 @@ class ExampleSource:
     skipped: List[str] = field(default_factory=list, compare=False)
 
     @classmethod
-    def of(
-        cls, name: Union[str, Path, ExampleSource], format: Optional[str] = None
-    ) -> ExampleSource:
+    def of(cls, name: Union[str, Path], format: Optional[str] = None) -> ExampleSource:
         """Return the source of a name; ``format`` is that of standard input, which has no extension."""
-        if isinstance(name, ExampleSource):
-            return name
         path = Path(name)
         ending = Path(path.stem).suffix if path.suffix in _SUFFIXES else path.suffix
         return cls(path, format or _FORMATS.get(ending, ""))
@@ -200,9 +196,7 @@ def located(config: Config, data_dir: Optional[Path]) -> Config:
 
 
 def _locate(name: str, data_dir: Optional[Path]) -> Path:
-    candidates = [Path(name)]
-    if data_dir is not None:
-        candidates.insert(0, data_dir / name)
+    candidates = [folder / name for folder in (data_dir, Path()) if folder is not None]
     for path in candidates:
         if path.is_file():
             return path

@@ -121,7 +121,7 @@ class ExamplePacks(Packs):
         inputs: The sequences.
         packing: The lengths that share a pack.
         seed: Seed of the assignment, together with the epoch.
-        depth: Places for sequences in a row; at least, and by default, those of the deepest pack.
+        depth: Places for sequences in a row; by default those of the deepest pack.
 
     Raises:
         ValueError: A sequence is too long.
@@ -139,7 +139,7 @@ class ExamplePacks(Packs):
         for _, values in sorted({**inputs.targets, **inputs.slot_targets, **inputs.slots}.items()):
             self.digest = zlib.crc32(np.ascontiguousarray(values).tobytes(), self.digest)
         self.schema = _schema_of(
-            inputs, packing.max_sequence_length, max(1, packing.largest_depth, depth or 1)
+            inputs, packing.max_sequence_length, depth or packing.largest_depth
         )
         self._epoch = -1
         self._packs = np.zeros(0, self.schema.record_dtype)  # of the epoch
@@ -219,6 +219,4 @@ def pack_inputs(
 ) -> Packing:
     """Pack the lengths of sequences; the packing is the same in all epochs."""
     histogram = LengthHistogram.from_lengths(inputs.lengths, max_sequence_length)
-    packing = get_packer(packer)(histogram, max_sequences_per_pack=max_sequences_per_pack)
-    packing.check(histogram)
-    return packing
+    return get_packer(packer)(histogram, max_sequences_per_pack=max_sequences_per_pack)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import unicodedata
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
@@ -146,22 +146,22 @@ class QuestionsTask(ExampleTask):
                     f"{self.sources[what]}: {unplaced:,} answers with answer_start -1 are left out"
                 )
         if "training" in read:
-            questions = read["training"]
-            kept = [
-                question for question in questions if question.labelled or not question.unplaced
-            ]
-            self._keep(read, "training", kept or questions, "with answer_start -1")
+            self._keep(
+                read,
+                "training",
+                lambda question: question.labelled or not question.unplaced,
+                "with answer_start -1",
+                "all questions have answer_start -1; correct the file",
+            )
         if not self._squad.null_answers and self.asked is None:
-            for what, questions in read.items():
-                kept = [
-                    question for question in questions if question.answers or not question.labelled
-                ]
-                if not kept:
-                    raise ValueError(
-                        f"{self.sources[what]}: no question has an answer; use the file with --set"
-                        " task.null_answers=true"
-                    )
-                self._keep(read, what, kept, "without an answer (task.null_answers is false)")
+            for what in read:
+                self._keep(
+                    read,
+                    what,
+                    lambda question: bool(question.answers) or not question.labelled,
+                    "without an answer (task.null_answers is false)",
+                    "no question has an answer; use the file with --set task.null_answers=true",
+                )
         training = read.get("training", ())
         unlabelled = [question.id for question in training if not question.labelled]
         if unlabelled:
@@ -172,17 +172,27 @@ class QuestionsTask(ExampleTask):
             )
         if self._squad.drop_seen_paragraphs and "evaluation" in read:
             seen = {question.paragraph for question in training}
-            kept = [question for question in read["evaluation"] if question.paragraph not in seen]
-            if not kept:
-                raise ValueError(
-                    f"{self.sources['evaluation']}: all its paragraphs are also in {self.sources['training']}; evaluate"
-                    " on other paragraphs, or set task.drop_seen_paragraphs=false"
-                )
-            self._keep(read, "evaluation", kept, "on paragraphs of the training file")
+            self._keep(
+                read,
+                "evaluation",
+                lambda question: question.paragraph not in seen,
+                "on paragraphs of the training file",
+                f"all its paragraphs are also in {self.sources['training']}; evaluate on other paragraphs, or set"
+                " task.drop_seen_paragraphs=false",
+            )
 
     def _keep(
-        self, read: Dict[str, List[Question]], what: str, kept: List[Question], reason: str
+        self,
+        read: Dict[str, List[Question]],
+        what: str,
+        test: Callable[[Question], bool],
+        reason: str,
+        problem: str,
     ) -> None:
+        """Keep the questions that pass a test, count the others, and raise ValueError if none passes."""
+        kept = list(filter(test, read[what]))
+        if not kept:
+            raise ValueError(f"{self.sources[what]}: {problem}")
         self.left_out[what][reason] = len(read[what]) - len(kept)
         read[what] = kept
 
@@ -357,7 +367,7 @@ def _answers(entry: Fields, name: str, context: str, where: str) -> Tuple[Tuple[
     An answer that is not in its context has the start -1, as in CMRC2018.
     """
     entries: List[Fields] = []
-    if isinstance(entry.values.get("answers") if isinstance(entry.values, dict) else None, dict):
+    if isinstance(entry.tree.get("answers"), dict):
         lists = entry.object("answers")  # the format of Hugging Face data sets
         texts = lists.list_of("text", Fields.any)
         starts = lists.list_of("answer_start", Fields.any)
@@ -472,11 +482,9 @@ def _make_windows(
     places = {"start_positions": starts, "end_positions": ends}
     records = len({window.question for window in windows})
     inputs = Inputs.of(ids, np.concatenate(segments), slot_targets=places, records=records)
-    accounts = _accounts(
-        {number: len(tokens.ids) for number, tokens in enumerate(encoded)},
-        {window.question: window.offset - special_tokens for window in windows},
-        most_of_question,
-    )
+    kept = {window.question: window.offset - special_tokens for window in windows}
+    counts = [len(tokens.ids) for tokens in encoded]
+    accounts = _accounts(counts, kept, most_of_question)
     accounts["context tokens"] = _account_of_contexts(questions, paragraphs, windows)
     return Windows(questions, paragraphs, windows, inputs, unheld, accounts)
 
@@ -484,15 +492,15 @@ def _make_windows(
 _NO_WINDOW = "of questions without a window"
 
 
-def _accounts(tokens: Dict[int, int], used: Dict[int, int], most: int) -> Dict[str, Account]:
-    """Account for questions and their tokens, by question: all, and those in windows, at most ``most``."""
-    whole = sum(tokens[number] == count for number, count in used.items())
-    beyond = [tokens[number] - most for number in used if tokens[number] > most]
-    absent = [count for number, count in tokens.items() if number not in used]
+def _accounts(counts: List[int], kept: Dict[int, int], most: int) -> Dict[str, Account]:
+    """Account for the tokens of all questions, of which those with windows keep at most ``most``."""
+    whole = sum(counts[number] == tokens for number, tokens in kept.items())
+    beyond = [counts[number] - most for number in kept if counts[number] > most]
+    absent = [count for number, count in enumerate(counts) if number not in kept]
     reasons = {f"beyond {most} in a question": sum(beyond), _NO_WINDOW: sum(absent)}
     return {
-        "questions": Account(len(used), whole, {f"cut to {most} tokens": len(beyond)}),
-        "question tokens": Account(sum(tokens.values()), sum(used.values()), reasons),
+        "questions": Account(len(kept), whole, {f"cut to {most} tokens": len(beyond)}),
+        "question tokens": Account(sum(counts), sum(kept.values()), reasons),
     }
 
 
@@ -500,16 +508,15 @@ def _account_of_contexts(
     questions: Sequence[Question], paragraphs: Dict[str, Tokens], windows: Sequence[Window]
 ) -> Account:
     """Account for the tokens of paragraphs, each counted once."""
-    in_windows = {}
-    for text, tokens in paragraphs.items():
-        in_windows[text] = np.zeros(len(tokens.ids), bool)
+    in_windows: Dict[str, np.ndarray] = {}
     for window in windows:
-        part = in_windows[questions[window.question].paragraph]
+        text = questions[window.question].paragraph
+        part = in_windows.setdefault(text, np.zeros(len(paragraphs[text].ids), bool))
         part[window.first : window.first + window.tokens] = True
-    read = {questions[window.question].paragraph for window in windows}
-    unread = sum(len(tokens.ids) for text, tokens in paragraphs.items() if text not in read)
-    every = np.concatenate(list(in_windows.values()))
-    return Account(len(every), int(every.sum()), {_NO_WINDOW: unread})
+    used = sum(int(part.sum()) for part in in_windows.values())
+    unread = [len(tokens.ids) for text, tokens in paragraphs.items() if text not in in_windows]
+    total = sum(len(tokens.ids) for tokens in paragraphs.values())
+    return Account(total, used, {_NO_WINDOW: sum(unread)})
 
 
 def _stride(settings: SquadConfig, room: int) -> int:

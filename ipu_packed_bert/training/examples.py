@@ -48,15 +48,13 @@ class ExamplesRun(Prepared):
             print(f"          not in the checkpoint, initialised: {', '.join(prepared.fresh)}")
         for note in task.notes:
             print(f"data      {note}")
-        if task.training_packs is not None:
-            _print_packing("training", task.training_packs.packing)
-        if task.evaluation_packs is not None:
-            _print_packing("evaluation", task.evaluation_packs.packing)
+        for what in task.sources:
+            _print_packing(what, getattr(task, f"{what}_packs").packing)
         if prepared.steps:
             words = prepared.config.update_words(task.packs.packing.packing_factor, "row")
             print(f"update    {words}")
             print(f"updates   {prepared.steps:,}, {batches.updates_per_epoch:,} per epoch")
-        if task.evaluation_packs is not None:
+        if task.evaluation:
             print(f"scores    {', '.join(task.scores)}, if the evaluation file has labels")
         if batches.sharing:
             print(f"ranks     {batches.sharing}")
@@ -120,7 +118,7 @@ def _prepare(config: Config, begun: Begun) -> ExamplesRun:
     config = config.with_micro_batch(factor, ranks=begun.processes.size)
 
     steps = 0
-    if task.training_packs is not None:
+    if task.training:
         updates_per_epoch = -(-len(packs) // config.packs_per_update(factor))
         steps = config.run.epochs * updates_per_epoch
         config = _with_schedule(config, steps, epochs * updates_per_epoch)

@@ -116,7 +116,6 @@ def train(
         run = _Run(config, engine, batches, log, checkpoints, steps, vocabulary)
         saver = _Saver(run, first_step)
         evaluator = _Evaluator(run, every, interruption, saver)
-        guard = _Guard(saver)
         evaluator.make_up(first_step)
 
         step = first_step
@@ -127,9 +126,9 @@ def train(
             result = engine.step(batch, rate)
             log.step(step, rate, result.counts or task.count(batch), result)
 
-            guard.after_step(step, result)
-            evaluator.after_step(step, result)
-            saver.after_step(step, result)
+            saver.guard(step, result)
+            evaluator.after_step(step)
+            saver.after_step(step)
     return Outcome(step, saver.stopped_by if step < steps else None)
 
 
@@ -146,6 +145,8 @@ class _Run(NamedTuple):
 class _Saver:
     """Observer that saves checkpoints and decides when the run stops: a run stops only in a state that it has saved.
 
+    It also ends the run at an update that is not finite.
+
     Two kinds of checkpoint are kept: the newest ``run.keep_checkpoints``, and the newest good one. A checkpoint is good
     once an update from its weights, or their held-out loss, was finite. Finite weights alone do not show that: they
     may be so large that every product overflows.
@@ -158,7 +159,13 @@ class _Saver:
         self._good = 0  # step of the newest good checkpoint, 0 for none
         self._proven = 0  # the weights after this update gave a finite loss
 
-    def after_step(self, step: int, result: StepResult) -> None:
+    def guard(self, step: int, result: StepResult) -> None:
+        """Raise NotFinite if the loss or the gradients of an update are not finite."""
+        if not result.finite:
+            raise NotFinite(f"update {step}: {_describe_not_finite(result)}; {self.advice()}")
+        self.prove(step - 1)
+
+    def after_step(self, step: int) -> None:
         """Save a checkpoint if one is due or the run is to stop."""
         run = self._run
         # Read once, so that the saved state is the last one.
@@ -238,7 +245,7 @@ class _Evaluator:
         if due and run.engine.processes.of_first(run.log.lacks_evaluation, first_step):
             self._evaluate(first_step)
 
-    def after_step(self, step: int, result: StepResult) -> None:
+    def after_step(self, step: int) -> None:
         """Evaluate if it is due."""
         if self._every and (step == self._run.steps or step % self._every == 0):
             self._evaluate(step)
@@ -258,29 +265,12 @@ class _Evaluator:
             self._saver.prove(step)
 
 
-class _Guard:
-    """Observer that ends the run at an update that is not finite."""
-
-    def __init__(self, saver: _Saver):
-        self._saver = saver
-
-    def after_step(self, step: int, result: StepResult) -> None:
-        """Raise NotFinite if the loss or the gradients are not finite."""
-        if not result.finite:
-            raise NotFinite(
-                f"update {step}: {_describe_not_finite(result)}; {self._saver.advice()}"
-            )
-        self._saver.prove(step - 1)
-
-
 def _describe_not_finite(result: StepResult) -> str:
     """Name the values of an update that are not finite."""
-    norm = result.gradient_norm
-    problems = []
-    if not math.isfinite(result.loss):
-        problems.append(f"the loss is {result.loss}")
-    if norm is not None and not math.isfinite(norm):
-        problems.append(f"the gradient norm is {norm}")
+    values = {"loss": result.loss, "gradient norm": result.gradient_norm or 0.0}
+    problems = [
+        f"the {name} is {value}" for name, value in values.items() if not math.isfinite(value)
+    ]
     return " and ".join(problems)
 
 

@@ -57,8 +57,13 @@ from pack_data.store.quantities import padding_share
 from pack_data.text.vocabulary import AnyVocabulary
 
 # Sections of a run's configuration that affect predictions, and their settings (None: all); the others affect training.
-_KEPT = {"task": None, "engine": None, "placement": None, "batch": ("micro_batch",)}
-_KEPT_DATA = ("max_sequence_length", "packer", "max_sequences_per_pack")
+_KEPT: Mapping[str, Optional[Sequence[str]]] = {
+    "task": None,
+    "engine": None,
+    "placement": None,
+    "batch": ("micro_batch",),
+    "data": ("max_sequence_length", "packer", "max_sequences_per_pack"),
+}
 # Hugging Face classes with a head for a task.
 _ARCHITECTURES = {"BertForQuestionAnswering": SQUAD, "BertForTokenClassification": TOKENS}
 _PROBLEMS = {problem: kind for kind, problem in PROBLEM_TYPES.items()}
@@ -66,6 +71,10 @@ _PROBLEMS = {problem: kind for kind, problem in PROBLEM_TYPES.items()}
 _SLOTS = {SQUAD: 384}
 _OTHER_SLOTS = 128
 _IPU_MICRO_BATCHES = 64  # of a call per replica on IPUs, if the file has enough rows
+
+
+def _is_kept(section: str, key: str) -> bool:
+    return section in _KEPT and key in (_KEPT[section] or (key,))
 
 
 class _Trained(NamedTuple):
@@ -111,12 +120,11 @@ def find_trained(folder: Path, task: Optional[str] = None) -> _Trained:
         raise ValueError(
             f"{folder}: has no {MODEL}/, which the run writes at its end; continue the run with --resume"
         )
-    kept: Dict[str, Any] = {}
-    for section, keys in {**_KEPT, "data": _KEPT_DATA}.items():
-        settings = tree.get(section) or {}
-        kept[section] = {
-            key: value for key, value in settings.items() if keys is None or key in keys
-        }
+    kept: Dict[str, Dict[str, Any]] = {section: {} for section in _KEPT}
+    for section, settings in kept.items():
+        for key, value in (tree.get(section) or {}).items():
+            if _is_kept(section, key):
+                settings[key] = value
     kept["task"].pop("drop_seen_paragraphs", None)
     # The device of training need not be the device of prediction.
     for key in ("kind", "ipu_model", "offline_export", "executable", "profile_directory"):
@@ -182,10 +190,9 @@ def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) 
     tree["data"].update(training=None, evaluation=str(asked.source.path))
     tree["model"] = {"checkpoint": trained.name}
     config = config_from_tree(tree, trained.name, overrides, stored=trained.stored)
-    kept: Mapping[str, Optional[Sequence[str]]] = {**_KEPT, "data": _KEPT_DATA}
     for key, origin in config.origins.items():
         section, _, name = key.partition(".")
-        if origin == OVERRIDE and (section not in kept or name not in (kept[section] or (name,))):
+        if origin == OVERRIDE and not _is_kept(section, name):
             raise ValueError(f"--set {key}=...: affects training and not predictions; leave it out")
     if config.data.max_sequence_length > trained.model.max_position_embeddings:
         raise ValueError(
@@ -296,11 +303,9 @@ def _counted(
     batches: Iterator[Batch], rows: int, all_rows: int, seen: Callable[[int], Any]
 ) -> Iterator[Batch]:
     """Yield the batches; call ``seen`` with the rows of each when the next one is requested."""
-    left = all_rows
-    for batch in batches:
+    for first, batch in zip(range(0, all_rows, rows), batches):
         yield batch
-        seen(min(rows, left))
-        left -= rows
+        seen(min(rows, all_rows - first))
 
 
 _DIGITS = 6  # decimal places of written numbers; packing changes the last bits of a float

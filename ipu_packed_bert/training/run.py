@@ -88,7 +88,7 @@ def run(
 def _claim(args: argparse.Namespace, resources: contextlib.ExitStack) -> Beginning:
     """Return the state that the run starts from, and lock a resumed run until ``resources`` close.
 
-    Raises ValueError if the directory has another run, or another process writes it.
+    Raises ValueError if the directory has another run, another process writes it, or its state cannot be resumed.
     """
     if args.resume:
         # Fails if there is no run, before the lock creates a file.
@@ -97,22 +97,17 @@ def _claim(args: argparse.Namespace, resources: contextlib.ExitStack) -> Beginni
         clear_unfinished(Path(args.resume, CHECKPOINTS))
     else:
         refuse_a_run_in(args.out)
-    return _beginning(args.resume, args.start_from)
-
-
-def _beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
-    """Load the state that a run starts from; raise ValueError if it is missing or cannot be resumed."""
-    if start_from:
-        return Beginning(start_from, weights=load_newest(Path(start_from, CHECKPOINTS)))
-    if not resume:
+    if args.start_from:
+        return Beginning(args.start_from, weights=load_newest(Path(args.start_from, CHECKPOINTS)))
+    if not args.resume:
         return Beginning()
-    checkpoint = load_newest(Path(resume, CHECKPOINTS))
+    checkpoint = load_newest(Path(args.resume, CHECKPOINTS))
     if "optimizer" not in checkpoint.engine:
         raise ValueError(
-            f"{resume}: has imported weights and no updates to resume; use --config FILE --start-from {resume} to begin"
-            " a run with them"
+            f"{args.resume}: has imported weights and no updates to resume; use --config FILE --start-from"
+            f" {args.resume} to begin a run with them"
         )
-    return Beginning(resume, checkpoint)
+    return Beginning(args.resume, checkpoint)
 
 
 def _require_packages(config: Config) -> None:
