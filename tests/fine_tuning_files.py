@@ -35,6 +35,27 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOCABULARY = Vocabulary(SPECIAL_TOKENS + WORDS + tuple(_LETTERS + ".?,'") + tuple("##" + c for c in _LETTERS))
 MODEL = replace(TINY, vocabulary_size=len(VOCABULARY), max_position_embeddings=64, layer_norm_eps=1e-12)
 SLOTS = 64
+# A user's file with a task, and classes that are none.
+OWN_TASKS = """
+from dataclasses import dataclass
+from ipu_packed_bert.settings.reader import setting
+from ipu_packed_bert.tasks.classification import ClassificationTask
+from ipu_packed_bert.tasks.examples import ExampleTask
+from ipu_packed_bert.settings.finetuning import TaskConfig
+
+@dataclass(frozen=True)
+class Settings(TaskConfig):
+    words: int = setting(3, "how many", minimum=1)
+
+class Own(ClassificationTask):
+    settings = Settings
+
+class NoTask:
+    pass
+
+class Begun(ExampleTask):
+    settings = Settings
+"""
 # For the two layers of this network.
 PIPELINE = {
     "replicas": 2,

