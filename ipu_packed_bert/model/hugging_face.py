@@ -214,20 +214,15 @@ def _read_config(path: Path) -> ModelConfig:
             )
 
     values: Dict[str, Any] = {}
-    # The maxima of the settings exceed those of published networks, and torch can allocate them.
-    largest = {}
-    for field in dataclasses.fields(ModelConfig):
-        largest[field.name] = field.metadata["rule"].maximum
+    rules = {field.name: field.metadata["rule"] for field in dataclasses.fields(ModelConfig)}
     for ours, theirs, default in _KEYS:
-        if theirs not in fields or (default is None and fields.any(theirs) is None):
-            values[ours] = default
-        elif isinstance(default, int):
-            values[ours] = fields.integer(theirs, least=1, most=largest[ours])
-        else:
-            values[ours] = fields.number(theirs, least=0.0, most=1.0)
-            untrainable = 1.0 if ours.endswith("dropout") else 0.0
-            if values[ours] == untrainable:
-                raise fields.error(theirs, "cannot be trained")
+        values[ours] = default
+        if theirs in fields and (default is not None or fields.any(theirs) is not None):
+            read = fields.integer if isinstance(default, int) else fields.number
+            values[ours] = read(theirs)
+            violation = rules[ours].violation(values[ours])
+            if violation:
+                raise fields.error(theirs, violation)
     if values["hidden_size"] % values["num_heads"]:
         raise ValueError(
             f"{path}: hidden_size is {values['hidden_size']}; must be a multiple of num_attention_heads, "
@@ -285,24 +280,19 @@ def _check_encoder(weights: Mapping[str, torch.Tensor], model: ModelConfig, wher
     matches = (re.match(r"bert\.encoder\.layer\.(\d{1,9})\.", name) for name in weights)
     layers = max((int(match.group(1)) + 1 for match in matches if match), default=0)
     # Checked first, because building a network of a million layers takes an hour.
-    if model.num_layers > layers:
+    if model.num_layers != layers:
         raise ValueError(
-            f"{where}: bert.encoder.layer.{layers} is missing, its configuration has {model.num_layers} layers; "
-            "weights and configuration must be of one BERT"
+            f"{where}: bert.encoder.layer has {layers} layers, its configuration {model.num_layers}; weights and "
+            "configuration must be of one BERT"
         )
     with torch.device("meta"):  # shapes without memory
         expected = BertModel(model, attention="eager", pooler=False).state_dict()
     wrong: List[str] = []
     for name, tensor in expected.items():
         name = "bert." + name
-        if name not in weights:
-            wrong.append(f"{name} is missing")
-        elif weights[name].shape != tensor.shape:
-            wrong.append(
-                f"{name} is {list(weights[name].shape)}, its configuration has {list(tensor.shape)}"
-            )
-    if layers > model.num_layers:
-        wrong.append(f"layer {layers - 1} exists, its configuration has {model.num_layers} layers")
+        shape = list(weights[name].shape) if name in weights else "missing"
+        if shape != list(tensor.shape):
+            wrong.append(f"{name} is {shape}, its configuration has {list(tensor.shape)}")
     if wrong:
         rest = len(wrong) - 1
         more = f" (and {rest} more)" if rest else ""

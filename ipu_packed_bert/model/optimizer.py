@@ -26,30 +26,11 @@ class _Lamb(torch.optim.Optimizer):
     A group with max_weight_norm 0 therefore takes the steps of AdamW. Gradients are not clipped here, but by `clip`.
     """
 
-    def __init__(
-        self,
-        parameters,
-        lr: float = 1e-3,
-        betas: Tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        bias_correction: bool = True,
-        max_weight_norm: float = 65500.0,
-    ):
-        defaults = dict(
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            bias_correction=bias_correction,
-            max_weight_norm=max_weight_norm,
-            step=0,
-        )
-        super().__init__(parameters, defaults)
+    def __init__(self, parameters, **options: Any):
+        super().__init__(parameters, dict(options, step=0))
         for group in self.param_groups:
             for parameter in group["params"]:
-                self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
-                self.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter)
+                self.state[parameter] = {name: torch.zeros_like(parameter) for name in MOMENTS}
 
     @torch.no_grad()
     def step(self, closure=None):  # torch's signature, without a use of closure
@@ -57,31 +38,35 @@ class _Lamb(torch.optim.Optimizer):
         for group in self.param_groups:
             group["step"] += 1
             weights = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not weights:
-                continue
-            gradients = [parameter.grad for parameter in weights]
-            first = [self.state[parameter]["exp_avg"] for parameter in weights]
-            second = [self.state[parameter]["exp_avg_sq"] for parameter in weights]
-            beta1, beta2 = group["betas"]
-            correction1, correction2 = _corrections(group)
+            if weights:
+                self._update(group, weights)
 
-            torch._foreach_mul_(first, beta1)
-            torch._foreach_add_(first, gradients, alpha=1.0 - beta1)
-            torch._foreach_mul_(second, beta2)
-            torch._foreach_addcmul_(second, gradients, gradients, value=1.0 - beta2)
+    def _update(self, group: Dict[str, Any], weights: List[Any]) -> None:
+        """Update the weights of a group."""
+        gradients = [weight.grad for weight in weights]
+        first, second = self._moments(weights)
+        beta1, beta2 = group["betas"]
+        correction1, correction2 = _corrections(group)
 
-            scale = torch._foreach_sqrt(second)
-            torch._foreach_div_(scale, math.sqrt(correction2))
-            torch._foreach_add_(scale, group["eps"])
-            update = torch._foreach_div(first, correction1)
-            torch._foreach_div_(update, scale)
-            if group["weight_decay"]:
-                torch._foreach_add_(update, weights, alpha=group["weight_decay"])
-            if group["max_weight_norm"]:
-                torch._foreach_mul_(
-                    update, _trust_ratios(weights, update, group["max_weight_norm"])
-                )
-            torch._foreach_add_(weights, update, alpha=-group["lr"])
+        torch._foreach_mul_(first, beta1)
+        torch._foreach_add_(first, gradients, alpha=1.0 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, value=1.0 - beta2)
+
+        scale = torch._foreach_sqrt(second)
+        torch._foreach_div_(scale, math.sqrt(correction2))
+        torch._foreach_add_(scale, group["eps"])
+        update = torch._foreach_div(first, correction1)
+        torch._foreach_div_(update, scale)
+        if group["weight_decay"]:
+            torch._foreach_add_(update, weights, alpha=group["weight_decay"])
+        if group["max_weight_norm"]:
+            torch._foreach_mul_(update, _trust_ratios(weights, update, group["max_weight_norm"]))
+        torch._foreach_add_(weights, update, alpha=-group["lr"])
+
+    def _moments(self, weights: List[Any]) -> List[List[torch.Tensor]]:
+        """Return the first and the second moments of weights."""
+        return [[self.state[weight][name] for weight in weights] for name in MOMENTS]
 
 
 def _trust_ratios(weights, updates, max_weight_norm: float) -> List[torch.Tensor]:
@@ -103,16 +88,11 @@ class _LambInPieces(_Lamb):
 
     PIECE = 65_536  # numbers
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Make one update from the gradients of the parameters."""
-        for group in self.param_groups:
-            group["step"] += 1
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._update(weight, group)
+    def _update(self, group: Dict[str, Any], weights: List[Any]) -> None:
+        for weight in weights:
+            self._update_one(weight, group)
 
-    def _update(self, weight: torch.Tensor, group: Mapping[str, Any]) -> None:
+    def _update_one(self, weight: torch.Tensor, group: Mapping[str, Any]) -> None:
         correction1, correction2 = _corrections(group)
         beta1, beta2 = group["betas"]
         # Becomes the update, piece by piece.
@@ -149,37 +129,30 @@ def _corrections(group: Mapping[str, Any]) -> List[float]:
 class _AdamW(_Lamb):
     """Adam with decoupled weight decay: LAMB with trust ratio 1 everywhere."""
 
-    def __init__(self, parameters, **options):
-        super().__init__(parameters, max_weight_norm=0.0, **options)
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Make one update, if possible by torch's fused kernel: a single pass over memory in a fifth of the time."""
-        if torch.__version__ < "2.4" or not self.defaults["bias_correction"]:
-            return super().step()
-        for group in self.param_groups:
-            weights = [parameter for parameter in group["params"] if parameter.grad is not None]
-            # The kernel counts the steps of each weight, on its device.
-            steps = [
-                torch.full((), float(group["step"]), device=weight.device) for weight in weights
-            ]
-            adamw(
-                weights,
-                [parameter.grad for parameter in weights],
-                [self.state[parameter]["exp_avg"] for parameter in weights],
-                [self.state[parameter]["exp_avg_sq"] for parameter in weights],
-                max_exp_avg_sqs=[],
-                state_steps=steps,
-                fused=True,
-                amsgrad=False,
-                maximize=False,
-                lr=group["lr"],
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-            )
-            group["step"] += 1
+    def _update(self, group: Dict[str, Any], weights: List[Any]) -> None:
+        """Update by torch's fused kernel if possible: a single pass over memory in a fifth of the time."""
+        if torch.__version__ < "2.4" or not group["bias_correction"]:
+            return super()._update(group, weights)
+        beta1, beta2 = group["betas"]
+        first, second = self._moments(weights)
+        # The kernel counts the steps of each weight, on its device.
+        steps_before = float(group["step"] - 1)
+        adamw(
+            weights,
+            [weight.grad for weight in weights],
+            first,
+            second,
+            max_exp_avg_sqs=[],
+            state_steps=[torch.full((), steps_before, device=weight.device) for weight in weights],
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+        )
 
 
 def parameter_groups(
@@ -191,21 +164,15 @@ def parameter_groups(
         named_parameters: parameters of the network.
         weight_decay: that of the matrices; other parameters have none, and the trust ratio of biases is 1.
     """
-    biases = []
-    vectors = []
-    matrices = []
+    biases: Dict = {"params": [], "weight_decay": 0.0, "max_weight_norm": 0.0}
+    vectors: Dict = {"params": [], "weight_decay": 0.0}
+    matrices: Dict = {"params": [], "weight_decay": weight_decay}
     for name, parameter in named_parameters:
+        group = vectors if parameter.dim() == 1 else matrices
         if name.endswith("bias"):
-            biases.append(parameter)
-        elif parameter.dim() == 1:
-            vectors.append(parameter)
-        else:
-            matrices.append(parameter)
-    return [
-        {"params": biases, "weight_decay": 0.0, "max_weight_norm": 0.0},
-        {"params": vectors, "weight_decay": 0.0},
-        {"params": matrices, "weight_decay": weight_decay},
-    ]
+            group = biases
+        group["params"].append(parameter)
+    return [biases, vectors, matrices]
 
 
 def build_optimizer(
@@ -332,15 +299,12 @@ _AFTER_WARMUP: Dict[str, Callable[[float, float], float]] = {
 }
 
 
-def _scheduled_rate(step: int, optimizer: Any, *, steps: int) -> float:
-    """Return the learning rate of update ``step`` (0-based) of a schedule; all kinds have the same linear warm-up."""
+def learning_rate(step: int, config: Config) -> float:
+    """Return the learning rate of update ``step`` (0-based) of a run; all schedules have the same linear warm-up."""
+    optimizer = config.optimizer
+    steps = config.schedule_steps
     warmup_steps = round(optimizer.warmup_fraction * steps)
     share = warmup_linear(step, steps=steps, warmup_steps=warmup_steps)
     if step >= warmup_steps:
         share = _AFTER_WARMUP[optimizer.schedule](share, optimizer.schedule_power)
     return optimizer.learning_rate * share
-
-
-def learning_rate(step: int, config: Config) -> float:
-    """Return the learning rate of update ``step`` (0-based) of a run."""
-    return _scheduled_rate(step, config.optimizer, steps=config.schedule_steps)

@@ -166,8 +166,11 @@ class HostEngine(Engine):
         refuse_precision(config.engine.precision, self._device)
         self.attention = pick_attention(config, task, self._device)
         self._recomputes = config.engine.recomputes(ipus=False)
-        if self._recomputes and config.engine.compile:
-            _refuse_compiled()
+        if self._recomputes and config.engine.compile and not hasattr(torch, "compiler"):
+            raise ValueError(
+                f"engine.recompute_layers: true needs engine.compile: false in torch {torch.__version__}, which is"
+                " older than 2.1; disable one of them"
+            )
         self._noise: Optional[PackNoise] = None  # of a CPU
         self.model = self._build().to(self._device)
         # Always the same object, so that a compiled program is not compiled again.
@@ -184,9 +187,9 @@ class HostEngine(Engine):
             self._program = _compiled(self.model)
             self._predictions = self._predictions and _compiled(self._predictions)
         self._update = config.micro_batches_per_update(packing_factor)
-        self._reduction = None
+        self._reduction: Optional[DistributedDataParallel] = None
         if processes.size > 1:
-            self._reduction = _Reduction(
+            self._reduction = _reduced_over_processes(
                 self.model, self._program, self._device, compiled=config.engine.compile
             )
         self._updates = 0  # updates since the first, across resumptions
@@ -326,18 +329,16 @@ class HostEngine(Engine):
             for index, fields in enumerate(self._micro_batches(batch, self.task.fields), start=1):
                 numbers_BS = batch["input_mask"][(index - 1) * rows : index * rows]
                 self._seed_dropout(self.processes.rank * number + index, numbers_BS)
-                with self._reduced(last=index == number):
+                # Gradients stay in this process until the last micro-batch.
+                in_this_process: ContextManager = contextlib.nullcontext()
+                if self._reduction is not None and index < number:
+                    in_this_process = self._reduction.no_sync()
+                with in_this_process:
                     with self._arithmetic():
                         output = program(*fields)
                     (output.loss / divisor).backward()
                 totals += torch.stack(output).detach()
         return totals
-
-    def _reduced(self, *, last: bool) -> ContextManager:
-        """Return a context in which gradients stay in this process, unless they are the last ones of the update."""
-        if self._reduction is None or last:
-            return contextlib.nullcontext()
-        return self._reduction.unreduced()
 
     def _forget_gradients(self) -> None:
         # Several processes keep the tensors, which are the buckets of the reduction.
@@ -346,27 +347,27 @@ class HostEngine(Engine):
     @_naming_memory
     def evaluate(self, batch: Batch) -> StepResult:
         start = time.perf_counter()
-        micro_batches(self.task, batch, self._config.batch.micro_batch)
-        self.model.eval()
         totals = self._zeros()
-        with torch.no_grad(), self._numerics():
-            for fields in self._micro_batches(batch, self.task.fields):
-                with self._arithmetic():
-                    output = self._program(*fields)
-                totals += torch.stack(output)
+        for output in self._inferred(self._program, batch, self.task.fields):
+            totals += torch.stack(output)
         return self._result(totals.tolist(), batch, start)
 
     @_naming_memory
     def predict(self, batch: Batch) -> np.ndarray:
-        micro_batches(self.task, batch, self._config.batch.micro_batch, self.task.prediction_fields)
-        self.model.eval()
-        predictions = []
-        with torch.no_grad(), self._numerics():
-            for fields in self._micro_batches(batch, self.task.prediction_fields):
-                with self._arithmetic():
-                    predictions.append(self._predictions(*fields))
+        predictions = self._inferred(self._predictions, batch, self.task.prediction_fields)
         self.processes.summed(())  # exchanges the request to stop
         return torch.cat(predictions).cpu().numpy()
+
+    def _inferred(self, program: Any, batch: Batch, fields: Tuple[str, ...]) -> List[Any]:
+        """Return the outputs of a program without dropout for each micro-batch."""
+        micro_batches(self.task, batch, self._config.batch.micro_batch, fields)
+        self.model.eval()
+        outputs = []
+        with torch.no_grad(), self._numerics():
+            for tensors in self._micro_batches(batch, fields):
+                with self._arithmetic():
+                    outputs.append(program(*tensors))
+        return outputs
 
     def _zeros(self) -> torch.Tensor:
         """Return zeros to sum the outputs of micro-batches in, float64: there may be thousands."""
@@ -442,61 +443,41 @@ def _recompute_layers(network: Any) -> None:
         layer.forward = functools.partial(_recomputed, layer.forward)
 
 
-def _refuse_compiled() -> None:
-    """Raise ValueError if this torch cannot compile recomputed layers."""
-    if not hasattr(torch, "compiler"):  # before torch 2.1
-        raise ValueError(
-            f"engine.recompute_layers: true needs engine.compile: false in torch {torch.__version__}; disable one of"
-            " them"
-        )
-
-
 def _recomputed(forward: Any, *inputs: Any) -> torch.Tensor:
     if not torch.is_grad_enabled():
         return forward(*inputs)
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=True)
 
 
-class _Reduction:
-    """The training program of a network; after the last micro-batch gradients are averaged over the processes.
+def _reduced_over_processes(
+    network: nn.Module,
+    program: Callable[..., Any],
+    device: torch.device,
+    *,
+    compiled: bool,
+) -> DistributedDataParallel:
+    """Return the training program of a network whose gradients are averaged over the processes.
 
-    It uses torch's DistributedDataParallel. One all-reduce of a flat gradient after the last backward pass would give
+    One all-reduce of a flat gradient after the last backward pass would give
     the same sums and send the same bytes, but DistributedDataParallel sends a bucket while the backward pass computes
     the next one, and its buckets are the gradients, which saves memory. Its usual pitfalls do not apply: shapes are
     constant, each process has the same number of micro-batches, and every parameter has a gradient in each of them,
     even if all packs are empty. In float64 the sums differ from those of one process by the order of summation only.
     """
+    if compiled:
+        # A compiled program is one graph, which the buckets must not split.
+        from torch._dynamo import config as dynamo
 
-    def __init__(
-        self,
-        network: nn.Module,
-        program: Callable[..., Any],
-        device: torch.device,
-        *,
-        compiled: bool,
-    ):
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        if compiled:
-            # A compiled program is one graph, which the buckets must not split.
-            from torch._dynamo import config as dynamo
-
-            dynamo.optimize_ddp = False
-        # Numbers and objects use the default group, gloo: it needs no device and detects a lost process at once.
-        group = None
-        if device.type == "cuda":
-            # The ranks watch each other by heartbeats, so NCCL need not: rank 0 may save for longer than 10 minutes.
-            group = dist.new_group(backend="nccl", timeout=PATIENCE)
-        self._reduced = DistributedDataParallel(
-            _Called(network, program), gradient_as_bucket_view=True, process_group=group
-        )
-
-    def __call__(self, *fields: torch.Tensor) -> Any:
-        return self._reduced(*fields)
-
-    def unreduced(self) -> ContextManager:
-        """Return a context in which gradients stay in this process."""
-        return self._reduced.no_sync()
+        dynamo.optimize_ddp = False
+    # Numbers and objects use the default group, gloo: it needs no device and detects a lost process at once.
+    group = None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        # The ranks watch each other by heartbeats, so NCCL need not: rank 0 may save for longer than 10 minutes.
+        group = dist.new_group(backend="nccl", timeout=PATIENCE)
+    return DistributedDataParallel(
+        _Called(network, program), gradient_as_bucket_view=True, process_group=group
+    )
 
 
 class _Called(nn.Module):

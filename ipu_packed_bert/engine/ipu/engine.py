@@ -160,7 +160,7 @@ class IpuEngine(Engine):
     def compile(self, batch: Batch) -> None:
         if self._training.isCompiled():
             return
-        tensors = self._tensors(batch, self.accumulation)
+        tensors = self._of_an_update(batch)
         self._free_for(None)
         self._program.train()
         if self.device.offline:
@@ -203,11 +203,11 @@ class IpuEngine(Engine):
                 " it to train"
             )
         self.compile(batch)
-        tensors = self._tensors(batch, self.accumulation)
+        tensors = self._of_an_update(batch)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._training.setOptimizer(self._optimizer)
-        self._all_are_here()
+        self.processes.summed(())  # fails if another instance has; the device would wait for it
         self._free_for(None)
         started = time.perf_counter()
         outputs = self._training(*tensors)
@@ -221,7 +221,7 @@ class IpuEngine(Engine):
         return self._result(outputs, batch, seconds, cycles)
 
     def evaluate(self, batch: Batch) -> StepResult:
-        outputs, seconds = self._infer("evaluation", batch)
+        outputs, seconds = self._infer("evaluation", batch, self.task.fields)
         return self._result(outputs, batch, seconds, None)
 
     def predict(self, batch: Batch) -> np.ndarray:
@@ -231,13 +231,11 @@ class IpuEngine(Engine):
         return outputs.numpy()
 
     @_classified_errors()
-    def _infer(
-        self, name: str, batch: Batch, fields: Optional[Tuple[str, ...]] = None
-    ) -> Tuple[Any, float]:
+    def _infer(self, name: str, batch: Batch, fields: Tuple[str, ...]) -> Tuple[Any, float]:
         """Run an inference program without dropout; return its outputs and the seconds of the call."""
         iterations = self._iterations(name, batch, fields)
-        tensors = self._tensors(batch, iterations, fields)
-        self._all_are_here()
+        tensors = self._tensors(batch, fields)
+        self.processes.summed(())  # see `step`
         if self._training.isCompiled() and self._training.isAttachedToDevice():
             self._training.copyWeightsToHost()
             self._host_is_behind = False
@@ -285,11 +283,6 @@ class IpuEngine(Engine):
             if executor.isCompiled():
                 executor.destroy()
 
-    def _all_are_here(self) -> None:
-        """Raise an error if another instance has failed, because the device would wait for it forever."""
-        if self.processes.size > 1:
-            self.processes.summed(())
-
     # -- batches ------------------------------------------------------------------------------------------------------
 
     def feed(self, batches: GlobalBatches):
@@ -298,41 +291,42 @@ class IpuEngine(Engine):
             return batches
         return BatchesAhead(batches, read_ahead=_read_ahead)
 
-    def _tensors(
-        self, batch: Batch, micro_batches_per_replica: int, fields: Optional[Tuple[str, ...]] = None
-    ) -> Tuple[torch.Tensor, ...]:
+    def _tensors(self, batch: Batch, fields: Tuple[str, ...]) -> Tuple[torch.Tensor, ...]:
         """Return the rows of this process in a global batch in PopTorch's order: replica first, then time.
 
         Replica r gets at time t the micro-batch r x accumulation + t, which is the order of the batch. An update sums
         over all rows, so their order does not matter.
         """
-        fields = self.task.fields if fields is None else fields
-        number = micro_batches(self.task, batch, self.config.batch.micro_batch, fields)
-        needed = micro_batches_per_replica * self.instance.replicas
+        return tuple(torch.from_numpy(np.ascontiguousarray(batch[name])) for name in fields)
+
+    def _of_an_update(self, batch: Batch) -> Tuple[torch.Tensor, ...]:
+        """Return the tensors of a batch; raise ValueError if it is not as large as an update."""
+        number = micro_batches(self.task, batch, self.config.batch.micro_batch)
+        self._refuse_other_than(number, self.accumulation)
+        return self._tensors(batch, self.task.fields)
+
+    def _refuse_other_than(self, number: int, iterations: int) -> None:
+        """Raise ValueError if a number of micro-batches is not that of a program with these iterations."""
+        needed = iterations * self.instance.replicas
         if number != needed:
             raise ValueError(
                 f"the batch has {number} micro-batches, but the program needs {needed}"
-                f" ({micro_batches_per_replica} x {self.instance.replicas} replicas); fill it with empty packs"
+                f" ({iterations} x {self.instance.replicas} replicas); fill it with empty packs"
             )
-        return tuple(torch.from_numpy(np.ascontiguousarray(batch[name])) for name in fields)
 
-    def _iterations(self, name: str, batch: Batch, fields: Optional[Tuple[str, ...]] = None) -> int:
+    def _iterations(self, name: str, batch: Batch, fields: Tuple[str, ...]) -> int:
         """Return the micro-batches of a batch per replica; raise ValueError if they do not fit the program."""
         number = micro_batches(self.task, batch, self.config.batch.micro_batch, fields)
         replicas = self.instance.replicas
-        iterations, rest = divmod(number, replicas)
         stages = len(self.placement.stages)
-        if rest or iterations < stages:
+        if number % replicas or number < stages * replicas:
             raise ValueError(
                 f"the evaluation batch has {number} micro-batches, but needs a multiple of {replicas}, the number of"
                 f" replicas, and at least {stages} per replica, the number of stages; fill it with empty packs"
             )
-        program = self._inference.get(name)
-        if program is not None and program.iterations != iterations:
-            raise ValueError(
-                f"the evaluation batch has {number} micro-batches, but the compiled program needs"
-                f" {program.iterations * replicas}; fill it with empty packs"
-            )
+        iterations = number // replicas
+        if name in self._inference:
+            self._refuse_other_than(number, self._inference[name].iterations)
         return iterations
 
     def _result(self, outputs, batch: Batch, seconds: float, cycles: Optional[int]) -> StepResult:
@@ -390,7 +384,7 @@ class IpuEngine(Engine):
         """
         if not self._training.isCompiled() or self.device.offline:
             return None
-        self._all_are_here()
+        self.processes.summed(())  # see `step`
         if self._training.isAttachedToDevice():
             self._training.copyWeightsToHost()
         self._host_is_behind = False

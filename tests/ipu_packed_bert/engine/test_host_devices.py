@@ -1,5 +1,6 @@
 """Which device the host engine takes, what it computes in there, and which attention, on GPUs that are not there."""
 
+import contextlib
 import sys
 import types
 from types import SimpleNamespace
@@ -9,11 +10,9 @@ import torch
 
 from ipu_packed_bert.engine.host.attention import KERNEL_FROM, Attention, _without_kernel, pick_attention
 from ipu_packed_bert.engine.host.devices import find_device, numerics_of, refuse_precision
-from ipu_packed_bert.settings.config import Config, ConfigError
-from ipu_packed_bert.settings.loading import load_config
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.fakes.cuda import pretend
-from tests.pretraining import host_engine
 from tests.refusals import refused
 from tests.tiny_runs import TINY
 from tests.update_batches import change
@@ -58,41 +57,6 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
         find_device(engine(device="cuda"), ranks[2])
 
 
-@pytest.mark.parametrize(
-    "precision, capability, lacks",
-    [
-        ("float32", None, False),
-        ("bfloat16", None, False),
-        ("tf32", None, True),
-        ("float32", (7, 0), False),
-        ("bfloat16", (7, 5), True),
-        ("tf32", (7, 5), True),
-        ("bfloat16", (8, 0), False),
-        ("tf32", (9, 0), False),
-    ],
-)
-def test_a_precision_that_the_device_lacks_is_refused(precision, capability, lacks, monkeypatch):
-    device = pretend(monkeypatch, capability) if capability else CPU
-    if not lacks:
-        refuse_precision(precision, device)
-        return
-    with refused("engine.precision", precision, "float32"):
-        refuse_precision(precision, device)
-
-
-def test_the_engine_refuses_it_before_it_builds_a_network():
-    with pytest.raises(ValueError, match="tf32"):
-        host_engine(Config(model=TINY).changed("engine", precision="tf32"), device="cpu")
-
-
-@pytest.mark.parametrize("command", ["pretrain", "finetune"])
-def test_float16_is_refused_with_the_way_out(command, tmp_path):
-    path = tmp_path / "half.yml"
-    path.write_text("engine: {precision: float16}\n")
-    with pytest.raises(ConfigError, match="engine.precision is 'float16'; .*bfloat16.* needs none"):
-        load_config(path, command=command)
-
-
 def test_the_process_keeps_its_choices_and_inside_they_are_the_engine_s(monkeypatch):
     """The switches are those of the process: they hold in the engine only. (No GPU is needed to see them.)"""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
@@ -114,6 +78,19 @@ def test_the_process_keeps_its_choices_and_inside_they_are_the_engine_s(monkeypa
                 assert not torch.are_deterministic_algorithms_enabled()
     finally:
         torch.set_float32_matmul_precision(outer)
+
+
+LACKING = {("tf32", None), ("bfloat16", (7, 5)), ("tf32", (7, 5))}
+
+
+def test_a_precision_that_the_device_lacks_is_refused(monkeypatch):
+    for precision in ("float32", "bfloat16", "tf32"):
+        for version in (None, (7, 5), (8, 0), (9, 0)):
+            device = pretend(monkeypatch, version) if version else CPU
+            lacks = (precision, version) in LACKING
+            expected = refused("engine.precision", precision, "float32") if lacks else contextlib.nullcontext()
+            with expected:
+                refuse_precision(precision, device)
 
 
 BEST = {"dtype": torch.bfloat16, "dropout": 0.0, "head_size": 64, "depth": 3}

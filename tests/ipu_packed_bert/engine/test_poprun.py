@@ -12,7 +12,7 @@ import torch
 from ipu_packed_bert.commands import finetune, pretrain
 from ipu_packed_bert.engine import build_engine, choose_engine
 from ipu_packed_bert.model.packed import BATCH_FIELDS
-from ipu_packed_bert.processes.ranks import joined, refuse_several
+from ipu_packed_bert.processes.ranks import joined
 from ipu_packed_bert.run_files.checkpoints import newest_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.launch_lines import compiled_words
@@ -28,8 +28,6 @@ from tests.instances_at_work import (
     ENVIRONMENT,
     ON_IPUS,
     Job,
-    alone_on_the_device,
-    apart_on_the_device,
     at_work,
     exchanged,
     fine_tuned,
@@ -41,8 +39,8 @@ from tests.refusals import refused
 from tests.tiny_runs import tiny_config, tiny_data
 from tests.tolerances import same_state
 
-LEGS = (1, 2, 4, 1)  # instances of a run that is resumed three times
-SAVED, STEPS = 3, 5  # update after which a run is told to stop; updates of a whole one
+LEGS = (2, 4, 1)  # instances of a run that is resumed three times
+SAVED, STEPS = 2, 4  # update after which a run is told to stop; updates of a whole one
 HAS_SAFETENSORS = importlib.util.find_spec("safetensors") is not None
 DROPOUT = ["model.hidden_dropout=0.3"]
 
@@ -53,7 +51,7 @@ def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp("instances")
     data = tiny_data(folder / "data", sequences=24)  # 17 packs; an update has 12, so that every other one is incomplete
     tiny = tiny_config(folder / "tiny.yml", data)
-    jobs = [Job(f"{size} straight", size, trained, dict(data=data, steps=4)) for size in (1, 2, 4)]
+    jobs = [Job(f"{size} straight", size, trained, dict(data=data, steps=3)) for size in (1, 2, 4)]
     former = None
     for leg, size in enumerate(LEGS):
         jobs.append(Job(f"leg {leg}", size, trained, dict(data=data, steps=1, after=former)))
@@ -85,8 +83,6 @@ def work(tmp_path_factory):
         Job("exported", 2, ran, dict(arguments=new("exported", program[0]))),
         Job("loaded", 2, ran, dict(arguments=new("loaded", program[1]))),
         Job("loaded alone", 1, ran, dict(arguments=new("alone", program[1]))),
-        Job("alone", 2, alone_on_the_device, dict(seconds=0.2)),
-        Job("apart", 2, apart_on_the_device, {}),
         Job("exchanged", 3, exchanged, {}),
     ]
     return folder, at_work(folder, jobs)
@@ -213,20 +209,10 @@ def test_numbers_and_objects_travel(found):
         assert first["one"] == 7 and first["none"].shape == (0,)
 
 
-def test_the_stand_in_refuses_what_a_device_would_wait_for_without_end(found):
-    assert found["alone"][0].startswith("failed: ")
-    assert all("another one something else" in said for said in found["apart"])
-
-
 @pytest.fixture
 def by_poprun(monkeypatch):
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-
-
-def one_line(caught):
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 POD16 = ["engine.kind=ipu"]
@@ -236,66 +222,38 @@ def pod16(*overrides):
     return load_config("configs/packed_phase2_pod16.yml", [*POD16, *overrides])
 
 
-def test_the_stand_in_wants_init_first_and_once():
-    run = PopRun(index=0, instances=2, replicas=4)
-    with installed(ipus=2, poprun=run) as (_, poptorch):
-        popdist = run.popdist()
-        early = (popdist.getNumInstances, poptorch.Options, poptorch.ipuHardwareIsAvailable)
-        for call in early:
-            with pytest.raises(poptorch.Error, match="popdist.init"):
-                call()
-        assert popdist.isPopdistEnvSet()
-        popdist.init()
-        assert popdist.getNumInstances() == 2 and poptorch.ipuHardwareIsAvailable(2)
-        with pytest.raises(poptorch.Error, match="twice"):
-            popdist.init()
-        with pytest.raises(poptorch.Error, match="popdist.poptorch.Options"):
-            poptorch.inferenceModel(torch.nn.Linear(1, 1), options=poptorch.Options())
+def test_an_instance_looks_for_its_own_ipus(by_poprun, monkeypatch):
+    instance = PopRun(index=1, instances=2, replicas=4)
+    with installed(ipus=8, poprun=instance):
+        choice = choose_engine(pod16())
+        assert choice.hardware and choice.reason == "IPU hardware: 16 IPUs (4 x 4) in 2 instances of 8 IPUs (2 x 4)"
+    for attached, kind in ((4, "ipu"), (0, "auto")):
+        config = pod16(f"engine.kind={kind}")
+        names = ("instance 1 of 2", "8 IPUs", f"has {attached} IPU")
+        with installed(ipus=attached, poprun=PopRun(index=1, instances=2, replicas=4)), refused(*names):
+            choose_engine(config)
+    monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
+    for poprun, names in (
+        (dict(replicas=4), ["POPTORCH_IPU_MODEL", "2 instances"]),
+        (dict(replicas=2), ["2 replicas", "placement.replicas is 4"]),
+        (dict(replicas=4, local_replicas=1), ["1 of 4 replicas", "--num-instances"]),
+    ):
+        with installed(ipus=8, poprun=PopRun(index=0, instances=2, **poprun)), refused(*names):
+            choose_engine(pod16())
 
 
-@pytest.mark.parametrize(
-    "attached, says", [(8, ""), (4, "the largest it can attach has 4"), (0, "can attach has 0 IPUs")]
-)
-def test_an_instance_looks_for_its_own_ipus(attached, says, by_poprun):
-    with installed(ipus=attached, poprun=PopRun(index=1, instances=2, replicas=4)):
-        if not says:
-            choice = choose_engine(pod16())
-            assert choice.hardware and choice.reason == "IPU hardware: 16 IPUs (4 x 4) in 2 instances of 8 IPUs (2 x 4)"
-            return
-        for kind in ("ipu", "auto"):
-            with refused("instance 1 of 2 needs a device of 8 IPUs") as caught:
-                choose_engine(pod16(f"engine.kind={kind}"))
-            assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "poprun, says",
-    [
-        (dict(replicas=2), "poprun has 2 replicas, but placement.replicas is 4"),
-        (dict(replicas=4, local_replicas=1), "this instance 1 of 4 replicas"),
-    ],
-)
-def test_shares_that_are_not_those_of_the_configuration_are_refused(poprun, says, by_poprun):
-    with installed(ipus=8, poprun=PopRun(index=0, instances=2, **poprun)), refused(says):
-        choose_engine(pod16())
-
-
-def test_several_instances_are_neither_simulated_nor_on_the_host(by_poprun, monkeypatch, tmp_path):
+def test_an_engine_has_the_processes_of_its_launcher(by_poprun):
     config = pod16()
     with installed(ipus=8, poprun=PopRun(index=0, instances=2, replicas=4)) as (sdk, _):
         from ipu_packed_bert.engine.ipu import poprun
 
         with refused("packed_phase2_pod16.yml", "poprun"):
             sdk.devices.inventory(config)
-        with refused("pass its result to the engine"):
+        with refused("2 instances", "processes.joined"):
             build_engine(config, Pretraining(config), choose_engine(config), packing_factor=2.0)
-        monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
-        with refused("POPTORCH_IPU_MODEL requests the Poplar IPU Model"):
-            choose_engine(config)
-        monkeypatch.delenv("POPTORCH_IPU_MODEL")
         host = pod16("engine.kind=host")
         ranks = poprun.Instances(None, 0, 2, 0)
-        with refused("needs torchrun"):
+        with refused("2 instances", "torchrun"):
             build_engine(host, Pretraining(host), choose_engine(host), packing_factor=2.0, processes=ranks)
 
 
@@ -336,24 +294,3 @@ def test_poprun_without_popdist_is_one_line(main, by_poprun, capsys):
         assert run_main(main, ["--config", "packed_host"]) == 2
     text = capsys.readouterr().err
     assert text.startswith("error: poprun started this process, but popdist does not load") and text.count("\n") == 1
-
-
-def test_what_one_process_makes_is_refused(by_poprun):
-    with pytest.raises(ValueError, match="poprun started this process, but each process would repeat an experiment"):
-        refuse_several("an experiment")
-    with pytest.raises(ValueError, match="without poprun"), joined(command="a benchmark"):
-        pass
-
-
-def test_where_instances_meet(monkeypatch):
-    from ipu_packed_bert.engine.ipu.poprun import _meeting_point
-
-    one_host = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-    store = _meeting_point(0, 1, {**one_host, "MASTER_PORT": "0"})
-    store.set("here", "yes")
-    assert store.get("here") == b"yes"
-    several = {**one_host, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
-    with refused("2 instances run on several hosts"):
-        _meeting_point(1, 2, several)
-    with refused("cannot connect at 127.0.0.1:-1"):
-        _meeting_point(0, 2, {**several, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "-1"})

@@ -103,27 +103,3 @@ def test_losses_and_gradients_are_theirs(dtype):
         assert_same(
             found=[gradients[name].grad for name in names], expected=[expected[name] for name in names], dtype=dtype
         )
-
-
-def test_logits_are_theirs():
-    theirs = reference()
-    rng = np.random.default_rng(6)
-    examples = random_sequences(rng, lengths=LENGTHS, vocabulary=MODEL.vocabulary_size)
-    batch = lay_out([[index] for index in range(len(LENGTHS))], examples, slots=SLOTS, depth=1, predictions=5)
-    fields = {name: torch.from_numpy(values) for name, values in batch.items()}
-    with torch.no_grad():
-        expected = theirs(
-            input_ids=fields["input_ids"].long(),
-            attention_mask=fields["input_mask"].long(),
-            token_type_ids=fields["segment_ids"].long(),
-        )
-        found = ours(theirs).logits(
-            *(fields[name] for name in ("input_ids", "input_mask", "segment_ids", "positions")),
-            fields["masked_lm_positions"],
-            fields["next_sentence_positions"],
-        )
-    rows = torch.arange(len(LENGTHS)).unsqueeze(1)
-    asked = expected.prediction_logits[rows, fields["masked_lm_positions"].long()]
-    used = fields["masked_lm_weights"] > 0
-    assert torch.allclose(found.mlm_BPV[used], asked[used], rtol=1e-5, atol=1e-5)
-    assert torch.allclose(found.nsp_BD2[:, 0], expected.seq_relationship_logits, rtol=1e-5, atol=1e-5)

@@ -17,7 +17,6 @@ from ipu_packed_bert.model.packed import (
 )
 from ipu_packed_bert.settings.schema import LossConfig
 from tests.packed_examples import lay_out, random_sequences, with_scales
-from tests.refusals import refused
 from tests.tiny_runs import TINY
 from tests.tolerances import relative_error
 
@@ -147,36 +146,6 @@ def test_half_weights_run_in_half():
     assert all(value.dtype == torch.float32 for value in output)
 
 
-def test_pieces_can_be_replaced_from_outside():
-    """An engine may put other modules in the place of four, none of which holds a parameter."""
-
-    class OneHotSlots(nn.Module):
-        def forward(self, hidden_BSH, slots_BK):
-            chosen_BKS = nn.functional.one_hot(slots_BK.long(), hidden_BSH.shape[1]).to(hidden_BSH.dtype)
-            return torch.matmul(chosen_BKS, hidden_BSH)
-
-    class TwoProducts(nn.Module):
-        def forward(self, hidden_BPH, table_VH, bias_V):
-            return torch.cat([hidden_BPH @ part.t() for part in table_VH.split(31)], dim=2) + bias_V
-
-    network = PackedBertForPreTraining(MODEL, LossConfig())
-    names = set(network.state_dict())
-    fields = make_fields()
-    network(*fields.values()).loss.backward()
-    expected = [parameter.grad.clone() for parameter in network.parameters()]
-    network.masked_lm_slots = network.next_sentence_slots = OneHotSlots()
-    network.cls.predictions.product = TwoProducts()
-    network.zero_grad()
-    network(*fields.values()).loss.backward()
-    assert set(network.state_dict()) == names
-    assert relative_error([parameter.grad for parameter in network.parameters()], expected) < 1e-5
-
-
 def test_batch_fields_are_the_arguments_in_order():
     names = PackedBertForPreTraining.forward.__code__.co_varnames[1 : len(BATCH_FIELDS) + 1]
     assert tuple(name.rsplit("_", 1)[0] for name in names) == BATCH_FIELDS
-
-
-def test_unknown_attention_is_refused():
-    with refused("attention", "flash", "eager, sdpa"):
-        PackedBertForPreTraining(MODEL, LossConfig(), attention="flash")

@@ -7,7 +7,6 @@ import torch
 from ipu_packed_bert.model.packed import BATCH_FIELDS, GatherSlots
 from ipu_packed_bert.model.products import OneHotSlots, _SequenceCodes, mask_in_product
 from ipu_packed_bert.settings.config import Config
-from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.schema import (
     BatchConfig,
     DataConfig,
@@ -61,11 +60,7 @@ def fields_of(depth, *, seed=0, rows=6):
     return {name: torch.from_numpy(batch[name]) for name in BATCH_FIELDS}
 
 
-def same_sequence(input_mask_BS):
-    return input_mask_BS.unsqueeze(2) == input_mask_BS.unsqueeze(1)
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 8, 16])
+@pytest.mark.parametrize("depth", [1, 3, 7, 16])
 def test_losses_and_gradients_are_those_of_the_additive_mask(depth):
     """float64, 1e-12; with weights far from the initial ones, so that scores differ by tens."""
     config, fields = config_for(), fields_of(depth)
@@ -92,13 +87,6 @@ def test_a_control_without_codes():
     mask_in_product(blind, sequences=3, columns=mask_columns(config.model, 3))
     blind.attention_mask.codes.zero_()
     assert abs(blind(*fields.values()).loss / plain(*fields.values()).loss - 1.0).item() > 1e-3
-
-
-def test_nothing_is_added_to_the_weights():
-    config = config_for()
-    plain, product = initial_network(config), initial_network(config)
-    mask_in_product(product, sequences=3, columns=mask_columns(config.model, 3))
-    assert plain.state_dict().keys() == product.state_dict().keys()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -139,7 +127,7 @@ def half_sums(terms, order):
     return total
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_half_partials_in_any_order_leave_the_scores_of_a_sequence_as_they_are(seed):
     """The worst accumulator: every partial sum in float16, the code's terms anywhere between those of the head.
 
@@ -159,7 +147,7 @@ def test_half_partials_in_any_order_leave_the_scores_of_a_sequence_as_they_are(s
     order = rng.permutation(width + mask.shape[-1])
     with_codes = half_sums(np.concatenate((head, mask), axis=-1), order)
     without = half_sums(head, [index for index in order if index < width])
-    same = same_sequence(numbers).numpy()
+    same = (numbers.unsqueeze(2) == numbers.unsqueeze(1)).numpy()
     assert 0 < same.sum() < same.size and np.abs(without).max() > 20
     assert (with_codes[same].view(np.uint16) == without[same].view(np.uint16)).all()
     largest = np.where(same, with_codes, -np.inf).max(axis=-1, keepdims=True)
@@ -186,35 +174,9 @@ def test_gradients_of_the_codes_columns_stay_as_small_as_the_others():
     assert 0 < of_codes < 32 * max(1.0, 1.0 / float(query.abs().max())) * of_key
 
 
-@pytest.mark.parametrize(
-    "depth, head, columns",
-    [
-        # 2 columns a digit; 64 + 2 x 2 = 68 -> 80; up to 255 sequences fit the same 16 columns; tiny heads are filled
-        # up to 16.
-        (1, 64, 16),
-        (3, 64, 16),
-        (16, 64, 16),
-        (255, 64, 16),
-        (256, 64, 32),
-        (3, 8, 8),
-        (3, 12, 4),
-        (3, 13, 19),
-    ],
-)
-def test_columns(depth, head, columns):
-    config = Config(model=ModelConfig(hidden_size=2 * head, num_heads=2))
-    assert mask_columns(config.model, depth) == columns
-    assert (head + columns) % 16 == 0 and columns >= 2 * depth.bit_length()
-
-
-def test_too_few_columns_are_refused():
-    with pytest.raises(ValueError, match="must be at least 6"):
-        _SequenceCodes(4, 4)
-
-
-def test_the_setting_is_checked(tmp_path):
-    path = tmp_path / "mask.yml"
-    path.write_text("engine:\n  mask: none\n")
-    with pytest.raises(ValueError, match="engine.mask is 'none'; must be one of product, additive"):
-        load_config(path)
-    assert Config().engine.mask == "product"
+def test_columns():
+    """2 columns for each digit; 64 + 2 x 2 = 68 -> 80; 16 columns are enough for 255 sequences."""
+    for depth, head, columns in ((1, 64, 16), (255, 64, 16), (256, 64, 32), (3, 8, 8), (3, 12, 4), (3, 13, 19)):
+        model = ModelConfig(hidden_size=2 * head, num_heads=2)
+        assert mask_columns(model, depth) == columns
+        assert (head + columns) % 16 == 0

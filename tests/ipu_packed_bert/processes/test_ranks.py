@@ -10,18 +10,17 @@ from tests.tolerances import same_state
 
 # Packs of an update, in micro-batches of one or two; 37 packs make an epoch, so that its last update is incomplete.
 SHAPES = {"six packs": ["batch.micro_batch=1", "batch.gradient_accumulation=9"], "four packs, two at a time": []}
-SIZES = {"six packs": (1, 2, 3, 4), "four packs, two at a time": (1, 3)}
+SIZES = {"six packs": (1, 3, 4), "four packs, two at a time": (1, 3)}
 STEPS = {"six packs": 8, "four packs, two at a time": 11}
 PACKS = {"six packs": (6, 1), "four packs, two at a time": (4, 1)}  # of the fullest update, of the emptiest
 LEGS = (1, 2, 4, 1)  # ranks of a run that is resumed three times
-FINE_TUNED = ("squad", "single_label", "tokens")
+FINE_TUNED = ("squad", "tokens")
 
 
 # Kind of run with dropout -> whether it computes in float64, and its settings. `auto` makes micro-batches of 6, 3 and 2
 # packs in 1, 2 and 4 ranks; in float64 their scale, which is float32, would be visible.
 DROPOUT = {
     "float64": (True, []),
-    "float32": (False, []),
     "float32, other micro-batches": (False, ["engine.kind=host", "batch.micro_batch=auto"]),
 }
 
@@ -93,7 +92,7 @@ def test_a_run_goes_on_with_any_number_of_ranks(found):
 
 
 # With other micro-batches all sums have another order: 1.0e-6 apart with torch 2.0.1.
-@pytest.mark.parametrize("kind, limit", list(zip(DROPOUT, (1e-12, 1e-6, 2e-6))), ids=DROPOUT)
+@pytest.mark.parametrize("kind, limit", list(zip(DROPOUT, (1e-12, 2e-6))), ids=DROPOUT)
 def test_dropout_draws_the_same_in_any_number_of_ranks(found, kind, limit):
     """1, 2 and 4 ranks, and 2, 1, 4 after each other, up to the order of sums."""
     one = found[f"dropout, {kind}, 1"]
