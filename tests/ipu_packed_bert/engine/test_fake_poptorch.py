@@ -310,39 +310,12 @@ def chain(ipus, *, accumulation, replicas=1, auto=poptorch.AutoStage.AutoIncreme
     return executor
 
 
-def test_the_machine_has_so_many_ipus():
-    machine.reset(4)
-    first = chain([0, 1], accumulation=3)
-    second = chain([0, 1], accumulation=3)
-    with pytest.raises(poptorch.Error, match="no device"):
-        chain([0, 1], accumulation=3)
-    second.destroy()
-    chain([0, 1], accumulation=3)
-    assert first.isAttachedToDevice()
-
-
-def test_serialised_products_are_products():
-    left = torch.randn(5, 6, dtype=torch.float64)
-    right = torch.randn(6, 8, dtype=torch.float64)
-    modes = poptorch.MatMulSerializationMode
-    for mode, factor in ((modes.OutputChannels, 4), (modes.InputChannels, 5), (modes.ReducingDim, 3)):
-        assert torch.allclose(poptorch.serializedMatMul(left, right, mode, factor), left @ right)
-
-
 class Numbers:
     def __len__(self):
         return 3
 
     def __iter__(self):
         return iter([(torch.full((2,), float(number)),) for number in range(3)])
-
-
-def test_the_accessor_reads_ahead_and_around():
-    accessor = poptorch.AsynchronousDataAccessor(Numbers(), load_indefinitely=True)
-    assert len(accessor) == 3
-    for _ in range(2):
-        assert [float(item[0][0]) for item in accessor] == [0.0, 1.0, 2.0]
-    accessor.terminate()
 
 
 ARGUMENTS = {  # of a setting, where it is not one flag

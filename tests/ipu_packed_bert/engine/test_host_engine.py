@@ -35,28 +35,26 @@ def same_bits(first, second):
     return all(torch.equal(a, b) for a, b in zip(first, second)) and len(first) == len(second) > 0
 
 
-@pytest.mark.parametrize("name", ["lamb", "adamw"])
-@pytest.mark.parametrize("normalisation", ["token", "sequence"])
+@pytest.mark.parametrize("name, normalisation", [("lamb", "token"), ("adamw", "sequence")])
 def test_packed_and_unpacked_runs_stay_together(name, normalisation):
     """Three updates on the same sequences, packed and alone, end in the same weights."""
     config = change(CONFIG, optimizer={"name": name}, loss={"normalisation": normalisation})
-    ends, losses = [], []
+    ends = []
+    metrics = []
     for depth, micro_batch in ((1, 4), (3, 2)):
-        engine = host_engine(config.changed("batch", micro_batch=micro_batch), packing_factor=1.0, device="cpu")
+        engine = host_engine(config.changed("batch", micro_batch=micro_batch), device="cpu")
         batches = make_batches(3, depth=depth, micro_batch=micro_batch, normalisation=normalisation)
         # A higher rate amplifies the rounding of gradients that are zero, such as those of key biases.
         results = [engine.step(batch, 5e-3) for batch in batches]
         ends.append(weights(engine))
-        losses.append(
-            [[result.loss, result.metrics["mlm_accuracy"], result.metrics["nsp_accuracy"]] for result in results]
-        )
-    assert np.allclose(losses[0], losses[1], rtol=1e-4)
+        metrics.append([list(result.metrics.values()) for result in results])
+    assert np.allclose(*metrics, rtol=1e-4)
     assert_same(found=ends[0], expected=ends[1], dtype=torch.float32)
 
 
 def test_a_step_is_what_it_says():
     batch = make_batches(1, depth=3, micro_batch=2)[0]
-    engine = host_engine(CONFIG.changed("engine", attention="eager"), packing_factor=1.0, device="cpu")
+    engine = host_engine(CONFIG.changed("engine", attention="eager"), device="cpu")
     model = initial_network(CONFIG)
     optimizer = build_optimizer(model, CONFIG.optimizer, betas=(0.9, 0.999), in_pieces=True)
     number = len(batch["input_ids"]) // 2
@@ -83,32 +81,19 @@ def test_a_step_is_what_it_says():
     assert same_bits(weights(engine), [model.state_dict()[name] for name in sorted(model.state_dict())])
 
 
-def test_the_cut_into_micro_batches_does_not_matter():
-    ends = []
-    for micro_batch in (1, 2, 4):
-        batch = make_batches(1, depth=3, micro_batch=4)[0]
-        number = len(batch["input_ids"]) // micro_batch
-        batch = with_scales(batch, micro_batches=number, normalisation="token")
-        engine = host_engine(CONFIG.changed("batch", micro_batch=micro_batch), packing_factor=1.0, device="cpu")
-        engine.step(batch, 1e-2)
-        ends.append(weights(engine))
-    assert_same(found=ends[0], expected=ends[1], dtype=torch.float32)
-    assert_same(found=ends[2], expected=ends[1], dtype=torch.float32)
-
-
 def test_continuation_is_bit_identical_with_dropout():
     config = CONFIG.changed("model", hidden_dropout=0.2, attention_dropout=0.1)
     batches = make_batches(4, depth=3, micro_batch=2)
-    straight = host_engine(config, packing_factor=1.0, device="cpu")
+    straight = host_engine(config, device="cpu")
     results = [straight.step(batch, 1e-2) for batch in batches]
 
-    first = host_engine(config, packing_factor=1.0, device="cpu")
+    first = host_engine(config, device="cpu")
     for batch in batches[:2]:
         first.step(batch, 1e-2)
     state = first.state()
     first.step(batches[2], 1e-2)  # what happens later must not reach into the saved state
     torch.manual_seed(12345)  # nor does the process's own random stream matter
-    second = host_engine(config, packing_factor=1.0, device="cpu")
+    second = host_engine(config, device="cpu")
     second.load_state(state)
     second.evaluate(batches[0])  # nor an evaluation in between
     continued = [second.step(batch, 1e-2) for batch in batches[2:]]
@@ -116,7 +101,7 @@ def test_continuation_is_bit_identical_with_dropout():
     assert same_bits(weights(second), weights(straight))
 
     # Dropout really draws: another seed gives another loss.
-    other = host_engine(config.changed("run", seed=6), packing_factor=1.0, device="cpu")
+    other = host_engine(config.changed("run", seed=6), device="cpu")
     other.load_state(state)
     assert other.step(batches[2], 1e-2).loss != results[2].loss
 
@@ -126,7 +111,7 @@ def test_the_process_random_stream_is_left_alone():
     torch.manual_seed(9)
     expected = torch.rand(3)
     torch.manual_seed(9)
-    engine = host_engine(CONFIG.changed("model", hidden_dropout=0.2), packing_factor=1.0, device="cpu")
+    engine = host_engine(CONFIG.changed("model", hidden_dropout=0.2), device="cpu")
     engine.compile(batch)
     engine.step(batch, 1e-2)
     assert torch.equal(torch.rand(3), expected)
@@ -135,7 +120,7 @@ def test_the_process_random_stream_is_left_alone():
 def test_compile_and_evaluate_change_nothing():
     batch = make_batches(1, depth=3, micro_batch=2)[0]
     config = CONFIG.changed("model", hidden_dropout=0.2)
-    prepared, fresh = (host_engine(config, packing_factor=1.0, device="cpu") for _ in range(2))
+    prepared, fresh = (host_engine(config, device="cpu") for _ in range(2))
     prepared.compile(batch)
     losses = [prepared.evaluate(batch).loss for _ in range(2)]
     assert losses[0] == losses[1]
@@ -147,8 +132,8 @@ def test_compiled_it_is_as_many_graphs_for_each_mode_whatever_its_layers(monkeyp
     """Captured without breaks, and not again for other data; by a backend that runs the graph as it is."""
     graphs = count_graphs(monkeypatch)
     config = CONFIG.changed("model", num_layers=layers)
-    compiled = host_engine(config.changed("engine", compile=True), packing_factor=1.0, device="cpu")
-    plain = host_engine(config, packing_factor=1.0, device="cpu")
+    compiled = host_engine(config.changed("engine", compile=True), device="cpu")
+    plain = host_engine(config, device="cpu")
     batches = make_batches(2, depth=3, micro_batch=2)
     compiled.compile(batches[0])
     assert len(graphs) == graphs_of(plain.model)
@@ -159,7 +144,7 @@ def test_compiled_it_is_as_many_graphs_for_each_mode_whatever_its_layers(monkeyp
     assert set(compiled.state()["model"]) == set(plain.state()["model"])
     count_graphs(monkeypatch, "no_compiler_here")
     with refused("engine.compile is true, but torch cannot compile here .*--set engine.compile=false"):
-        host_engine(CONFIG.changed("engine", compile=True), packing_factor=1.0, device="cpu").compile(batches[0])
+        host_engine(CONFIG.changed("engine", compile=True), device="cpu").compile(batches[0])
 
 
 def test_packing_adjusts_the_betas_where_configured():
@@ -187,7 +172,7 @@ def test_gradients_change_nothing_and_have_no_dropout_unless_asked(alone):
 def test_an_empty_batch_moves_nothing_but_decay():
     batch = lay_out([[], []], [], slots=SLOTS, depth=3, predictions=7)
     batch = with_scales(batch, micro_batches=1, normalisation="sequence")
-    engine = host_engine(CONFIG.changed("optimizer", weight_decay=0.0), packing_factor=1.0, device="cpu")
+    engine = host_engine(CONFIG.changed("optimizer", weight_decay=0.0), device="cpu")
     before = weights(engine)
     result = engine.step(batch, 1e-2)
     assert (result.loss, result.metrics["mlm_accuracy"], result.metrics["nsp_accuracy"]) == (0.0, 0.0, 0.0)
@@ -198,7 +183,7 @@ def test_training_learns_in_both_precisions():
     batch = make_batches(1, depth=3, micro_batch=2)[0]
     ends = {}
     for precision in ("float32", "bfloat16"):
-        engine = host_engine(CONFIG.changed("engine", precision=precision), packing_factor=1.0, device="cpu")
+        engine = host_engine(CONFIG.changed("engine", precision=precision), device="cpu")
         losses = [engine.step(batch, 2e-2).loss for _ in range(12)]
         assert losses[-1] < 0.7 * losses[0]
         ends[precision] = losses[0]
@@ -210,7 +195,7 @@ def test_training_learns_in_both_precisions():
 def test_in_bfloat16_the_mask_is_made_once_and_changes_no_bit(attention):
     config = CONFIG.changed("engine", precision="bfloat16", attention=attention)
     batch = make_batches(1, depth=3, micro_batch=2)[0]
-    engines = [host_engine(config, packing_factor=1.0, device="cpu") for _ in range(2)]
+    engines = [host_engine(config, device="cpu") for _ in range(2)]
     numbers = torch.from_numpy(batch["input_mask"])
     assert engines[0].model.attention_mask(numbers, torch.float32).dtype == torch.bfloat16
     engines[1].model.attention_mask.products = None  # each layer makes its own
@@ -238,7 +223,7 @@ def test_attention_chosen_for_the_machine():
 
 
 def test_too_little_memory_names_the_settings_that_decide_it(monkeypatch):
-    engine = host_engine(CONFIG, packing_factor=1.0, device="cpu")
+    engine = host_engine(CONFIG, device="cpu")
     (batch,) = make_batches(1, depth=3, micro_batch=2)
 
     def full(*_):

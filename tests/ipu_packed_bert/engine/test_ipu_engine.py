@@ -72,21 +72,33 @@ FEW = {
 }
 
 
+def both(sdk, config, *, depth=3):
+    """Return an engine on the mock and the host's."""
+    return make_engine(sdk, config, depth=depth), host_engine(config, packing_factor=1.0)
+
+
+def assert_updates_are_the_hosts(sdk, config, *, depth=3, **lengths):
+    """Make three updates on both engines; return the states."""
+    engine, host = both(sdk, config, depth=depth)
+    for update, rate in enumerate(RATES):
+        batch = make_batch(config, depth=depth, seed=update, **lengths)
+        found = engine.step(batch, rate)
+        assert found.metrics == pytest.approx(host.step(batch, rate).metrics, rel=1e-5)
+        assert found.cycles > 0
+    states = (engine.state(), host.state())
+    assert_same_weights(*states)
+    return states
+
+
 @pytest.mark.parametrize("layout, depth, mask", [each if each in FEW else slow(each) for each in PROGRAMS])
 def test_three_updates_equal_the_hosts(sdk, layout, depth, mask):
     config = make_config(**LAYOUTS[layout], data={"max_sequences_per_pack": depth}, engine={"mask": mask})
-    engine, host = make_engine(sdk, config, depth=depth), host_engine(config, packing_factor=1.0)
-    for update, rate in enumerate(RATES):
-        batch = make_batch(config, depth=depth, seed=update)
-        found, expected = engine.step(batch, rate), host.step(batch, rate)
-        assert found.metrics == pytest.approx(expected.metrics, rel=1e-5)
-        assert found.cycles > 0
-    assert_same_weights(engine.state(), host.state())
+    states = assert_updates_are_the_hosts(sdk, config, depth=depth)
+    ours, theirs = (state["optimizer"] for state in states)
+    assert ours["step"] == theirs["step"] == len(RATES)
     for moment in ("exp_avg", "exp_avg_sq"):
-        names = [name for name in engine.state()["optimizer"][moment] if not name.endswith("key.bias")]
-        moments = [[each.state()["optimizer"][moment][name] for name in names] for each in (engine, host)]
-        assert relative_error(*moments) < 1e-5
-    assert engine.state()["optimizer"]["step"] == host.state()["optimizer"]["step"] == 3
+        names = [name for name in ours[moment] if not name.endswith("key.bias")]
+        assert relative_error(*([state[moment][name] for name in names] for state in (ours, theirs))) < 1e-5
     assert machine.compilations == ["training"]
 
 
@@ -103,49 +115,27 @@ VARIANTS = {
 
 @pytest.mark.parametrize("sections", VARIANTS.values(), ids=VARIANTS)
 def test_variants_equal_the_hosts(sdk, sections):
-    config = make_config(layers_per_ipu=(1, 1), accumulation=5, **sections)
-    engine, host = make_engine(sdk, config), host_engine(config, packing_factor=1.0)
-    for update, rate in enumerate(RATES):
-        batch = make_batch(config, seed=update)
-        assert engine.step(batch, rate).metrics == pytest.approx(host.step(batch, rate).metrics, rel=1e-5)
-    assert_same_weights(engine.state(), host.state())
+    assert_updates_are_the_hosts(sdk, make_config(layers_per_ipu=(1, 1), accumulation=5, **sections))
 
 
-@pytest.mark.parametrize("mask", ["product", "additive"])
-def test_any_depth(sdk, mask):
-    """The configuration leaves the depth open: the data set knows it, and with it how wide the mask's codes are."""
-    config = make_config(data={"max_sequences_per_pack": None}, engine={"mask": mask})
-    engine, host = make_engine(sdk, config, depth=9), host_engine(config, packing_factor=1.0)
-    for update, rate in enumerate(RATES):
-        batch = make_batch(config, depth=9, seed=update, shortest=1, longest=4)
-        assert batch["input_mask"].max() > 7
-        assert engine.step(batch, rate).metrics == pytest.approx(host.step(batch, rate).metrics, rel=1e-5)
-    assert_same_weights(engine.state(), host.state())
+def test_any_depth(sdk):
+    """The configuration leaves the depth open: the data set has it, and with it the width of the mask's codes."""
+    config = make_config(data={"max_sequences_per_pack": None})
+    assert config.engine.mask == "product"
+    assert make_batch(config, depth=9, shortest=1, longest=4)["input_mask"].max() > 7
+    assert_updates_are_the_hosts(sdk, config, depth=9, shortest=1, longest=4)
 
 
 def test_the_order_of_rows_decides_nothing(sdk):
-    """Any order of an update's rows, so any split into replicas and times, makes the same update."""
+    """Any order of an update's rows, so any split into replicas and times, and any ids in padding."""
     config = make_config(replicas=2, accumulation=3)
     batch = make_batch(config)
     order = np.random.default_rng(1).permutation(len(batch["input_ids"]))
+    garbage = {**batch, "input_ids": np.where(batch["input_mask"] == 0, 7, batch["input_ids"])}
     states = []
-    for rows in (np.arange(len(order)), order):
+    for update in (batch, {name: field[order] for name, field in garbage.items()}):
         engine = make_engine(sdk, config)
-        engine.step({name: field[rows] for name, field in batch.items()}, 0.01)
-        states.append(engine.state())
-        engine.close()
-    assert_same_weights(*states)
-
-
-def test_padding_weighs_nothing(sdk):
-    """Garbage in the empty packs' ids changes no update: they have weight 0 everywhere."""
-    config = make_config()
-    states = []
-    for garbage in (0, 7):
-        batch = make_batch(config)
-        batch["input_ids"][batch["input_mask"] == 0] = garbage
-        engine = make_engine(sdk, config)
-        engine.step(batch, 0.01)
+        engine.step(update, 0.01)
         states.append(engine.state())
         engine.close()
     assert_same_weights(*states)
@@ -158,24 +148,24 @@ def test_the_adapted_network_computes_the_same(sdk, next_sentence, mask):
     ipu, _ = sdk
     sections = {"loss": {"next_sentence": next_sentence}, "engine": {"mask": mask}}
     config = make_config(layers_per_ipu=(1, 1), accumulation=5, **sections)
-    plain, adapted = initial_network(config).double(), initial_network(config).double()
+    plain = initial_network(config).double()
+    adapted = initial_network(config).double()
     ipu.program._adapt(adapted, config, Pretraining(config, schema()))
     ipu.program._begin_blocks(adapted, placed(config))
     assert type(adapted.masked_lm_slots) is not type(plain.masked_lm_slots)
     assert (type(adapted.attention_mask) is type(plain.attention_mask)) == (mask == "additive")
     assert type(adapted.cls.predictions.product) is not type(plain.cls.predictions.product)
-    shapes = [{name: p.shape for name, p in network.state_dict().items()} for network in (plain, adapted)]
-    assert shapes[0] == shapes[1]
-    adapted.load_state_dict(plain.state_dict())
+    adapted.load_state_dict(plain.state_dict())  # the same names and shapes
     fields = [torch.from_numpy(make_batch(config)[name]) for name in BATCH_FIELDS]
-    outputs = [network(*fields) for network in (plain, adapted)]
-    for _network, output in zip((plain, adapted), outputs):
+    outputs = []
+    gradients = []
+    for network in (plain, adapted):
+        output = network(*fields)
         output.loss.backward()
-    assert all(abs((a - b).item()) <= 1e-12 * max(1.0, abs(a.item())) for a, b in zip(*outputs))
-    gradients = [
-        [p.grad for name, p in network.named_parameters() if not name.endswith("key.bias")]
-        for network in (plain, adapted)
-    ]
+        outputs.append([value.item() for value in output])
+        parameters = network.named_parameters()
+        gradients.append([each.grad for name, each in parameters if not name.endswith("key.bias")])
+    assert outputs[1] == pytest.approx(outputs[0], rel=1e-12, abs=1e-12)
     assert relative_error(*gradients) <= 1e-12
 
 
@@ -431,6 +421,14 @@ def test_no_message_of_the_sdk_has_phrases_of_two_kinds():
         assert by_phrases or by_type or kind == "other"
 
 
+def test_a_stored_type_and_an_action_decide_before_the_message():
+    stored = type("Error", (Exception,), {"type": "poplar_link_error"})
+    recoverable = type("Error", (Exception,), {"recovery_action": "FULL_RESET"})
+    assert classify(stored("the IPU-Links are down")).kind == "linker"
+    assert classify(recoverable("Out of memory")).kind == "reset needed"
+    assert classify(MemoryError()).kind == "host memory"
+
+
 def test_an_error_of_the_sdk_is_one_line(sdk, monkeypatch):
     config = make_config()
     batch = make_batch(config)
@@ -448,18 +446,6 @@ def test_an_error_of_the_sdk_is_one_line(sdk, monkeypatch):
                 call()
         assert caught.value.problem.kind == "no device"
         engine.step(batch, 0.01)
-
-
-def test_a_stored_type_and_an_action_decide_before_the_message():
-    class Error(Exception):
-        type = "poplar_link_error"
-
-    class Recoverable(Exception):
-        recovery_action = "FULL_RESET"
-
-    assert classify(Error("the IPU-Links are down")).kind == "linker"
-    assert classify(Recoverable("Out of memory")).kind == "reset needed"
-    assert classify(MemoryError()).kind == "host memory"
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def pod16(*overrides):
     return load_config("configs/packed_phase2_pod16.yml", [*POD16, *overrides])
 
 
-def test_an_instance_looks_for_its_own_ipus(by_poprun, monkeypatch):
+def test_an_instance_looks_for_its_own_ipus(by_poprun):
     instance = PopRun(index=1, instances=2, replicas=4)
     with installed(ipus=8, poprun=instance):
         choice = choose_engine(pod16())
@@ -232,14 +232,14 @@ def test_an_instance_looks_for_its_own_ipus(by_poprun, monkeypatch):
         names = ("instance 1 of 2", "8 IPUs", f"has {attached} IPU")
         with installed(ipus=attached, poprun=PopRun(index=1, instances=2, replicas=4)), refused(*names):
             choose_engine(config)
-    monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
+    simulated = pod16().changed("engine", ipu_model=True)
     for poprun, names in (
-        (dict(replicas=4), ["POPTORCH_IPU_MODEL", "2 instances"]),
+        (dict(replicas=4), ["engine.ipu_model", "2 instances"]),
         (dict(replicas=2), ["2 replicas", "placement.replicas is 4"]),
         (dict(replicas=4, local_replicas=1), ["1 of 4 replicas", "--num-instances"]),
     ):
         with installed(ipus=8, poprun=PopRun(index=0, instances=2, **poprun)), refused(*names):
-            choose_engine(pod16())
+            choose_engine(simulated)
 
 
 def test_an_engine_has_the_processes_of_its_launcher(by_poprun):

@@ -15,7 +15,8 @@ from ipu_packed_bert.model.loss import (
 )
 from ipu_packed_bert.settings.schema import LossConfig
 
-LOG2, LOG4 = math.log(2.0), math.log(4.0)
+LOG2 = math.log(2.0)
+LOG4 = math.log(4.0)
 
 
 def int32(*rows):
@@ -25,13 +26,21 @@ def int32(*rows):
 # Two packs, vocabulary of 4. The first holds sequence 1 with masked tokens a, b and sequence 2 with c, the second one
 # sequence with d. Uniform logits cost log 4; logits with two equal leaders and two at -100 cost log 2, if a leader is
 # asked for; one leader costs 0.
-UNIFORM, PAIR, SURE = [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, -100.0, -100.0], [0.0, -100.0, -100.0, -100.0]
+UNIFORM = [0.0, 0.0, 0.0, 0.0]
+PAIR = [0.0, 0.0, -100.0, -100.0]
+SURE = [0.0, -100.0, -100.0, -100.0]
 MLM_LOGITS = torch.tensor([[UNIFORM, PAIR, SURE, SURE], [PAIR, UNIFORM, SURE, UNIFORM]])
 #          a: log 4   b: log 2  c: 0      unused        d: log 2  unused ..
 IDS = int32([3, 0, 0, 0], [1, 0, 0, 0])
 WEIGHTS = int32([1, 1, 2, 0], [1, 0, 0, 0])
-NSP_LOGITS = torch.tensor([[[0.0, 0.0], [0.0, -100.0], [5.0, 1.0]], [[0.0, 0.0], [3.0, 1.0], [2.0, 9.0]]])
-#            sequence 1: log 2, 2: 0, slot unused                     1: log 2, slots unused
+NSP_LOGITS = torch.tensor(
+    [
+        # sequence 1: log 2, 2: 0, slot unused
+        [[0.0, 0.0], [0.0, -100.0], [5.0, 1.0]],
+        # sequence 1: log 2, slots unused
+        [[0.0, 0.0], [3.0, 1.0], [2.0, 9.0]],
+    ]
+)
 NSP_LABELS = int32([1, 0, 0], [0, 0, 0])
 NSP_WEIGHTS = int32([1, 1, 0], [1, 0, 0])
 
@@ -46,11 +55,11 @@ def loss_of(normalisation, *, next_sentence=True, mlm_scale=1.0, nsp_scale=1.0, 
 def test_token_normalisation_by_hand():
     # Four masked tokens, three sequences, one micro-batch: scales 1/4 and 1/3.
     output = loss_of("token", mlm_scale=1 / 4, nsp_scale=1 / 3)
-    assert output.mlm_loss.item() == pytest.approx((LOG4 + LOG2 + 0 + LOG2) / 4)
-    assert output.nsp_loss.item() == pytest.approx((LOG2 + 0 + LOG2) / 3)
-    assert output.loss.item() == pytest.approx(output.mlm_loss.item() + output.nsp_loss.item())
+    mlm_loss = (LOG4 + LOG2 + 0 + LOG2) / 4
+    nsp_loss = (LOG2 + 0 + LOG2) / 3
     # argmax takes the first of equals: a (3) and d (1) are missed, b and c are right; sequence 1 of pack 1 is missed.
-    assert (output.mlm_correct.item(), output.nsp_correct.item()) == (2.0, 2.0)
+    expected = [mlm_loss + nsp_loss, mlm_loss, nsp_loss, 2.0, 2.0]
+    assert [value.item() for value in output] == pytest.approx(expected)
 
 
 def test_sequence_normalisation_by_hand():
@@ -71,10 +80,12 @@ def test_unused_slots_have_no_gradient(normalisation):
 @pytest.mark.parametrize("normalisation", ["token", "sequence"])
 def test_empty_packs_are_finite(normalisation):
     loss = PretrainingLoss(LossConfig(normalisation=normalisation))
-    mlm, nsp = torch.randn(1, 4, 9, requires_grad=True), torch.randn(1, 3, 2, requires_grad=True)
-    output = loss(
-        mlm, nsp, int32([0] * 4), int32([0] * 4), int32([0] * 3), int32([0] * 3), torch.ones(1), torch.ones(1)
-    )
+    mlm = torch.randn(1, 4, 9, requires_grad=True)
+    nsp = torch.randn(1, 3, 2, requires_grad=True)
+    none_P = int32([0] * 4)
+    none_D = int32([0] * 3)
+    scale_B = torch.ones(1)
+    output = loss(mlm, nsp, none_P, none_P, none_D, none_D, scale_B, scale_B)
     output.loss.backward()
     assert [value.item() for value in output] == [0.0] * 5
     assert not mlm.grad.any() and not nsp.grad.any()  # NaN counts as any
@@ -84,12 +95,15 @@ def test_empty_packs_are_finite(normalisation):
 def test_half_logits_are_summed_in_float32(half):
     """In float16 a loss of 76 tokens would be off in the third digit."""
     logits = torch.randn(1, 76, 50).to(half)
-    ids, weights = torch.arange(76, dtype=torch.int32).remainder(50)[None], torch.ones(1, 76, dtype=torch.int32)
+    ids = torch.arange(76, dtype=torch.int32).remainder(50)[None]
+    weights = torch.ones_like(ids)
     loss = PretrainingLoss(LossConfig(next_sentence=False))
-    arguments = (ids, weights, int32([0]), int32([1]), torch.ones(1), torch.ones(1))
+    scale = torch.ones(1)
+    arguments = (ids, weights, int32([0]), int32([1]), scale, scale)
     output = loss(logits, None, *arguments)
+    expected = loss(logits.double(), None, *arguments)
     assert output.loss.dtype == torch.float32
-    assert output.loss.item() == pytest.approx(loss(logits.double(), None, *arguments).loss.item(), rel=1e-6)
+    assert output.loss.item() == pytest.approx(expected.loss.item(), rel=1e-6)
 
 
 def test_half_logits_lose_what_rounding_loses(spread=4.0):

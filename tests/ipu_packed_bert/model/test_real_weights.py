@@ -114,17 +114,3 @@ def test_in_a_pack_as_alone(pretrained, sentences, attention, dtype, allowed):
     assert len(where) == len(sentences) > 200 and len(fields[0]) < len(sentences) / 2
     apart = furthest(encoder(pretrained, attention, dtype), AttentionMask(attention), sentences, fields, where)
     assert 0 < apart <= allowed
-
-
-def test_without_the_mask_they_see_each_other(pretrained, sentences):
-    sentences = sentences[:40]
-    fields, where = packs_of(sentences)
-    mask = AttentionMask("eager")
-    apart = furthest(
-        encoder(pretrained, "eager", torch.float32),
-        lambda numbers, dtype: mask((numbers > 0).int(), dtype),
-        sentences,
-        fields,
-        where,
-    )
-    assert apart > 0.1

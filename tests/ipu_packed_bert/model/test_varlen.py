@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from ipu_packed_bert.engine.host.attention import OPERATOR_FROM, block_rule
-from ipu_packed_bert.model.bert import _BertSelfAttention
-from ipu_packed_bert.model.packed import BATCH_FIELDS, AttentionMask, PackedBertForPreTraining
+from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from ipu_packed_bert.model.varlen import (
     BlockRule,
-    _BlockContext,
     _SequenceBlocks,
     _SequenceBoundaries,
     attend_within_sequences,
@@ -87,26 +85,6 @@ def test_mask_and_blocks_are_chosen_from_and_are_the_dense_mask(eager, pays):
     assert isinstance(chosen.attention_mask(numbers, torch.float64), torch.Tensor) != pays
     assert_same(found=gradients(chosen, batch), expected=gradients(dense, batch), dtype=torch.float64)
     assert [sizes[1:] for sizes in asked] == [tuple(numbers.shape)] * 2
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_blocks_drop_the_weights_that_eager_attention_drops(dropout):
-    """One sequence fills the row, so that both draw as many numbers."""
-    model = replace(MODEL, attention_dropout=dropout)
-    attention = _BertSelfAttention(model, "eager").double()
-    hidden = torch.randn(1, SLOTS, model.hidden_size, dtype=torch.float64)
-    found = []
-    numbers = torch.ones(1, SLOTS, dtype=torch.int32)
-    for context in (None, _BlockContext(BLOCKS)):
-        attention.context = context
-        made = AttentionMask("eager") if context is None else _SequenceBlocks(BLOCKS)
-        torch.manual_seed(7)
-        found.append(attention(hidden, made(numbers, torch.float64)).detach())
-    assert_same(found=found[:1], expected=found[1:], dtype=torch.float64)
-    torch.manual_seed(8)
-    other = attention(hidden, made(numbers, torch.float64))
-    assert torch.allclose(found[1], other) == (dropout == 0.0)  # it is in force
-    assert torch.allclose(attention.eval()(hidden, made(numbers, torch.float64)), other) == (dropout == 0.0)
 
 
 @pytest.mark.parametrize(("dtype", "dropout"), [(torch.float32, 0.0), (torch.float32, 0.1), (torch.bfloat16, 0.0)])
