@@ -55,6 +55,18 @@ class Placement(NamedTuple):
         return tuple(block for block in self.blocks if block.ipu == ipu)
 
 
+def pretraining_heads(*, next_sentence: bool) -> Tuple[PlacedPart, ...]:
+    """Return the modules after the last layer in pre-training.
+
+    Args:
+        next_sentence: the network predicts the next sentence, as `loss.next_sentence` says.
+    """
+    parts = [("MLM head", "cls.predictions")]
+    if next_sentence:
+        parts += [("pooler", "bert.pooler"), ("NSP head", "cls.seq_relationship")]
+    return tuple(PlacedPart(name, module, with_table=True) for name, module in parts)
+
+
 def place(placement: PlacementConfig, heads: Sequence[PlacedPart]) -> Placement:
     """Return the placement of a network's blocks.
 

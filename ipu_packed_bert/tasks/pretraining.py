@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Optional, Tuple
 
 from ipu_packed_bert.data.data_sets import check_schema
 from ipu_packed_bert.settings.config import Config
-from ipu_packed_bert.settings.placement import PlacedPart
+from ipu_packed_bert.settings.placement import PlacedPart, pretraining_heads
 from ipu_packed_bert.tasks.task import Metric, Task
 from pack_data.store.packs import FIELDS, PackSchema
 
@@ -54,10 +54,7 @@ class Pretraining(Task):
     @property
     def heads(self) -> Tuple[PlacedPart, ...]:
         """Modules after the last layer, each of which a placement may move."""
-        parts = [("MLM head", "cls.predictions")]
-        if self._loss.next_sentence:
-            parts += [("pooler", "bert.pooler"), ("NSP head", "cls.seq_relationship")]
-        return tuple(PlacedPart(name, module, with_table=True) for name, module in parts)
+        return pretraining_heads(next_sentence=self._loss.next_sentence)
 
     def network(self, attention: str) -> PackedBertForPreTraining:
         from ipu_packed_bert.model.packed import PackedBertForPreTraining

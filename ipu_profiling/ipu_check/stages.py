@@ -26,7 +26,7 @@ from ipu_profiling.cycles.target import MK2, TARGETS
 from ipu_profiling.cycles.workload import Machine
 from ipu_profiling.measured import bundle as ipu_bundle
 from ipu_profiling.measured import popvision
-from ipu_profiling.planning.plan import plan
+from ipu_profiling.planning.ipu_memory import memory_of_packs
 from pack_data.reading.durable import check_new_folder
 
 
@@ -74,7 +74,7 @@ def _explained(error: BaseException, config: Config) -> SdkProblem:
 
 def _ways_out(config: Config, ipu: Optional[int]) -> List[str]:
     """Return the advice for the user's configuration `config`."""
-    planned = plan(config, packing_factor=1.0)
+    planned = memory_of_packs(config)
     memory = [placed.total for placed in planned.memory]
     smaller = planned.micro_batch_that_fits()
     return ipu_bundle.way_out(config, ipu=ipu, smaller=smaller, memory=memory)
@@ -178,7 +178,7 @@ class _Check:
     def _predicted(self) -> str:
         config = self.updates.config
         predicted = self.bundle.predicted
-        planned = plan(config, packing_factor=1.0)
+        planned = memory_of_packs(config)
         predicted.memory = [
             ipu_bundle.PlannedMemory(memory.ipu, memory.total) for memory in planned.memory
         ]

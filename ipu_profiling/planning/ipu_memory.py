@@ -6,18 +6,30 @@ the largest product as the cycle model plans it. It excludes the program and its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import List, NamedTuple, Tuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import List, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.settings.config import Config
-from ipu_packed_bert.settings.placement import Block, Placement
+from ipu_packed_bert.settings.placement import Block, Placement, place, pretraining_heads
 from ipu_packed_bert.settings.schema import ModelConfig, mask_columns
 from ipu_profiling.cycles.matmul import Planner, Product
 from ipu_profiling.cycles.target import MK2
 
 IPU_BYTES = MK2.memory_per_tile * MK2.tiles
+# The largest counted share of an IPU's memory in a published run: MLPerf v2.0's BERT-large on a Bow Pod64 (E4 of
+# cycles/points.json). Code and exchange, which are not counted, are known to fit into the rest.
+FULLEST_THAT_RAN = 0.88
+GUESSED_DEPTH = 8  # sequences in a pack, if neither data nor configuration define it
 _WIDTH = {"float16": 2, "float32": 4}  # bytes of an element
 _PLANNER = Planner(MK2)  # Bow has the same tiles
+_NOTHING_FITS = "no micro-batch fits: use more IPUs a replica, or change placement.layers_per_ipu"
+_FITS = "fits: at most {counted.fullest:.0%} of a tile is counted; the fullest published run has {ran:.0%}"
+_DOES_NOT_FIT = "does not fit: {share:.1%} of IPU {ipu} is counted, {kept:.0%} without temporary values of products"
+_TIGHT = (
+    "tight, unknown: {share:.1%} of IPU {ipu} is counted, without code and exchange; the fullest published run has "
+    "{ran:.1%}"
+)
 
 
 class IpuMemory(NamedTuple):
@@ -79,15 +91,51 @@ class ReplicaMemory:
     config: Config
     model: ModelConfig
     placement: Placement
-    depth: int  # most sequences of a pack
+    depth: int  # most sequences of a pack; a guess if neither configuration nor data set define it
     predictions: int  # most masked tokens of a pack
 
-    def counted(self) -> Tuple[IpuMemory, ...]:
-        """Return the memory of each IPU."""
+    @cached_property
+    def memory(self) -> Tuple[IpuMemory, ...]:
+        """Counted memory of each IPU of a replica."""
         return tuple(map(self._ipu, range(self.placement.ipus)))
 
+    @property
+    def parameters(self) -> int:
+        """Elements of all weights."""
+        return sum(memory.parameters for memory in self.memory)
+
+    @property
+    def fullest(self) -> float:
+        """Counted memory of the fullest IPU, as a share of what an IPU has."""
+        return max(memory.share for memory in self.memory)
+
+    @property
+    def fits(self) -> Optional[bool]:
+        """True if the memory fits, False if it does not, None if that depends on code and exchange.
+
+        It fits up to `FULLEST_THAT_RAN` and on the host, and not if an IPU has less than is counted.
+        """
+        if self.config.engine.kind == "host" or self.fullest <= FULLEST_THAT_RAN:
+            return True
+        return False if self.fullest > 1.0 else None
+
+    def micro_batch_that_fits(self) -> Optional[int]:
+        """Return the largest micro-batch below the configured one that counts no more than `FULLEST_THAT_RAN`."""
+        # Memory grows with the micro-batch, so bisection finds the largest.
+        low = 0
+        high = self.config.batch.micro_batch
+        while high - low > 1:
+            middle = (low + high) // 2
+            config = self.config.changed("batch", micro_batch=middle)
+            if replace(self, config=config).fits:
+                low = middle
+            else:
+                high = middle
+        return low or None
+
+    @property
     def mask_bytes(self) -> float:
-        """Return the bytes of the mask that every layer reads.
+        """Bytes of the mask of a micro-batch, which every layer reads.
 
         The product mask has two codes for each slot, the additive one a number for each pair of slots.
         """
@@ -156,7 +204,7 @@ class ReplicaMemory:
             micro_batches = 2 * (len(stages) - 1 - index) + 1
             layers = sum(map(_is_layer, stage.blocks))
             # The input of the stage, the mask of its layers, and each layer's checkpoint or all its activations.
-            mask = self.mask_bytes() if layers else 0.0
+            mask = self.mask_bytes if layers else 0.0
             per_layer = hidden if recomputes else self._layer()
             kept += micro_batches * (hidden + mask + layers * per_layer)
         return kept
@@ -225,3 +273,51 @@ class ReplicaMemory:
             rows = micro_batch * self.predictions
             products += [(1, rows, hidden, hidden), (1, rows, hidden, part)]
         return products
+
+
+def memory_of_packs(config: Config) -> ReplicaMemory:
+    """Return the memory of pre-training before its data set exists."""
+    depth = config.data.max_sequences_per_pack or GUESSED_DEPTH
+    heads = pretraining_heads(next_sentence=config.loss.next_sentence)
+    return ReplicaMemory(
+        config=config,
+        model=config.model,
+        placement=place(config.placement, heads),
+        depth=depth,
+        # The published rule (see pack_data.store.packs.predictions_per_pack).
+        predictions=config.predictions_per_sequence + depth,
+    )
+
+
+def memory_words(
+    counted: ReplicaMemory,
+    smaller: Optional[int],
+    *,
+    packing_factor: Optional[float] = 1.0,
+    row: str = "pack",
+) -> List[str]:
+    """Return lines that state whether the counted memory fits and, if that is not certain, what to change.
+
+    Args:
+        counted: the memory.
+        smaller: a micro-batch that fits, if there is one.
+        packing_factor: sequences in a pack, None if unknown.
+        row: the word for a pack.
+    """
+    if counted.fits:
+        return [_FITS.format(counted=counted, ran=FULLEST_THAT_RAN)]
+    fullest = max(counted.memory, key=lambda memory: memory.share)
+    verdict = _TIGHT if counted.fits is None else _DOES_NOT_FIT
+    text = verdict.format(
+        share=fullest.share,
+        ipu=fullest.ipu,
+        kept=fullest.total / IPU_BYTES,
+        ran=FULLEST_THAT_RAN,
+    )
+    if smaller is None:
+        return [text, _NOTHING_FITS]
+    if packing_factor is None:
+        return [text, f"--set batch.micro_batch={smaller} fits"]
+    options = counted.config.on_micro_batch(smaller, packing_factor)
+    packs = counted.config.packs_per_update(packing_factor)
+    return [text, f"{options} fits; an update keeps its {packs:,} {row}s"]

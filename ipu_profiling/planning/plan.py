@@ -7,9 +7,8 @@ are packed. It needs no device; torch is imported for files of examples only.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from ipu_packed_bert.data.data_sets import known_packing_factor
 from ipu_packed_bert.data.factors import (
@@ -20,24 +19,18 @@ from ipu_packed_bert.data.factors import (
 )
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.finetuning import SQUAD
-from ipu_packed_bert.settings.placement import Placement, place
+from ipu_packed_bert.settings.placement import place
 from ipu_packed_bert.settings.rules import check_accumulation, check_for_ipus
-from ipu_packed_bert.settings.schema import FINETUNE, ModelConfig
+from ipu_packed_bert.settings.schema import FINETUNE
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.files import located
-from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_profiling.planning.host_memory import HostMemory, host_memory
-from ipu_profiling.planning.ipu_memory import IpuMemory, ReplicaMemory
+from ipu_profiling.planning.ipu_memory import GUESSED_DEPTH, ReplicaMemory, memory_of_packs
 from pack_data.reading.words import counted
 from pack_data.store.data_set import Manifest
 
 if TYPE_CHECKING:
     from ipu_packed_bert.tasks.examples import ExampleTask
-
-# The largest counted share of an IPU's memory in a published run: MLPerf v2.0's BERT-large on a Bow Pod64 (E4 of
-# cycles/points.json). Code and exchange, which are not counted, are known to fit into the rest.
-FULLEST_THAT_RAN = 0.88
-_GUESSED_DEPTH = 8  # sequences in a pack, if neither data nor configuration define it
 
 
 class _Update(NamedTuple):
@@ -61,38 +54,14 @@ class _Words(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RunPlan:
-    """The plan of a configuration of any task."""
+class RunPlan(ReplicaMemory):
+    """The plan of a configuration of any task; with the micro-batch that runs, if the packing factor is known."""
 
-    config: Config  # with the micro-batch that runs, if the packing factor is known
-    model: ModelConfig
     update: Optional[_Update]  # None while no packing factor is known
-    placement: Placement
-    depth: int  # most sequences of a pack; a guess if neither configuration nor data set define it
-    predictions: int  # most masked tokens of a pack
     bytes_per_pack: int  # host to device
     training_packs: Optional[int]  # None while the data are missing
     words: _Words
     task: Optional[ExampleTask] = None  # of files of examples, if these and the checkpoint exist
-
-    @property
-    def _replica(self) -> ReplicaMemory:
-        return ReplicaMemory(self.config, self.model, self.placement, self.depth, self.predictions)
-
-    @cached_property
-    def memory(self) -> Tuple[IpuMemory, ...]:
-        """Counted memory of each IPU of a replica."""
-        return self._replica.counted()
-
-    @property
-    def mask_bytes(self) -> float:
-        """Bytes of the mask of a micro-batch."""
-        return self._replica.mask_bytes()
-
-    @property
-    def parameters(self) -> int:
-        """Elements of all weights."""
-        return sum(memory.parameters for memory in self.memory)
 
     @property
     def host_memory(self) -> HostMemory:
@@ -109,35 +78,6 @@ class RunPlan:
     def training_stages(self) -> int:
         """Stages of the training pipeline: each but the last runs backwards too."""
         return 2 * len(self.placement.stages) - 1
-
-    @property
-    def fullest(self) -> float:
-        """Counted memory of the fullest IPU, as a share of what an IPU has."""
-        return max(memory.share for memory in self.memory)
-
-    @property
-    def fits(self) -> Optional[bool]:
-        """True if the memory fits, False if it does not, None if that depends on code and exchange.
-
-        It fits up to `FULLEST_THAT_RAN` and on the host, and not if an IPU has less than is counted.
-        """
-        if self.config.engine.kind == "host" or self.fullest <= FULLEST_THAT_RAN:
-            return True
-        return False if self.fullest > 1.0 else None
-
-    def micro_batch_that_fits(self) -> Optional[int]:
-        """Return the largest micro-batch below the configured one that counts no more than `FULLEST_THAT_RAN`."""
-        # Memory grows with the micro-batch, so bisection finds the largest.
-        low = 0
-        high = self.config.batch.micro_batch
-        while high - low > 1:
-            middle = (low + high) // 2
-            config = self.config.changed("batch", micro_batch=middle)
-            if replace(self, config=config).fits:
-                low = middle
-            else:
-                high = middle
-        return low or None
 
 
 def plan(
@@ -190,24 +130,23 @@ def _of_packs(
         update = _update(config, factor)
     config = config.with_micro_batch(1.0)  # without an update, its memory
 
+    counted_memory = memory_of_packs(config)
     packs: Optional[int] = None
-    depth = data.max_sequences_per_pack or _GUESSED_DEPTH
-    # The published rule, unless a data set defines the number (see pack_data.store.packs.predictions_per_pack).
-    predictions = config.predictions_per_sequence + depth
     if manifest is not None:
         packs = manifest.packs
-        depth = manifest.schema.max_sequences_per_pack
-        predictions = manifest.schema.max_predictions_per_pack
+        schema = manifest.schema
+        counted_memory = replace(
+            counted_memory,
+            depth=schema.max_sequences_per_pack,
+            predictions=schema.max_predictions_per_pack,
+        )
+    depth = counted_memory.depth
     # int32: four fields of slots, three of masked tokens, three of sequences; and two float32 scales.
-    bytes_per_pack = 4 * (4 * data.max_sequence_length + 3 * predictions + 3 * depth + 2)
+    numbers = 4 * data.max_sequence_length + 3 * counted_memory.predictions + 3 * depth + 2
     return RunPlan(
-        config=config,
-        model=config.model,
+        **vars(counted_memory),
         update=update,
-        placement=place(config.placement, Pretraining(config).heads),
-        depth=depth,
-        predictions=predictions,
-        bytes_per_pack=bytes_per_pack,
+        bytes_per_pack=4 * numbers,
         training_packs=packs,
         words=_words_of_packs(config, packs, depth, update),
     )
@@ -280,7 +219,7 @@ def _of_examples(
         config = config.changed("batch", micro_batch=rows)
 
     slots = config.data.max_sequence_length
-    depth = config.data.max_sequences_per_pack or _GUESSED_DEPTH
+    depth = config.data.max_sequences_per_pack or GUESSED_DEPTH
     numbers = 4 * slots + 4 * depth + 1  # of a row
     packs = None
     data = f"{config.task.name}, rows of {slots:,} slots; "

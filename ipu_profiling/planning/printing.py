@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 from ipu_packed_bert.settings.launch_lines import start_lines
 from ipu_packed_bert.settings.placement import Block
 from ipu_packed_bert.settings.schema import FINETUNE, mask_columns
 from ipu_profiling.cycles.target import MK2, TARGETS
 from ipu_profiling.planning.host_memory import TORCH
-from ipu_profiling.planning.ipu_memory import IPU_BYTES
-from ipu_profiling.planning.plan import FULLEST_THAT_RAN, RunPlan
+from ipu_profiling.planning.ipu_memory import IPU_BYTES, memory_words
+from ipu_profiling.planning.plan import RunPlan
 from pack_data.display.table import text_table
 from pack_data.reading.words import counted
 
 _MIB = 1024.0 * 1024.0
-_NOTHING_FITS = "no micro-batch fits: use more IPUs a replica, or change placement.layers_per_ipu"
 # Heading of each part of an IPU's memory.
 _PARTS = {
     "weights": "weights",
@@ -61,14 +60,6 @@ _UPDATE = """\
   packing   {update.factor.value:.3f} sequences in a {row}, from {update.factor.source}{betas}"""
 _TRAFFIC = """\
   traffic   {sent:,.{digits}f} MiB an update from host to device ({update.rows:,} {row}s of {num_bytes:,} bytes)"""
-_FITS = (
-    "fits: at most {run.fullest:.0%} of a tile is counted; the fullest published run has {ran:.0%}"
-)
-_DOES_NOT_FIT = "does not fit: {share:.1%} of IPU {ipu} is counted, {kept:.0%} without temporary values of products"
-_TIGHT = (
-    "tight, unknown: {share:.1%} of IPU {ipu} is counted, without code and exchange; the fullest published run has "
-    "{ran:.1%}"
-)
 
 
 def print_plan(run: RunPlan, options: Sequence[str] = ()) -> int:
@@ -84,7 +75,9 @@ def print_plan(run: RunPlan, options: Sequence[str] = ()) -> int:
     text = _lines(run)
     if run.config.engine.kind != "host":
         smaller = None if run.fits else run.micro_batch_that_fits()
-        verdict = "\n            ".join(memory_words(run, smaller))
+        factor = None if run.update is None else run.update.factor.value
+        words = memory_words(run, smaller, packing_factor=factor, row=run.words.row)
+        verdict = "\n            ".join(words)
         text.append(f"  verdict   {verdict}")
     if run.fits is not False:
         micro_batches = None
@@ -93,31 +86,6 @@ def print_plan(run: RunPlan, options: Sequence[str] = ()) -> int:
         text += start_lines(run.config, options, micro_batches=micro_batches)
     print("\n".join(text))
     return 1 if run.fits is False else 0
-
-
-def memory_words(run: RunPlan, smaller: Optional[int]) -> List[str]:
-    """Return lines that state whether the counted memory fits and, if that is not certain, what to change.
-
-    Args:
-        run: the plan.
-        smaller: a micro-batch that fits, if there is one.
-    """
-    if run.fits:
-        return [_FITS.format(run=run, ran=FULLEST_THAT_RAN)]
-    fullest = max(run.memory, key=lambda memory: memory.share)
-    verdict = _TIGHT if run.fits is None else _DOES_NOT_FIT
-    text = verdict.format(
-        share=fullest.share,
-        ipu=fullest.ipu,
-        kept=fullest.total / IPU_BYTES,
-        ran=FULLEST_THAT_RAN,
-    )
-    if smaller is None:
-        return [text, _NOTHING_FITS]
-    if run.update is None:
-        return [text, f"--set batch.micro_batch={smaller} fits"]
-    options = run.config.on_micro_batch(smaller, run.update.factor.value)
-    return [text, f"{options} fits; an update keeps its {run.update.packs:,} {run.words.row}s"]
 
 
 def _lines(run: RunPlan) -> List[str]:

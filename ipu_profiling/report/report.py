@@ -10,14 +10,14 @@ from typing import Any, List, Optional, Sequence, Set
 from ipu_packed_bert.data.factors import planned_factor
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import load_config
+from ipu_packed_bert.settings.rules import check_accumulation
 from ipu_packed_bert.settings.shipped import FOLDER, config_file
 from ipu_profiling.cycles import calibration
 from ipu_profiling.cycles.matmul import cache_folder
 from ipu_profiling.cycles.target import TARGETS
 from ipu_profiling.cycles.workload import Machine
 from ipu_profiling.measured import runs as measured
-from ipu_profiling.planning.plan import plan
-from ipu_profiling.planning.printing import memory_words
+from ipu_profiling.planning.ipu_memory import memory_of_packs, memory_words
 from ipu_profiling.report import DEFAULT, FIGURES, TABLES, figures, paper, pictures
 from ipu_profiling.report.breakdown import breakdown
 from ipu_profiling.report.headline import Headline, headline
@@ -169,8 +169,8 @@ class Report:
     def _too_large(self) -> Optional[str]:
         """Return a line if the configuration's counted memory exceeds an IPU's, else None."""
         config = self.config.changed("data", max_sequences_per_pack=self._depth)
-        # No memory depends on the packing factor.
-        counted = plan(config, packing_factor=1.0)
+        check_accumulation(config, 1.0)
+        counted = memory_of_packs(config)
         if counted.fits is not False:
             return None
         words = "; ".join(memory_words(counted, counted.micro_batch_that_fits()))

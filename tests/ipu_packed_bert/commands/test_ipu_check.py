@@ -24,8 +24,8 @@ from ipu_profiling.ipu_check import command as ipu_check_command
 from ipu_profiling.ipu_check import stages as ipu_check
 from ipu_profiling.measured import bundle as ipu_bundle
 from ipu_profiling.measured import popvision
+from ipu_profiling.planning.ipu_memory import memory_words
 from ipu_profiling.planning.plan import plan
-from ipu_profiling.planning.printing import memory_words
 from pack_data.cli.command import run_main
 from tests.fakes import profiles, pva
 from tests.fakes.machine import machine

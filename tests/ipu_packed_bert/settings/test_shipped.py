@@ -18,8 +18,8 @@ from ipu_packed_bert.settings.schema import EPSILON, FIXED
 from ipu_packed_bert.settings.shipped import config_file, for_one_gpu, shipped_names
 from ipu_packed_bert.settings.yaml_files import load_yaml
 from ipu_profiling.measured.bundle import way_out
+from ipu_profiling.planning.ipu_memory import memory_words
 from ipu_profiling.planning.plan import plan
-from ipu_profiling.planning.printing import memory_words
 from tests.imports import CONFIGS, ROOT
 
 load_config = lru_cache(None)(configurations.load_config)  # each file is read once, whatever is asked of it

@@ -14,8 +14,8 @@ from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import shipped_names
 from ipu_profiling.cycles.points import POINTS
 from ipu_profiling.planning import command as plan_command
-from ipu_profiling.planning.ipu_memory import IPU_BYTES, _parameters
-from ipu_profiling.planning.plan import FULLEST_THAT_RAN, _updates_per_epoch, plan
+from ipu_profiling.planning.ipu_memory import FULLEST_THAT_RAN, IPU_BYTES, _parameters
+from ipu_profiling.planning.plan import _updates_per_epoch, plan
 from ipu_profiling.planning.printing import _lines, print_plan
 from pack_data.store.data_set import PackStore
 from tests.imports import CONFIGS, ROOT
