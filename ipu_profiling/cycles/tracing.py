@@ -354,8 +354,7 @@ def sources_digest() -> str:
     torch's version is read without importing torch, so that a report from cached traces starts sooner.
     """
     here = Path(__file__).resolve()
-    root = here.parents[1]
-    files = sorted((root / "model").glob("*.py"))
+    files = sorted((here.parents[2] / "ipu_packed_bert" / "model").glob("*.py"))
     files += [here, here.parent / "variants.py", here.parent / "workload.py"]
     digest = hashlib.sha256(f"{metadata.version('torch')} {sys.version_info[:2]}".encode())
     for path in files:

@@ -18,13 +18,7 @@ from ipu_packed_bert.processes.ranks import Processes, joined
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Plan a configuration of pre-training or fine-tuning."""
-    arguments = sys.argv[1:] if argv is None else argv
-    if "--search" in arguments:
-        raise ValueError(
-            "--search: plan no longer searches; change batch and placement with --set, and compare the plans or, with "
-            "packed-bert report, their speed"
-        )
-    return plan_of("plan", arguments)
+    return plan_of("plan", sys.argv[1:] if argv is None else argv)
 
 
 def plan_of(command: str, argv: Sequence[str]) -> int:

@@ -72,6 +72,7 @@ class RunPlan(ReplicaMemory):
             parameters=self.parameters,
             slots=self.config.data.max_sequence_length,
             predictions=self.predictions,
+            packing_factor=1.0 if self.update is None else self.update.factor.value,
         )
 
     @property

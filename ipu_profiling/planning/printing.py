@@ -8,7 +8,6 @@ from ipu_packed_bert.settings.launch_lines import start_lines
 from ipu_packed_bert.settings.placement import Block
 from ipu_packed_bert.settings.schema import FINETUNE, mask_columns
 from ipu_profiling.cycles.target import MK2, TARGETS
-from ipu_profiling.planning.host_memory import TORCH
 from ipu_profiling.planning.ipu_memory import IPU_BYTES, memory_words
 from ipu_profiling.planning.plan import RunPlan
 from pack_data.display.table import text_table
@@ -137,7 +136,7 @@ def _on_host(run: RunPlan) -> str:
     memory = run.host_memory
     process = ""
     if engine.device != "cuda":
-        process = f"; a process on a CPU {_mib(memory.most + TORCH)} MiB"
+        process = f"; a process on a CPU {_mib(memory.process)} MiB"
     return _ON_HOST.format(
         device=_DEVICES[engine.device].format(threads=threads),
         engine=engine,

@@ -13,14 +13,12 @@ from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import shipped_names
 from ipu_profiling.cycles.points import POINTS
-from ipu_profiling.planning import command as plan_command
 from ipu_profiling.planning.ipu_memory import FULLEST_THAT_RAN, IPU_BYTES, _parameters
 from ipu_profiling.planning.plan import _updates_per_epoch, plan
 from ipu_profiling.planning.printing import _lines, print_plan
 from pack_data.store.data_set import PackStore
 from tests.imports import CONFIGS, ROOT
 from tests.pretraining import global_batches, placed
-from tests.refusals import refusal_of
 from tests.tiny_runs import tiny_config, tiny_data
 
 PATHS = [CONFIGS / f"{name}.yml" for name in shipped_names() if "finetune" not in name]
@@ -294,9 +292,3 @@ def test_a_plan_needs_neither_torch_nor_a_device():
     assert finished.returncode == 0, finished.stderr
     assert "layers 3-9" in finished.stdout and finished.stderr == ""
     assert "MiB of 897 (624 KiB x 1,472 tiles)" in finished.stdout
-
-
-def test_the_removed_search_names_what_to_do_instead(capsys):
-    refusal_of(
-        plan_command.main, ["--search", "--config", "packed_phase2_pod16"], capsys, "--search", "--set", "report"
-    )
