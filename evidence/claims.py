@@ -198,11 +198,8 @@ def _equivalence(claim: Claim, results: Results) -> Finding:
         name = f"{METRICS[comparison.metric]} " if len(comparisons) > 1 else ""
         lines.append(name + comparison.words(comparison.form))
     lowest_power = min(comparison.power for comparison in comparisons)
-    error = shown.over_sequences(first, second, seeds)
-    form = comparisons[-1].form[1:]
     lines.append(counted(len(seeds), "seed"))
     lines.append(f"power {lowest_power:.3f}")
-    lines.append(f"over sequences ±{error:{form}}")
     picture = _in_margins(claim, shown, comparisons)
     return Finding("; ".join(lines) + ".", kept and control_fails, p, picture)
 

@@ -1,4 +1,4 @@
-"""The common part of the pre-training experiments: data with held-out documents, a run per cell, scores by sequence.
+"""The common part of the pre-training experiments: data with held-out documents, and a run per cell.
 
 The runs are those of `run_pretraining.py`: the same build, `GlobalBatches`, `HostEngine` and `train`.  An experiment
 only chooses the configuration and changes batches before the engine gets them.  Held-out losses are always those of
@@ -266,11 +266,11 @@ class PretrainingSetup:
         build(built).close()
 
     def facts(self) -> Dict[str, Any]:
-        """Return facts of the data: masked tokens of each scored sequence; the scores of constant predictions."""
+        """Return facts of the data, with the scores of constant predictions."""
         with self.store("unpacked") as training, self.store("held_out") as held_out:
             manifest = training.manifest
             baseline = unigram_baseline(training, held_out, vocabulary=manifest.vocabulary_size)
-            scored = held_out.batch(scored_rows(held_out))
+            scored = min(SCORED, len(held_out))
         right = baseline["most_frequent_next_sentence_accuracy"]
         terms = [share * math.log(share) for share in (right, 1 - right) if share > 0]
         return {
@@ -280,9 +280,8 @@ class PretrainingSetup:
                 "nsp_accuracy": round(right, 6),
                 "nsp_loss": round(-sum(terms), 6),
             },
-            "sequences": {"training": manifest.sequences, "held_out": len(scored["input_ids"])},
+            "sequences": {"training": manifest.sequences, "held_out": scored},
             "packing_factor": round(self.packing_factor("packed"), 4),
-            "masked": (scored["masked_lm_weights"] > 0).sum(axis=1).tolist(),
         }
 
     # ---- runs --------------------------------------------------------------------------------------------------------
@@ -361,7 +360,7 @@ class PretrainingSetup:
         along: Optional[int] = None,
         keep: Optional[Path] = None,
     ) -> List[Row]:
-        """Train; return a row for each measurement of held-out sequences, the last with the scores of each sequence.
+        """Train; return a row for each measurement of held-out sequences.
 
         Args:
             config: The configuration of the run.
@@ -406,7 +405,6 @@ class PretrainingSetup:
                 if end.stopped_by:
                     raise KeyboardInterrupt
 
-                # Scores of each sequence.
                 rows = log.rows
                 if along is not None:
                     evaluation = task.evaluate(engine, trimmed(held_out))
@@ -414,7 +412,7 @@ class PretrainingSetup:
                         rows[-1][f"all_{name}"] = value
                 if keep is not None:
                     self._keep(engine, task, keep)
-            rows[-1].update(updates=config.run.steps, **task.by_sequence)
+            rows[-1]["updates"] = config.run.steps
         return rows
 
     def _keep(self, engine: HostEngine, task: Pretraining, folder: Path) -> None:
@@ -474,19 +472,12 @@ def drawn_documents(source: str, *, amount: int) -> Iterable[str]:
 # ---- scoring ---------------------------------------------------------------------------------------------------------
 
 
-def scored_rows(store: PackStore) -> np.ndarray:
-    """Return the numbers of the scored rows of an unpacked data set, in ascending order."""
-    return np.sort(np.random.default_rng(_BUILD_SEED).permutation(len(store))[:SCORED])
-
-
 def trimmed(store: PackStore, number: Optional[int] = None) -> Iterator[Batch]:
     """Iterate over the scored rows in batches of about equal lengths, cut to the longest row and most masked tokens.
 
-    A batch has the field `number`: the index of each sequence among the scored rows, [rows].
-
     number: return only this number of rows, evenly over all lengths.
     """
-    rows = scored_rows(store)
+    rows = np.sort(np.random.default_rng(_BUILD_SEED).permutation(len(store))[:SCORED])
     lengths = store.lengths(rows)["lengths"].reshape(len(rows), -1)[:, 0]
     order = np.argsort(lengths, kind="stable")
     if number is not None and number < len(order):
@@ -500,50 +491,35 @@ def trimmed(store: PackStore, number: Optional[int] = None) -> Iterator[Batch]:
             batch[name] = batch[name][:, :longest]
         for name in _MASKED:
             batch[name] = batch[name][:, :masked]
-        yield {**batch, "number": numbers}
+        yield batch
 
 
 class ScoredPretraining(Pretraining):
-    """Pre-training whose evaluation keeps the scores of each held-out sequence.
-
-    The field `number` of its batches identifies the sequences: those of `trimmed`.
-    """
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.by_sequence: Dict[str, Any] = {}
+    """Pre-training whose evaluation adds up the scores of the batches of `trimmed` in float64."""
 
     def evaluate(self, engine: Any, batches: Iterable[Batch]) -> Evaluation:
         """Score batches of `trimmed`."""
         start = time.perf_counter()
-        parts = []
         engine.model.eval()
         device = next(engine.model.parameters()).device
+        sums = np.zeros(6)
         for batch in batches:
             fields = {}
             for name in FIELDS:
                 fields[name] = torch.from_numpy(np.ascontiguousarray(batch[name])).to(device)
             with torch.no_grad():
-                scores = _sequence_scores(engine.model, fields)
-            parts.append([batch["number"], *scores])
+                sums += _scores(engine.model, fields)
 
-        numbers, *columns = map(np.concatenate, zip(*parts))
-        order = np.argsort(numbers)
-        masked, mlm, right, nsp, nsp_right = (column[order] for column in columns)
-        # Whole numbers make the files small: hundredths of a nat for a sequence, thousandths for its next sentence.
-        self.by_sequence = {
-            "mlm_centinats": np.rint(100 * mlm).astype(int).tolist(),
-            "nsp_millinats": np.rint(1000 * nsp).astype(int).tolist(),
-        }
-        counts = {"sequences": len(order), "masked_tokens": int(masked.sum())}
-        mlm_loss = float(mlm.sum() / masked.sum())
-        nsp_loss = float(nsp.mean())
+        sequences, masked, mlm, right, nsp, nsp_right = sums.tolist()
+        counts = {"sequences": int(sequences), "masked_tokens": int(masked)}
+        mlm_loss = mlm / masked
+        nsp_loss = nsp / sequences
         metrics = {
             "loss": mlm_loss + nsp_loss,
             "mlm_loss": mlm_loss,
-            "mlm_accuracy": float(right.sum() / masked.sum()),
+            "mlm_accuracy": right / masked,
             "nsp_loss": nsp_loss,
-            "nsp_accuracy": float(nsp_right.mean()),
+            "nsp_accuracy": nsp_right / sequences,
         }
         return Evaluation(counts, metrics, time.perf_counter() - start, metrics["loss"])
 
@@ -553,11 +529,11 @@ def rounded(metrics: Mapping[str, float]) -> Row:
     return {name: float(f"{value:.15g}") for name, value in metrics.items()}
 
 
-def _sequence_scores(model: Any, fields: Dict[str, torch.Tensor]) -> List[np.ndarray]:
-    """Return scores of the sequence of each row, [rows], float64.
+def _scores(model: Any, fields: Dict[str, torch.Tensor]) -> List[float]:
+    """Return the sums of the scores of a batch of rows with one sequence each.
 
-    They are the masked tokens, the sum of their losses, their correct predictions, and the loss and the correctness of
-    the next sentence.
+    They are the sequences, the masked tokens, the sum of their losses, their correct predictions, and the loss and the
+    correctness of the next sentence.
     """
     logits = model.logits(
         *(fields[name] for name in _SLOTS),
@@ -565,14 +541,14 @@ def _sequence_scores(model: Any, fields: Dict[str, torch.Tensor]) -> List[np.nda
         fields["next_sentence_positions"],
     )
     is_masked = fields["masked_lm_weights"] > 0
-    scores = [is_masked.double().sum(1)]
+    scores = [float(len(is_masked)), float(is_masked.sum())]
     for compute in (cross_entropy, correct):
         values = compute(logits.mlm_BPV, fields["masked_lm_ids"]).double()
-        scores.append((is_masked * values).sum(1))
+        scores.append(float((is_masked * values).sum()))
     for compute in (cross_entropy, correct):
         values = compute(logits.nsp_BD2, fields["next_sentence_labels"]).double()
-        scores.append(values[:, 0])
-    return [values.cpu().numpy() for values in scores]
+        scores.append(float(values[:, 0].sum()))
+    return scores
 
 
 class HeldOutLosses(Log):

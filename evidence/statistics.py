@@ -126,25 +126,6 @@ def power(deviation: float, margin: float, seeds: int) -> float:
     return float(probability)
 
 
-def error_over_sequences(
-    masked: np.ndarray,
-    mlm: np.ndarray,
-    nsp: np.ndarray,
-) -> float:
-    """Return the standard error of a difference of losses over the held-out sequences alone, in nats.
-
-    The loss of a masked token is a ratio of two sums, whose error follows from its residuals (delta method).
-
-    Args:
-        masked: Masked tokens of each sequence, [N].
-        mlm: Differences of the summed losses of masked tokens, [N].
-        nsp: Differences of the losses of next sentences, [N].
-    """
-    difference = mlm.sum() / masked.sum()
-    mlm_residuals = (mlm - difference * masked) / masked.mean()
-    return float(stats.sem(mlm_residuals + nsp))
-
-
 def ratio(values: Sequence[float]) -> Interval:
     """Return the geometric mean of ratios, with Student's interval of their logarithms.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from evidence import arms
 from evidence.runner import Cell
-from evidence.statistics import CONFIDENCE, Interval, error_over_sequences, students
+from evidence.statistics import CONFIDENCE, Interval, students
 from evidence.writer import Part, Pictures, Shown, Table, curve, curves, small, spread
 from pack_data.display.picture import Lines
 from pack_data.reading.words import counted
@@ -43,21 +43,6 @@ class TrainingShown(Shown):
             reference = self.value(second, seed, metric)
             differences.append(value - reference)
         return differences
-
-    def over_sequences(self, first: str, second: str, seeds: Sequence[int]) -> float:
-        """Return the standard error of the mean difference of the loss over the held-out sequences."""
-
-        def mean(arm: str, name: str) -> Any:
-            values = [self.cells[Cell(arm, seed)][-1][name] for seed in seeds]
-            return np.mean(values, axis=0)
-
-        def difference(name: str) -> Any:
-            return mean(first, name) - mean(second, name)
-
-        masked = np.array(self.facts["masked"], dtype=float)
-        mlm = difference("mlm_centinats") / 100
-        nsp = difference("nsp_millinats") / 1000
-        return error_over_sequences(masked, mlm, nsp)
 
     def against(self, arm: str, metric: str = "loss") -> Optional[Interval]:
         """Return the difference from the reference over the common seeds; None for the reference or without seeds."""

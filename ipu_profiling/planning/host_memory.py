@@ -1,8 +1,8 @@
 """Memory of a training step on a CPU or a GPU, computed from the network's sizes.
 
 A step has weights, gradients, the optimiser's moments, the activations that the forward pass of a micro-batch keeps,
-and the logits. The process on a CPU is its peak resident memory, as `ru_maxrss` counts it: the step, the interpreter with
-torch, and freed buffers that the C library keeps. It needs no torch.
+and the logits. The memory of a process on a CPU is its peak resident memory, as `ru_maxrss` counts it: the step, the
+interpreter with torch, and freed buffers that the C library keeps. It needs no torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _FULL = 4  # bytes of float32
 
 # Measured on Linux (AMD EPYC, torch 2.13, one thread) in the runs of tests/ipu_profiling/planning/test_host_memory.py.
 _INTERPRETER = 332 << 20  # bytes of Python, torch, the data set and the picture of the run
-# Freed buffers that a process keeps, as a multiple of the bytes for logits: each micro-batch has other sequences, so
-# its buffers do not fit exactly into those of the one before.
+# Memory of the buffers that a process keeps, in multiples of a micro-batch's activations: each micro-batch has other
+# sequences, so its buffers do not fit exactly into those of the one before. Measured: 1.54 to 1.94.
 _KEPT_BUFFERS = 1.75
 
 
@@ -68,12 +68,12 @@ def host_memory(
     if attention == "auto" and (half or model.attention_dropout > 0.0):
         keys = slots / packing_factor
     per_slot = _per_slot(config, model, keys=keys, dropout_bytes=_FULL)
-    on_cpu = micro_batch * slots * per_slot + (1.0 + _KEPT_BUFFERS) * logits
+    on_cpu = micro_batch * slots * per_slot + logits
     return HostMemory(
         held=held,
         activations=layers + logits,
         update=2.0 * _FULL * parameters,
-        process=_INTERPRETER + held + on_cpu,
+        process=_INTERPRETER + held + _KEPT_BUFFERS * on_cpu,
     )
 
 
