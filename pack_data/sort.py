@@ -90,4 +90,4 @@ def batch(histogram: LengthHistogram, *, batch_size: int, seed: int = 0) -> Batc
 if __name__ == "__main__":
     from pack_data.lengths.sort_command import run
 
-    raise SystemExit(run())
+    raise SystemExit(run(batch))

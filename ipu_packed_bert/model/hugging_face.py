@@ -303,8 +303,6 @@ def _check_encoder(weights: Mapping[str, torch.Tensor], model: ModelConfig, wher
 
 def _write_tokenizer(folder: Path, longest: int, vocabulary: AnyVocabulary) -> None:
     """Write the files of a tokenizer of at most ``longest`` tokens."""
-    from tokenizers import BertWordPieceTokenizer
-
     kinds = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     settings: Dict[str, Any] = {"model_max_length": longest}
     if isinstance(vocabulary, TokenizerFile):
@@ -313,19 +311,19 @@ def _write_tokenizer(folder: Path, longest: int, vocabulary: AnyVocabulary) -> N
         for kind, number in zip(kinds, numbers):
             if number is not None:
                 special[kind] = vocabulary.names[number]
-        # Stated, because the default differs between versions of the library.
-        names = ["input_ids", "token_type_ids", "attention_mask"]
-        settings.update(tokenizer_class="PreTrainedTokenizerFast", model_input_names=names)
-        tokenizer = vocabulary.as_packed()
     else:
         special = dict(zip(kinds, SPECIAL_TOKENS))
         settings.update(
             tokenizer_class="BertTokenizer", do_lower_case=vocabulary.lower_case, strip_accents=None
         )
         settings.update(tokenize_chinese_chars=True)
-        pieces = BertWordPieceTokenizer(dict(vocabulary.ids), lowercase=vocabulary.lower_case)
-        tokenizer = pieces.to_str(pretty=True).encode()
         write_atomically(folder / vocabulary.file, vocabulary.text)
+    if isinstance(vocabulary, TokenizerFile) or vocabulary.cuts_long_words:
+        # Transformers' BertTokenizer ignores how the file cuts words.
+        names = ["input_ids", "token_type_ids", "attention_mask"]
+        # Stated, because the default differs between versions of the library.
+        settings.update(tokenizer_class="PreTrainedTokenizerFast", model_input_names=names)
+    tokenizer = vocabulary.as_packed()
     write_atomically(folder / "tokenizer.json", tokenizer)
     write_atomically(folder / "special_tokens_map.json", _json(special))
     write_atomically(folder / "tokenizer_config.json", _json({**settings, **special}))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence, Tuple, Union
 
 from ipu_packed_bert.settings.declare import AUTO, FREE, OWN_TASK, setting
 from pack_data.packers import PACKERS
+from pack_data.text import DRAW_BY_TOKENS, DRAWS
 
 # The commands, which differ in settings and defaults.
 PRETRAIN = "pretrain"
@@ -149,10 +150,10 @@ class DataConfig:
         False, "mask all pieces of a word or none", of=PRETRAIN, resume=_DATA
     )
     draw_documents: str = setting(
-        "tokens",
+        DRAW_BY_TOKENS,
         "random second segments: documents are drawn by their tokens, or all alike as in BERT's published code",
         of=PRETRAIN,
-        choices=("tokens", "uniform"),
+        choices=DRAWS,
         resume=FREE,
     )
     seed: int = setting(

@@ -41,7 +41,6 @@ from pack_data.store.sequences import smallest_type
 # Numbers that a task handles; it needs about 30 bytes for each.
 NUMBERS = 1 << 21
 _RECIPE = "recipe.json"
-_MOST_BYTES = 1 << 28
 # Streams of random numbers.
 _SCATTER = 0
 _SHUFFLE = 1
@@ -68,7 +67,7 @@ def _lists(places: Places, numbers: int) -> List[Tuple[int, int]]:
 def _places(work: Path) -> Places:
     """Return the places that the recipe of a build gives, computed once for all tasks."""
     way_out = remove_and_build_again(work)
-    return _places_of(read_regular(work / _RECIPE, way_out=way_out, most_bytes=_MOST_BYTES))
+    return _places_of(read_regular(work / _RECIPE, way_out=way_out))
 
 
 @lru_cache(maxsize=2)

@@ -15,8 +15,9 @@ from pack_data.reading.bad_records import MOST_RECORD_BYTES
 from pack_data.reading.fields import packing_depth, whole_number
 from pack_data.store.packs import default_predictions
 from pack_data.store.sequences import check_multiple
+from pack_data.text import DRAW_BY_TOKENS, DRAWS
 from pack_data.text.corpus_files import EMBEDDED, Corpus
-from pack_data.text.examples import DRAW_BY_TOKENS, DRAWS, ExampleOptions
+from pack_data.text.examples import ExampleOptions
 
 # The smallest packing depth that costs at most 1 % more packs.
 AUTO = "auto"

@@ -20,7 +20,7 @@ width: P is predictions of a sequence + D - 1 in the file, and one more in the p
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping
+from typing import Any, Callable, Dict, Iterable, Iterator, List
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from pack_data.formats.records import (
     DERIVED,
     EXAMPLE_FIELDS,
     LARGEST_ID,
+    Columns,
     Pack,
     Record,
     RecordError,
@@ -71,7 +72,7 @@ FEATURES: Dict[str, Dict[str, str]] = {
 }
 
 
-def _ten_fields(features: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
+def _ten_fields(features: Columns) -> Pack:
     size = len(features["packed_input_ids"])
     depth = len(features["packed_next_sentence_mask"])
     if depth > size:
@@ -83,7 +84,7 @@ def _ten_fields(features: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
     return {**fields, "next_sentence_positions": np.arange(size - depth, size) * used}
 
 
-def _cls_last_pack(features: Mapping[str, np.ndarray]) -> Pack:
+def _cls_last_pack(features: Columns) -> Pack:
     row, examples = checked_pack(_ten_fields(features))
     size, predictions, depth = shape_of_pack(row).of_packs()
     schema = PackSchema.bert(size, depth, predictions + 1, vocabulary_size=LARGEST_ID)
@@ -95,7 +96,7 @@ def _cls_last_pack(features: Mapping[str, np.ndarray]) -> Pack:
     return {name: values[0] for name, values in decode(schema, records).items()}
 
 
-_VALUE_OF: Dict[str, Callable[[Mapping[str, np.ndarray]], Any]] = {
+_VALUE_OF: Dict[str, Callable[[Columns], Any]] = {
     "packed_tfrecord": lambda features: checked_pack(features)[0],
     "mlperf_tfrecord": example_from_columns,
     "cls_last_tfrecord": _cls_last_pack,
@@ -160,7 +161,7 @@ def _row(example: Example, widths: RowWidths) -> Dict[str, List[int]]:
 def write(path: str, records: Iterable[Record], widths: RowWidths, format: str) -> int:
     """Write examples or packs and return their number.  ValueError names an example that does not fit the widths."""
 
-    def features(value: Any) -> Dict[str, np.ndarray]:
+    def features(value: Any) -> Pack:
         row = value if format == "packed_tfrecord" else _row(value, widths)
         return {
             name: np.asarray(row[name], np.float32 if type == "float" else np.int32)

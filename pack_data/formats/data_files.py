@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Dict, List, Set, Tuple
 
 from pack_data.formats.detect import SUFFIXES, suffix_format
-from pack_data.formats.saved import WAY_OUT, saved_data_set
+from pack_data.formats.saved import WAY_OUT, check_complete, saved_data_set
 from pack_data.reading.compressed import without_compression
 from pack_data.reading.fields import Fields, read_object
-from pack_data.reading.files import check_regular
 
 _PART = re.compile(r"part-\d+(-of-\d+)?")  # as MLPerf's scripts write them
 _SHARD = re.compile(r"(?P<before>.*?)(?P<number>\d+)-of-(?P<total>\d+)(?P<after>.*)")
@@ -61,9 +60,7 @@ def data_files(path: str, split: str = "") -> List[str]:
         raise ValueError(f"{path}: a file; --split {split} chooses among the files of a directory")
     index = path[:-4] + ".idx"
     # The tokens of Megatron do not show their type; the index does.
-    file = index if path.lower().endswith(".bin") and os.path.isfile(index) else path
-    check_regular(file)
-    return [file]
+    return [index if path.lower().endswith(".bin") and os.path.isfile(index) else path]
 
 
 def _files_of_directory(path: str, split: str) -> List[str]:
@@ -73,7 +70,7 @@ def _files_of_directory(path: str, split: str) -> List[str]:
         return data_files(os.path.join(path, _chosen(path, splits, split)))
     saved = saved_data_set(path)
     if saved:
-        saved.check_complete()
+        check_complete(path, saved)
         if split not in ("", saved.split):
             raise ValueError(
                 f"{path}: state.json: _split is {saved.split}, --split asks for {split}"

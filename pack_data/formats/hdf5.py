@@ -23,6 +23,7 @@ import numpy as np
 from pack_data.formats.records import (
     EXAMPLE_FIELDS,
     NO_COLUMNS,
+    Pack,
     Record,
     RecordError,
     RowWidths,
@@ -217,7 +218,7 @@ def kind(path: str) -> str:
 
 def _rows(
     path: str, columns: Dict[str, Any], bad: BadRecords, rows: range
-) -> Iterator[Tuple[int, Dict[str, np.ndarray]]]:
+) -> Iterator[Tuple[int, Pack]]:
     """Yield the number and the values of each readable row; a slice that cannot be read is read again row by row."""
     try:
         block = {name: data[rows.start : rows.stop] for name, data in columns.items()}
@@ -241,7 +242,7 @@ def _slices(columns: Dict[str, Any], longest: int) -> Iterator[range]:
         yield range(start, min(start + rows, total))
 
 
-def _example(row: Dict[str, np.ndarray]) -> Example:
+def _example(row: Pack) -> Example:
     zeros = np.flatnonzero(integers("masked_lm_positions", row["masked_lm_positions"]) == 0)
     # Without weights, predictions end at the first position 0, which [CLS] holds.
     return example_from_columns(

@@ -123,12 +123,6 @@ def blocks(path: str, bad: BadRecords) -> Iterator[RecordBlock]:
             first = end
 
 
-def read(path: str, bad: BadRecords) -> Iterator[Record]:
-    """Yield the sequences in the order of the index."""
-    for block in blocks(path, bad):
-        yield from block.records()
-
-
 def _columns(file: BinaryIO, index: _Index, rows: slice, bad: BadRecords) -> Optional[Sequences]:
     """Return sequences that follow one another in the file as columns; None unless all of them are valid."""
     sizes = index.sizes[rows]

@@ -45,13 +45,11 @@ _PARQUET_MAGIC = b"PAR1"
 _FILE_MAGIC = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
-
-def _arrow():
-    return load_package("pyarrow", "this file format")
+_Batches = Iterator[Tuple[int, Any]]  # the number of the first row of each batch, and its rows
 
 
-def _parquet():
-    return load_package("pyarrow.parquet", "this file format")
+_arrow = partial(load_package, "pyarrow", "this file format")
+_parquet = partial(load_package, "pyarrow.parquet", "this file format")
 
 
 def _damage() -> Tuple[Type[BaseException], ...]:
@@ -131,9 +129,7 @@ def rows(
             yield FileRow(Origin(path, number), fields, number + 1)
 
 
-def _batches(
-    path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0
-) -> Iterator[Tuple[int, Any]]:
+def _batches(path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0) -> _Batches:
     """Yield the number of the first row and the rows of each batch, from row `start` on."""
     batches = _parquet_batches if _has_magic(path, _PARQUET_MAGIC) else _arrow_batches
     if selected_files(path):
@@ -144,9 +140,7 @@ def _batches(
             yield first + skipped, batch.slice(skipped) if skipped else batch
 
 
-def _parquet_batches(
-    path: str, bad: BadRecords, columns: Sequence[str], start: int
-) -> Iterator[Tuple[int, Any]]:
+def _parquet_batches(path: str, bad: BadRecords, columns: Sequence[str], start: int) -> _Batches:
     """Yield the first row and the rows of each batch, from the row group of row `start` on."""
     with _opening(path), _parquet().ParquetFile(path, page_checksum_verification=True) as file:
         first = 0
@@ -159,7 +153,7 @@ def _parquet_batches(
 
 def _group_batches(
     path: str, file, group: int, first: int, columns: Sequence[str], bad: BadRecords
-) -> Iterator[Tuple[int, Any]]:
+) -> _Batches:
     """Yield the rows of a row group, which begins with row `first`; after an error row by row, up to the damage."""
     metadata = file.metadata.row_group(group)
     rows = metadata.num_rows
@@ -197,11 +191,8 @@ def _group_batches(
     )
 
 
-def _selected_batches(
-    path: str, bad: BadRecords, columns: Sequence[str], start: int
-) -> Iterator[Tuple[int, Any]]:
+def _selected_batches(path: str, bad: BadRecords, columns: Sequence[str], start: int) -> _Batches:
     """Yield the rows whose numbers an Arrow file lists, in its order, which are rows of the files beside it."""
-    arrow = _arrow()
     batches: List[Any] = []
     for file in selected_files(path):
         batches.extend(batch for _, batch in _arrow_batches(file, bad, columns, 0, is_mapped=True))
@@ -213,12 +204,12 @@ def _selected_batches(
             if batch == len(batches):
                 bad.stop(Origin(path, first), f"row {row} does not exist; there are {starts[-1]}")
             rows.append(batches[batch].slice(row - int(starts[batch]), 1))
-        yield first, arrow.Table.from_batches(rows).combine_chunks().to_batches()[0]
+        yield first, _arrow().Table.from_batches(rows).combine_chunks().to_batches()[0]
 
 
 def _arrow_batches(
     path: str, bad: BadRecords, columns: Sequence[str], start: int, is_mapped: bool = False
-) -> Iterator[Tuple[int, Any]]:
+) -> _Batches:
     """Yield the first row and the rows of each batch; those before row `start` too.
 
     is_mapped: the batches stay in the file, unless it is compressed.
@@ -262,12 +253,13 @@ class _Lists:
     """One column of a batch: row -> array; RecordError if the row is null."""
 
     def __init__(self, name: str, column):
-        arrow = _arrow()
-        if not (arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)):
+        if not (_arrow().types.is_list(column.type) or _arrow().types.is_large_list(column.type)):
             # Lists of a fixed size have no offsets, and those of a view lie in any order.
             lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
             offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
-            column = arrow.ListArray.from_arrays(offsets, column.flatten(), mask=column.is_null())
+            column = _arrow().ListArray.from_arrays(
+                offsets, column.flatten(), mask=column.is_null()
+            )
         self._name = name
         self._offsets = column.offsets.to_numpy()
         self._values = column.values.to_numpy(zero_copy_only=False)
@@ -303,12 +295,6 @@ def blocks(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[
             partial(_records, path, content, start, batch.num_rows, lists, foreign, bad),
             tuple(foreign),
         )
-
-
-def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
-    """Yield the records of one file, in file order."""
-    for block in blocks(path, bad, columns):
-        yield from block.records()
 
 
 def _columns(lists: Mapping[str, _Lists], foreign: Mapping[str, Any]) -> Optional[Sequences]:

@@ -69,6 +69,7 @@ STARTS = "seq_start_id"  # with the columns of a pack of token sequences: the fi
 
 Pack = Dict[str, np.ndarray]  # the ten fields, int32
 Tokens = Dict[str, np.ndarray]  # column name -> integers, all of one length
+Columns = Mapping[str, np.ndarray]  # the values of a row by column
 Tally = Dict[str, int]  # the counts of `counting`
 Value = Any  # an Example, a Pack or Tokens, depending on the kind of the file
 
@@ -154,20 +155,17 @@ def _first(values: np.ndarray, wrong: np.ndarray) -> str:
     return f"{values[index]} at index {index}"
 
 
-def _count_ones(name: str, values: np.ndarray, advice: str = "") -> int:
+def _count_ones(name: str, values: np.ndarray, form: str = "ones followed by zeros") -> int:
     """Return the number of ones of a row of ones, then zeros.  Raises RecordError for other rows."""
     ones = int(np.count_nonzero(values))
     if not (values[:ones] == 1).all():
-        raise RecordError(f"{name} is not ones followed by zeros{advice}")
+        raise RecordError(f"{name} is not {form}")
     return ones
 
 
 def _first_segment(segment_ids: np.ndarray, what: str = "segment_ids") -> int:
     """Return the tokens in the first segment of one sequence: zeros, then ones.  Raises RecordError for other rows."""
-    ones = int(np.count_nonzero(segment_ids))
-    first = len(segment_ids) - ones
-    if segment_ids[:first].any() or not (segment_ids[first:] == 1).all():
-        raise RecordError(f"{what} is not zeros followed by ones")
+    first = len(segment_ids) - _count_ones(what, segment_ids[::-1], "zeros followed by ones")
     if first == 0:
         raise RecordError(f"{what} has no 0: the first segment is empty")
     return first
@@ -203,7 +201,7 @@ def _checked_example(
     )
 
 
-def sequences_from_columns(row: Dict[str, np.ndarray]) -> List[Tokens]:
+def sequences_from_columns(row: Tokens) -> List[Tokens]:
     """Return the token sequences in a row of columns of one length, without the padding of an attention_mask.
 
     There are several if columns of boundaries divide the row (`store.boundaries`).  Raises ValueError.
@@ -234,9 +232,7 @@ def sequences_from_columns(row: Dict[str, np.ndarray]) -> List[Tokens]:
     return sequences
 
 
-def example_from_columns(
-    row: Mapping[str, np.ndarray], predictions: Optional[int] = None
-) -> Example:
+def example_from_columns(row: Columns, predictions: Optional[int] = None) -> Example:
     """Return an example from EXAMPLE_FIELDS [S] and [P], and those of DERIVED that there are.
 
     Without input_mask nothing is padded.  predictions: how many of P count; None: as many as masked_lm_weights marks.
@@ -255,8 +251,8 @@ def example_from_columns(
     if "input_mask" in row:
         input_mask = integers("input_mask", row["input_mask"])
         _equal(row, "input_mask", "input_ids")
-        advice = " (a packed row numbers its sequences: is this a packed file?)"
-        length = _count_ones("input_mask", input_mask, advice)
+        form = "ones followed by zeros (a packed row numbers its sequences: is this a packed file?)"
+        length = _count_ones("input_mask", input_mask, form)
     if length == 0:
         raise RecordError(
             "input_ids has no token that input_mask marks, a record needs at least one"
@@ -281,7 +277,7 @@ def example_from_columns(
     )
 
 
-def _equal(row: Mapping[str, np.ndarray], name: str, other: str) -> None:
+def _equal(row: Columns, name: str, other: str) -> None:
     if len(row[name]) != len(row[other]):
         raise RecordError(
             f"{name} has {len(row[name])} values and {other} {len(row[other])}, must be equal"
@@ -291,7 +287,7 @@ def _equal(row: Mapping[str, np.ndarray], name: str, other: str) -> None:
 # ---- one pack ----------------------------------------------------------------------------------------------------
 
 
-def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]:
+def checked_pack(fields: Columns) -> Tuple[Pack, List[Example]]:
     """Return the ten fields of one pack as int32, and its sequences; raise RecordError if they contradict each other.
 
     Each sequence is found by its number in input_mask and put in order by positions, so any layout of the row is
@@ -395,7 +391,7 @@ def split_at_starts(pack: Tokens) -> List[Tokens]:
     return sequences
 
 
-def shape_of_pack(pack: Mapping[str, np.ndarray]) -> RowWidths:
+def shape_of_pack(pack: Columns) -> RowWidths:
     return RowWidths(
         len(pack["input_ids"]), len(pack["masked_lm_positions"]), len(pack["next_sentence_weights"])
     )

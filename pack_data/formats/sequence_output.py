@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache
-from itertools import chain, islice
+from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Sequence
 
@@ -21,6 +21,7 @@ from pack_data.formats.records import STARTS, Record, RecordError
 from pack_data.reading.durable import replacing
 from pack_data.reading.fields import one_line
 from pack_data.reading.packages import load_package
+from pack_data.reading.words import in_blocks
 
 _ROWS = 1024  # of a row group, which is written at a time; few, so that damage costs few rows
 _TOKENS = "input_ids"
@@ -30,14 +31,8 @@ _MISFITS = (ValueError, TypeError, OverflowError, NotImplementedError, SystemErr
 
 _Types = Dict[str, Any]  # column -> its Arrow type
 
-
-@lru_cache(maxsize=None)
-def _arrow():
-    return load_package("pyarrow", "this file format")
-
-
-def _parquet():
-    return load_package("pyarrow.parquet", "this file format")
+_arrow = lru_cache(maxsize=None)(partial(load_package, "pyarrow", "this file format"))
+_parquet = partial(load_package, "pyarrow.parquet", "this file format")
 
 
 def _packed_rows(packs: Iterable[Record]) -> Iterator[Record]:
@@ -77,15 +72,14 @@ def _array(values: Sequence[Any], kind: Any = None):
 
     Raises one of _MISFITS if there is no such type, or if it does not hold the values.
     """
-    arrow = _arrow()
     classes = {type(value) for value in values}
     if classes == {np.ndarray} and len({value.dtype for value in values}) == 1:
         # 30 times as fast as a list of arrays.
         ends = np.cumsum([len(value) for value in values])
         offsets = np.append(0, ends).astype(np.int32)
-        array = arrow.ListArray.from_arrays(offsets, arrow.array(np.concatenate(values)))
+        array = _arrow().ListArray.from_arrays(offsets, _arrow().array(np.concatenate(values)))
         return array.cast(kind or array.type)
-    scalar_types = {value.type for value in values if isinstance(value, arrow.Scalar)}
+    scalar_types = {value.type for value in values if isinstance(value, _arrow().Scalar)}
     if kind is None and len(scalar_types) > 1:
         raise TypeError("scalars of several types")
     if len(scalar_types) == 1 and kind in (None, *scalar_types):
@@ -93,45 +87,43 @@ def _array(values: Sequence[Any], kind: Any = None):
         scalars = [None if value is None or not value.is_valid else value for value in values]
         # Not every Arrow takes scalars of every type.
         with suppress(*_MISFITS):
-            return arrow.array(scalars, kind)
-    return arrow.array([_plain(value) for value in values], kind)
+            return _arrow().array(scalars, kind)
+    return _arrow().array([_plain(value) for value in values], kind)
 
 
 def _type_of(value: Any):
     """Return the Arrow type of one value.  Raises one of _MISFITS for a value that Arrow does not hold."""
-    arrow = _arrow()
-    if isinstance(value, arrow.Scalar):
+    if isinstance(value, _arrow().Scalar):
         return value.type
     if isinstance(value, int) and 2**63 <= value < 2**64:
-        return arrow.uint64()  # which Arrow does not infer
+        return _arrow().uint64()  # which Arrow does not infer
     if isinstance(value, list):
-        kind = arrow.null()
+        kind = _arrow().null()
         for item in value:
             kind = _common_type(kind, _type_of(item))
-        return arrow.list_(kind)
+        return _arrow().list_(kind)
     if isinstance(value, dict):
-        return arrow.struct([(key, _type_of(item)) for key, item in value.items()])
-    return arrow.array([value]).type
+        return _arrow().struct([(key, _type_of(item)) for key, item in value.items()])
+    return _arrow().array([value]).type
 
 
 def _common_type(left: Any, right: Any):
     """Return the Arrow type that holds the values of both types.  Raises RecordError if there is none."""
-    arrow = _arrow()
-    types = arrow.types
+    types = _arrow().types
     if left == right or types.is_null(left):
         return right
     if types.is_struct(left) and types.is_struct(right):
         fields = {field.name: field.type for field in left}
         for field in right:
-            fields[field.name] = _common_type(fields.get(field.name, arrow.null()), field.type)
-        return arrow.struct(list(fields.items()))
+            fields[field.name] = _common_type(fields.get(field.name, _arrow().null()), field.type)
+        return _arrow().struct(list(fields.items()))
     if types.is_list(left) and types.is_list(right):
-        return arrow.list_(_common_type(left.value_type, right.value_type))
+        return _arrow().list_(_common_type(left.value_type, right.value_type))
 
-    schemas = [arrow.schema([("value", kind)]) for kind in (left, right)]
+    schemas = [_arrow().schema([("value", kind)]) for kind in (left, right)]
     try:
-        common = arrow.unify_schemas(schemas, promote_options="permissive").field(0).type
-    except arrow.ArrowException:
+        common = _arrow().unify_schemas(schemas, promote_options="permissive").field(0).type
+    except _arrow().ArrowException:
         raise RecordError(f"{left} and {right} have no common type") from None
     # Arrow would also make bytes of text, and floating-point numbers of decimal ones.
     is_lossy = types.is_decimal(left) != types.is_decimal(right) and types.is_floating(common)
@@ -139,7 +131,7 @@ def _common_type(left: Any, right: Any):
     if is_lossy or (is_text_as_bytes and not types.is_null(right)):
         raise RecordError(f"{left} and {right} have no common type")
     has_unsigned = types.is_uint64(left) or types.is_uint64(right)
-    return arrow.uint64() if has_unsigned and types.is_integer(common) else common
+    return _arrow().uint64() if has_unsigned and types.is_integer(common) else common
 
 
 def _column(types: _Types, name: str, block: Sequence[Record], values: Sequence[Any]):
@@ -215,26 +207,24 @@ def _write_columns(
 
     Return the number of records; None if the file has other types than these, and is to be written again.
     """
-    arrow = _arrow()
     count = 0
     writer = None
-    records = iter(records)
     with ExitStack() as stack:
-        for block in iter(lambda: list(islice(records, _ROWS)), []):
+        for block in in_blocks(records, _ROWS):
             rows = [_row(record) for record in block]
             names = dict.fromkeys(chain(types, *rows))
             arrays = [
                 _column(types, name, block, [row.get(name) for row in rows]) for name in names
             ]
             if not count:
-                schema = arrow.schema(list(types.items()))
+                schema = _arrow().schema(list(types.items()))
                 if _can_hold(to_format, schema):
                     writer = stack.enter_context(_writer(str(path), schema, to_format))
             count += len(block)
-            if schema != arrow.schema(list(types.items())):
+            if schema != _arrow().schema(list(types.items())):
                 writer = None
             if writer is not None:
-                writer.write_batch(arrow.record_batch(arrays, schema=schema))
+                writer.write_batch(_arrow().record_batch(arrays, schema=schema))
     return count if writer is not None else None
 
 

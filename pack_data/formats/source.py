@@ -11,10 +11,9 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -33,7 +32,9 @@ from pack_data.formats.records import (
 )
 from pack_data.formats.saved import selected_files
 from pack_data.reading.bad_records import MOST_RECORD_BYTES, BadRecords
+from pack_data.reading.durable import PathLike
 from pack_data.reading.fields import printable, whole_number
+from pack_data.reading.words import in_blocks
 from pack_data.store.data_set import MANIFEST, read_manifest
 from pack_data.store.sequences import Sequences
 
@@ -100,7 +101,11 @@ class Source:
     def _records(self) -> Iterator[Record]:
         module = module_of(self.format)
         for file in self.files:
-            yield from module.read(file, self.bad, **self.options)
+            if not hasattr(module, "blocks"):
+                yield from module.read(file, self.bad, **self.options)
+                continue
+            for block in module.blocks(file, self.bad, **self.options):
+                yield from block.records()
 
     def examples(self) -> Iterator[Record]:
         """Yield the sequences of `read`; those of a pack have the origin of their pack."""
@@ -149,7 +154,7 @@ class Source:
         scalars = integer_columns(first)
         module = module_of(self.format)
         if self.kind != "tokens" or not hasattr(module, "blocks"):
-            yield from self._checked(self.examples(), first, scalars, longest)
+            yield from self._checked(self.examples(), first, longest)
             return
         self.bad = BadRecords(self.skip_bad, self.max_record_bytes)
         for file in self.files:
@@ -161,25 +166,19 @@ class Source:
                     or not columns.scalars.keys() >= set(scalars)
                     or (longest is not None and columns.lengths.max() > longest)
                 ):
-                    yield from self._checked(iter(block.records()), first, scalars, longest)
+                    yield from self._checked(block.records(), first, longest)
                     continue
                 self.lose(set(block.foreign) - set(scalars))
                 numbers = {name: columns.scalars[name] for name in scalars}
                 yield Sequences.of_tokens(columns.lengths, columns.tokens, numbers)
 
     def _checked(
-        self,
-        records: Iterator[Record],
-        first: Record,
-        scalars: Sequence[str],
-        longest: Optional[int],
+        self, records: Iterable[Record], first: Record, longest: Optional[int]
     ) -> Iterator[Sequences]:
-        for block in iter(lambda: list(islice(records, _BLOCK_OF_EXAMPLES)), []):
-            yield self._block(block, first, scalars, longest)
+        for block in in_blocks(records, _BLOCK_OF_EXAMPLES):
+            yield self._block(block, first, longest)
 
-    def _block(
-        self, block: List[Record], first: Record, scalars: Sequence[str], longest: Optional[int]
-    ) -> Sequences:
+    def _block(self, block: List[Record], first: Record, longest: Optional[int]) -> Sequences:
         """Return records in columns.  Raises ValueError that names the record unless it has the columns of `first`."""
         is_plain = self.unpacked_kind == "tokens"
         names = list(first.value) if is_plain else []
@@ -199,6 +198,7 @@ class Source:
             lengths.append(length)
 
         foreign = set().union(*(record.foreign for record in block))
+        scalars = integer_columns(first)
         self.lose(foreign - set(scalars))
         numbers = {}
         for name in scalars:
@@ -231,12 +231,9 @@ class Source:
         if self.kind != "packs" or widths.max_predictions is None:
             return widths
         size, most, depth = widths.of_packs()
-        # 0 if the manifest does not state it.
-        predictions = (
-            read_manifest(Path(self.path)).max_predictions_per_sequence
-            if self.format == "store"
-            else 0
-        )
+        predictions = 0
+        if self.format == "store":  # 0 if the manifest does not state it
+            predictions = read_manifest(Path(self.path)).max_predictions_per_sequence
         return RowWidths(size, predictions or max(1, most - depth))
 
     def summary(self, ignored: Optional[Sequence[str]] = None) -> str:
@@ -300,7 +297,7 @@ def integer_columns(record: Record) -> List[str]:
 
 
 def open_source(
-    path: Union[str, Path],
+    path: PathLike,
     format: str = "auto",
     skip_bad: int = 0,
     columns: Sequence[str] = (),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from pack_data.formats.records import STARTS, Record, RowWidths, checked_pack
 from pack_data.reading.bad_records import BadRecords, Origin
+from pack_data.reading.words import in_blocks
 from pack_data.store.data_set import PackStore, StoreWriter, read_manifest
 from pack_data.store.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
 from pack_data.store.sequences import Example, Sequences, starts_of
@@ -53,9 +53,8 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
             if schema.kind != BERT:
                 is_token = batch["input_mask"][row] > 0
                 value = {name: values[is_token] for name, values in value.items()}
-                value[STARTS] = np.flatnonzero(batch["positions"][row][is_token] == 0).astype(
-                    np.int32
-                )
+                is_start = batch["positions"][row][is_token] == 0
+                value[STARTS] = np.flatnonzero(is_start).astype(np.int32)
             yield Record(
                 Origin(path, first + row), value, {name: batch[name][row] for name in foreign}
             )
@@ -93,17 +92,15 @@ def write(
     The packing is kept, but rows get the layout of a data set (sequences one after another).  Foreign columns, whose
     meaning within a pack is not known, are not stored.  `made_with` is called after the last pack.
     """
-    largest = 0
+    vocabulary_size = 1
     for record in packs():
-        largest = max(
-            largest, int(record.value["input_ids"].max()), int(record.value["masked_lm_ids"].max())
-        )
+        for name in ("input_ids", "masked_lm_ids"):
+            vocabulary_size = max(vocabulary_size, int(record.value[name].max()) + 1)
     size, predictions, depth = widths.of_packs()
-    schema = PackSchema.bert(size, depth, predictions, vocabulary_size=largest + 1)
+    schema = PackSchema.bert(size, depth, predictions, vocabulary_size=vocabulary_size)
     writer = StoreWriter(Path(path), schema)
     count = 0
-    records = iter(packs())
-    for block in iter(lambda: list(islice(records, _PACKS)), []):
+    for block in in_blocks(packs(), _PACKS):
         examples: List[Example] = []
         slots: List[int] = []
         for record in block:
@@ -116,5 +113,5 @@ def write(
         )
         count += len(block)
     about = made_with()
-    writer.finish(algorithm="as read", vocabulary_size=largest + 1, made_with=about).close()
+    writer.finish(algorithm="as read", vocabulary_size=vocabulary_size, made_with=about).close()
     return count

@@ -5,16 +5,14 @@ Files are counted in parallel, and their histograms are added.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import multiprocessing
 import operator
 import os
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial, reduce
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -23,15 +21,15 @@ from pack_data.display.picture import Axis, Bars, Series
 from pack_data.display.table import Table, account, facts_table
 from pack_data.packing.histogram import PUBLISHED, LengthHistogram, is_heading, unfit, whole_of
 from pack_data.reading.bad_records import MOST_RECORD_BYTES
-from pack_data.reading.compressed import COMPRESSED, open_unpacked
-from pack_data.reading.encodings import HEAD_BYTES, check_encoding
-from pack_data.reading.files import short_lines
+from pack_data.reading.compressed import open_unpacked, without_compression
+from pack_data.reading.encodings import lines_of_numbers
 from pack_data.reading.npy import map_array
-from pack_data.reading.words import counted
+from pack_data.reading.words import counted, in_blocks
 from pack_data.store.data_set import MANIFEST, read_manifest
 from pack_data.store.sequences import LONGEST
 
 _TEXT = (".txt", ".lengths", ".csv", ".tsv")
+_WAY_OUT = "write one whole number in each line"
 _HEADINGS = ("length", "lengths")  # of a table with one column
 _BLOCK = 1 << 20  # lengths held in memory at a time
 _WORTH_PROCESSES = 1 << 25  # bytes; less is counted before the first process has started
@@ -87,8 +85,7 @@ def count(
     total = reduce(
         operator.add, (histogram.with_max_sequence_length(S) for histogram in histograms)
     )
-    name = " + ".join(map(_name, sources))
-    return total if total.name == name else LengthHistogram(total.counts, name)
+    return LengthHistogram(total.counts, " + ".join(map(_name, sources)))
 
 
 def lengths_in(sources: Sequence[str]) -> np.ndarray:
@@ -169,11 +166,7 @@ def _files(source: str, split: str) -> List[str]:
 
 
 def _is_text(path: str) -> bool:
-    name = path.lower()
-    for suffix in COMPRESSED:
-        if name.endswith(suffix):
-            name = name[: -len(suffix)]
-    return name.endswith(_TEXT)
+    return without_compression(path).endswith(_TEXT)
 
 
 def _count_part(
@@ -220,37 +213,22 @@ def _blocks(path: str, max_record_bytes: int, columns: Sequence[str]) -> Iterato
             yield block.lengths
 
 
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[IO[str]]:
-    """Open a text file, decompressed by its suffix; ValueError, which names the file, if it cannot be read as text."""
-    with open_unpacked(path, way_out="pass a text file with a length in each line") as raw:
-        buffered: Any = raw
-        check_encoding(path, buffered.peek(HEAD_BYTES)[:HEAD_BYTES])
-        try:
-            with io.TextIOWrapper(buffered, encoding="utf-8-sig") as file:
-                yield file
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: cannot be read as text ({error})") from None
-
-
 def _lines(path: str) -> Iterator[np.ndarray]:
     """Yield the lengths of a text file, one in each line; a heading and empty lines do not count."""
     first = 1  # line of the block
-    with _opened(path) as file:
-        lines = short_lines(file, path, way_out="write one whole number in each line")
-        for block in iter(lambda: list(islice(lines, _BLOCK)), []):
-            if first == 1 and block[0].strip().lower() in _HEADINGS:
-                block[0] = ""
-            try:
-                yield np.array([whole_of(line) for line in block if line.strip()], np.int64)
-            except (ValueError, OverflowError):
-                wrong = next(number for number, line in enumerate(block) if not _is_length(line))
-                text = ascii(block[wrong].strip()[:_SHOWN_LETTERS])
-                raise ValueError(
-                    f"{path} line {first + wrong}: {text} is not a length; write one whole number in each line "
-                    "(cut -d, -f2 takes it from a table), or a histogram that starts with the line 'length,count'"
-                ) from None
-            first += len(block)
+    for block in in_blocks(lines_of_numbers(path, way_out=_WAY_OUT), _BLOCK):
+        if first == 1 and block[0].strip().lower() in _HEADINGS:
+            block[0] = ""
+        try:
+            yield np.array([whole_of(line) for line in block if line.strip()], np.int64)
+        except (ValueError, OverflowError):
+            wrong = next(number for number, line in enumerate(block) if not _is_length(line))
+            text = ascii(block[wrong].strip()[:_SHOWN_LETTERS])
+            raise ValueError(
+                f"{path} line {first + wrong}: {text} is not a length; {_WAY_OUT} (cut -d, -f2 takes it from a "
+                "table), or a histogram that starts with the line 'length,count'"
+            ) from None
+        first += len(block)
 
 
 def _is_length(line: str) -> bool:

@@ -75,11 +75,8 @@ def named_histogram(
 
     path = Path(name)
     tells_slots = name in PUBLISHED or (path / MANIFEST).is_file()
-    if not tells_slots and not path.exists():
-        raise ValueError(
-            f"--histogram {name}: no such file, directory or bundled histogram; bundled are {', '.join(PUBLISHED)}"
-        )
-    if not tells_slots and max_sequence_length is None:
+    # `count` refuses a name that does not exist.
+    if path.exists() and not tells_slots and max_sequence_length is None:
         raise ValueError(
             f"--histogram {name}: does not tell the slots of a pack; add --max-sequence-length"
         )

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Optional, Sequence
+from functools import partial
+from typing import Any, Callable, Optional, Sequence
 
 from pack_data.cli.command import ArgumentParser, count_from_zero, positive_int, run_main
 from pack_data.display.table import account, facts_table
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
-from pack_data.sort import Batching, batch
 
 
-def run() -> int:
+def run(batch: Callable[..., Any]) -> int:
     """Run the command with the arguments of this process; print errors, return the exit status."""
-    return run_main(main)
+    return run_main(partial(main, batch))
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Parse, sort, and print the table or the JSON object; return the exit status."""
+def main(batch: Callable[..., Any], argv: Optional[Sequence[str]] = None) -> int:
+    """Parse, sort with `batch` of sort.py, and print the table or the JSON object; return the exit status."""
     parser = ArgumentParser(
         prog="python -m pack_data.sort", description="Sorted batching: batches of similar lengths."
     )
@@ -45,7 +45,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def _table(batching: Batching, name: str) -> str:
+def _table(batching: Any, name: str) -> str:
     title = f"SORT  batches of {batching.batch_size}, each padded to its longest sequence"
     if name:
         title += f"  ({name})"

@@ -5,19 +5,17 @@ Histograms of parts can be added: `packed-bert look FILES` counts files apart an
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
+from typing import Any, Dict, Iterable, List, Optional, Union
 
 import numpy as np
 
-from pack_data.reading.compressed import open_unpacked
 from pack_data.reading.durable import write_atomically
+from pack_data.reading.encodings import lines_of_numbers
 from pack_data.reading.fields import Fields, said_of, shown, whole_number
-from pack_data.reading.files import short_lines
 from pack_data.store import quantities
 from pack_data.store.sequences import LONGEST, check_multiple, rounded_up
 
@@ -120,7 +118,9 @@ class LengthHistogram:
         """
         S = whole_slots(max_sequence_length)
         counts: Dict[int, int] = {}
-        rows = _csv_rows(path)
+        rows = map(
+            _fields, lines_of_numbers(path, way_out="a histogram is a CSV file 'length,count'")
+        )
         header = next(rows, [])
         names = [name.lower() for name in header]
         if sorted(names) != _COLUMNS:
@@ -390,13 +390,3 @@ def whole_of(text: str) -> int:
         return int(text)
     except ValueError:
         return int(_ZERO_FRACTION.sub("", text))
-
-
-def _csv_rows(path: Union[str, os.PathLike]) -> Iterator[List[str]]:
-    """Yield the rows of a table; ValueError if it is not text, or has a line too long for a histogram."""
-    way_out = "a histogram is a CSV file 'length,count'"
-    with open_unpacked(path, way_out=way_out) as raw, io.TextIOWrapper(raw, "utf-8-sig") as file:
-        try:
-            yield from map(_fields, short_lines(file, path, way_out=way_out))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: not a text table ({error}); {way_out}") from None

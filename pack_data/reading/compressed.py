@@ -16,8 +16,9 @@ import zipfile
 import zlib
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, BinaryIO, Callable, Dict, Iterator, NamedTuple, Optional, Tuple, Union
+from typing import Any, BinaryIO, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
+from pack_data.reading.durable import PathLike
 from pack_data.reading.files import open_regular
 from pack_data.reading.packages import load_package
 
@@ -168,16 +169,14 @@ MOST_TIMES = 40
 ALWAYS_UNPACKED = 1 << 24  # bytes of content
 
 
-def without_compression(path: Union[str, os.PathLike]) -> str:
+def without_compression(path: PathLike) -> str:
     """Return the path in lower case without the suffix of a compressed file."""
     stem, suffix = os.path.splitext(str(path).lower())
     return stem if suffix in COMPRESSED else stem + suffix
 
 
 @contextmanager
-def open_unpacked(
-    path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file"
-) -> Iterator[BinaryIO]:
+def open_unpacked(path: PathLike, *, way_out: str = "give an ordinary file") -> Iterator[BinaryIO]:
     """Open an ordinary file for reading bytes, unpacked if its suffix or first bytes are of a compressed file.
 
     Raises ValueError in one line if this cannot be done. Python's modules read an empty file, and two of them a file of
@@ -188,11 +187,11 @@ def open_unpacked(
         head = raw.read(6)
         raw.seek(0)
         if suffix not in COMPRESSED:
-            matching = [name for name in _UNMISTAKABLE if head.startswith(COMPRESSED[name].magic)]
-            if not matching:
-                yield raw
-                return
-            suffix = matching[0]
+            names = (name for name in _UNMISTAKABLE if head.startswith(COMPRESSED[name].magic))
+            suffix = next(names, "")
+        if not suffix:
+            yield raw
+            return
         format = COMPRESSED[suffix]
         if not head.startswith(format.magic):
             raise ValueError(
@@ -206,7 +205,7 @@ def open_unpacked(
 class _Unpacked(io.RawIOBase):
     """The unpacked chunks of a compressed file as a file; ValueError if it is damaged or unpacks to too many bytes."""
 
-    def __init__(self, chunks: _Chunks, path: Union[str, os.PathLike], most: int) -> None:
+    def __init__(self, chunks: _Chunks, path: PathLike, most: int) -> None:
         self._chunks = chunks
         self._path = path
         self._left = most

@@ -22,6 +22,8 @@ from typing import Iterator, Optional, Union
 
 import numpy as np
 
+PathLike = Union[str, "os.PathLike[str]"]
+
 # Errors of file systems that cannot sync a directory, such as SMB and FUSE.
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 # Errors of file systems that have no hard links, and of a target on another file system.
@@ -117,7 +119,7 @@ def not_through_links(path: str, flags: int) -> int:
 
 
 @contextmanager
-def naming(path: Union[str, os.PathLike]) -> Iterator[None]:
+def naming(path: PathLike) -> Iterator[None]:
     """Let an OSError in the block that names no file, such as that of a full disk, name `path`."""
     try:
         yield

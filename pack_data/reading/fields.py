@@ -15,13 +15,11 @@ from __future__ import annotations
 import json
 import math
 import operator
-import os
 import re
 import reprlib
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import (
     Any,
     Callable,
@@ -36,10 +34,9 @@ from typing import (
     Union,
 )
 
+from pack_data.reading.durable import PathLike
 from pack_data.reading.files import read_regular
 
-# Bytes of a JSON file, which is read as a whole.
-_MOST_JSON_BYTES = 256 << 20
 # Digits of a number. Ours have fewer; Python 3.11 refuses thousands of digits, Python 3.8 takes minutes for millions.
 MOST_DIGITS = 100
 
@@ -94,7 +91,7 @@ def printable(line: str) -> str:
 
 
 @contextmanager
-def said_of(source: Union[str, os.PathLike]) -> Iterator[None]:
+def said_of(source: PathLike) -> Iterator[None]:
     """Prefix a ValueError of the block with this file or directory, unless the message names it."""
     try:
         yield
@@ -118,7 +115,7 @@ class Fields:
     where: str = ""  # path of this object in the file, such as shards[3]
 
     @classmethod
-    def of(cls, value: Any, source: Union[str, os.PathLike], way_out: str) -> Fields:
+    def of(cls, value: Any, source: PathLike, way_out: str) -> Fields:
         """Return the fields of an object as JSON or YAML files hold it; return `Fields` unchanged."""
         if isinstance(value, Fields):
             return value
@@ -158,7 +155,7 @@ class Fields:
     # ---- values ------------------------------------------------------------------------------------------------------
 
     def names(self) -> List[str]:
-        return [str(name) for name in self.values] if isinstance(self.values, Mapping) else []
+        return [*map(str, self.values)]
 
     def only(self, *known: str) -> None:
         """Raise ValueError if there is a field of another name."""
@@ -173,7 +170,7 @@ class Fields:
         return self.values
 
     def __contains__(self, key: str) -> bool:
-        return isinstance(self.values, Mapping) and key in self.values
+        return key in self.values
 
     def any(self, key: _Key) -> Any:
         """Return a value of any type."""
@@ -339,7 +336,7 @@ def whole_number(
     the next value may not be whole. Truth values and texts are refused, too.
     """
     # NumPy's truth values pass `operator.index`.
-    refused = isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
+    refused = type(value).__name__ in ("bool_", "bool")
     try:
         number = None if refused else operator.index(value)
     except TypeError:
@@ -359,15 +356,14 @@ def packing_depth(value: Any) -> Optional[int]:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def read_object(path: Union[str, os.PathLike], *, way_out: str) -> Fields:
+def read_object(path: PathLike, *, way_out: str) -> Fields:
     """Read the fields of a JSON file that holds an object; raise ValueError, one line, for everything else."""
     return Fields.of(read_json(path, way_out=way_out), path, way_out)
 
 
-def read_json(path: Union[str, os.PathLike], *, way_out: str) -> Any:
+def read_json(path: PathLike, *, way_out: str) -> Any:
     """Read a JSON file; raise ValueError, one line, if it cannot be read, is too large, or is not JSON."""
-    data = read_regular(Path(path), way_out=way_out, most_bytes=_MOST_JSON_BYTES)
-    return parse_json(data, path, way_out)
+    return parse_json(read_regular(path, way_out=way_out), path, way_out)
 
 
 def parse_json(text: Union[str, bytes], source: Any, way_out: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
-import itertools
 import json
 import os
 import platform
@@ -14,15 +13,13 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Callable, Dict, Iterator, Optional, Set, Union
+from typing import Any, BinaryIO, Callable, Dict, Iterator, Optional, Set
 
-from pack_data.reading.durable import naming, not_through_links, remove_stale
+from pack_data.reading.durable import PathLike, naming, not_through_links, remove_stale
 
 
 @contextmanager
-def open_regular(
-    path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file"
-) -> Iterator[BinaryIO]:
+def open_regular(path: PathLike, *, way_out: str = "give an ordinary file") -> Iterator[BinaryIO]:
     """Open an ordinary file for reading bytes; raise ValueError, one line, for everything else that a path may be.
 
     The path is checked before it is opened, because opening a pipe waits for its writer, and a device may have no end.
@@ -59,7 +56,7 @@ def hashing_reads() -> Iterator[Dict[str, Set[str]]]:
 class _RegularFile(io.FileIO):
     """A file that hashes what is read of it, if asked to, and whose errors of reading name it."""
 
-    def __init__(self, descriptor: int, path: Union[str, os.PathLike]) -> None:
+    def __init__(self, descriptor: int, path: PathLike) -> None:
         super().__init__(descriptor, closefd=False)
         self._path = os.fspath(path)
         self._digests = _digests
@@ -89,7 +86,7 @@ class _RegularFile(io.FileIO):
         super().close()
 
 
-def check_regular(path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file") -> None:
+def check_regular(path: PathLike, *, way_out: str = "give an ordinary file") -> None:
     """Raise ValueError, one line, unless the path leads to an ordinary file."""
     try:
         kind = os.stat(path).st_mode
@@ -108,7 +105,11 @@ def check_regular(path: Union[str, os.PathLike], *, way_out: str = "give an ordi
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
-def read_regular(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int) -> bytes:
+# Bytes of a file that is read as a whole.
+_MOST_BYTES = 1 << 28
+
+
+def read_regular(path: PathLike, *, way_out: str, most_bytes: int = _MOST_BYTES) -> bytes:
     """Read an ordinary file of at most `most_bytes`; raise ValueError, one line, for anything else."""
     with open_regular(path, way_out=way_out) as file:
         size = os.fstat(file.fileno()).st_size
@@ -121,7 +122,7 @@ def read_regular(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int
 
 
 def sha256_of(
-    path: Union[str, os.PathLike],
+    path: PathLike,
     *,
     way_out: str = "give an ordinary file",
     seen: Callable[[int], Any] = int,
@@ -138,23 +139,7 @@ def sha256_of(
     return content.hexdigest()
 
 
-def short_lines(file: IO[str], path: Any, *, way_out: str) -> Iterator[str]:
-    """Yield the lines of a table of numbers; raise ValueError for a long one, which is never read whole."""
-    for number in itertools.count(1):
-        line = file.readline(LONGEST_LINE + 1)
-        if not line:
-            return
-        if len(line) > LONGEST_LINE:
-            raise ValueError(
-                f"{path} line {number}: more than {LONGEST_LINE} characters; {way_out}"
-            )
-        yield line
-
-
-LONGEST_LINE = 1000
-
-
-def file_in(folder: Union[str, os.PathLike], name: str, *, way_out: str) -> Path:
+def file_in(folder: PathLike, name: str, *, way_out: str) -> Path:
     """Return the file of a plain name in a directory; raise ValueError for a link that leads out of the directory."""
     path = Path(folder) / name
     if (

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
+from pack_data.reading.durable import PathLike
 from pack_data.reading.fields import one_line
 from pack_data.reading.files import check_regular
 
 _MOST_DIMENSIONS = 32  # NumPy's limit before version 2
 
 
-def map_array(path: Union[str, os.PathLike], *, way_out: str) -> np.ndarray:
+def map_array(path: PathLike, *, way_out: str) -> np.ndarray:
     """Map the values of a file that is as long as its header says; raise ValueError, one line, for anything else."""
     check_regular(path, way_out=way_out)
     try:
@@ -49,9 +50,7 @@ def _check_values(values: np.memmap) -> None:
         raise ValueError("its header has no shape")
 
 
-def read_array(
-    path: Union[str, os.PathLike], *, dtype: Any, dimensions: int, way_out: str
-) -> np.ndarray:
+def read_array(path: PathLike, *, dtype: Any, dimensions: int, way_out: str) -> np.ndarray:
     """Map the values of a file that must have this type and number of dimensions; raise ValueError otherwise."""
     values = map_array(path, way_out=way_out)
     if values.dtype != np.dtype(dtype) or values.ndim != dimensions:
@@ -62,7 +61,7 @@ def read_array(
     return values
 
 
-def refuse_sequences(path: Union[str, os.PathLike]) -> None:
+def refuse_sequences(path: PathLike) -> None:
     """Raise ValueError for an array passed where sequences or texts are read: it can only hold lengths."""
     raise ValueError(
         f"{path}: a NumPy array: lengths, neither text nor sequences; pack them with python -m pack_data.optimal "

@@ -1,8 +1,11 @@
-"""Words that messages share: a number with its noun, several problems in one error, settings by meaning."""
+"""Small helpers of all packages: items in blocks, and words of messages."""
 
 from __future__ import annotations
 
-from typing import List
+from itertools import islice
+from typing import Iterable, Iterator, List, TypeVar
+
+_Item = TypeVar("_Item")
 
 # Settings, with the names that users of other projects type for them.
 _NAMES_BY_MEANING = {
@@ -23,6 +26,12 @@ class Problems(ValueError):
 def settings_by_meaning(name: str) -> List[str]:
     """Return the settings that a name means in other projects (`lr`, `batch_size`, `epochs`), the best first."""
     return [setting for setting, names in _NAMES_BY_MEANING.items() if name in names.split()]
+
+
+def in_blocks(items: Iterable[_Item], size: int) -> Iterator[List[_Item]]:
+    """Yield the items in lists of `size`; the last may be shorter."""
+    iterator = iter(items)
+    return iter(lambda: list(islice(iterator, size)), [])
 
 
 def counted(number: int, noun: str) -> str:

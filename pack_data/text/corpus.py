@@ -387,7 +387,7 @@ _SENTENCE_END = re.compile(
     # . ! ? before white space and a capital, a digit, or a letter of a script without capitals
     rf"[.!?]+[{_CLOSING}]*(?P<gap>\s+)(?=[\"'(\[\u201c\u2018]*[^\Wa-z_])"
     # a stop of another script; the full-width full stop is also a decimal point
-    rf"|(?:[{_STOPS}]|(?<=[\u0370-\u03ff\u1f00-\u1fff]);)[{_STOPS}.!?;]*(?<!\uff0e(?=\d))[{_CLOSING}]*(?P<none>)(?=[^{_STOPS}.!?;{_CLOSING}])"
+    rf"|(?:[{_STOPS}]|(?<=[\u0370-\u03ff\u1f00-\u1fff]);)[{_STOPS}.!?;]*(?<!\uff0e(?=\d))[{_CLOSING}]*(?=[^{_STOPS}.!?;{_CLOSING}])"
 )
 _LAST_WORD = re.compile(r"(?:\w|\.(?=\w))+$")
 
@@ -398,23 +398,20 @@ def split_sentences(line: str) -> List[str]:
     A sentence ends after . ! ? and closing quotes if white space and a capital or a digit follow, but not after an
     abbreviation or an initial; and after each stop of another script, such as the danda or a full-width mark.
     """
-    sentences, start = [], 0
+    sentences = []
+    start = 0
     for match in _SENTENCE_END.finditer(line):
-        if (
-            match.group("gap") is not None
-            and line[match.start() : match.start() + 2].rstrip() == "."
-        ):
-            word = _LAST_WORD.search(line[max(start, match.start() - 20) : match.start()])
-            if word and (
-                word.group().lower() in _ABBREVIATIONS
-                or (len(word.group()) == 1 and word.group().isupper())
-            ):
+        mark = match.start()
+        gap = match["gap"] or ""
+        if gap and line[mark : mark + 2].rstrip() == ".":
+            last_word = _LAST_WORD.search(line[max(start, mark - 20) : mark])
+            word = last_word[0] if last_word else ""
+            if word.lower() in _ABBREVIATIONS or (len(word) == 1 and word.isupper()):
                 continue
-        end = match.start("gap") if match.group("gap") is not None else match.start("none")
-        sentences.append(line[start:end])
+        sentences.append(line[start : match.end() - len(gap)])
         start = match.end()
     sentences.append(line[start:])
-    return [sentence for sentence in (item.strip() for item in sentences) if sentence]
+    return [*filter(None, map(str.strip, sentences))]
 
 
 def content_digest(

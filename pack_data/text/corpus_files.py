@@ -14,6 +14,7 @@ from typing import Dict, Iterator, List, NamedTuple, Sequence, Union
 from pack_data.formats.data_files import METADATA, check_copies, data_files
 from pack_data.formats.detect import content_format, suffix_format
 from pack_data.reading.compressed import open_unpacked, without_compression
+from pack_data.reading.durable import PathLike
 from pack_data.reading.npy import refuse_sequences
 from pack_data.reading.words import counted
 from pack_data.store.data_set import MANIFEST
@@ -43,7 +44,7 @@ _FEWEST_ROWS = 4
 _ABOUT_THE_DATA = ("readme.md", "readme.txt", "readme", "license", "license.txt", "license.md")
 
 # A file, a directory, a pattern, or several of these.
-Corpus = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]]
+Corpus = Union[PathLike, Sequence[PathLike]]
 
 
 class CorpusFiles(NamedTuple):
@@ -104,7 +105,7 @@ def corpus_files(source: Corpus, split: str = "") -> CorpusFiles:
     return files
 
 
-def _matching(source: Union[str, os.PathLike[str]]) -> List[Path]:
+def _matching(source: PathLike) -> List[Path]:
     """Return the paths that match a pattern, or the path itself."""
     name = os.fspath(source)
     matches = [] if os.path.exists(name) else sorted(glob.glob(name, recursive=True))

@@ -13,6 +13,7 @@ The document of a random second segment is drawn by its tokens, unless `draw_doc
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import numpy as np
 
 from pack_data.reading.fields import shown
 from pack_data.store.sequences import Sequences, ragged_copy, ragged_index, starts_of
+from pack_data.text import DRAW_BY_TOKENS, DRAW_UNIFORMLY, DRAWS
 from pack_data.text.corpus import Document, split_sentences
 from pack_data.text.spelling import Spelling
 from pack_data.text.vocabulary import AnyVocabulary
@@ -33,10 +35,6 @@ _MASKED_OR_KEPT = 0.9
 _BLOCK = 1 << 16
 # Long sentences that are tokenised again at a time, to cut them at words.
 _LONG_SENTENCES = 64
-# How the other document of a random second segment is drawn: by its tokens, or every document alike.
-DRAW_BY_TOKENS = "tokens"
-DRAW_UNIFORMLY = "uniform"
-DRAWS = (DRAW_BY_TOKENS, DRAW_UNIFORMLY)
 
 
 @dataclass(frozen=True)
@@ -53,17 +51,16 @@ class ExampleOptions:
     draw_documents: str = DRAW_BY_TOKENS
 
     def __post_init__(self) -> None:
-        for name, least, why in (
-            ("max_sequence_length", 5, "[CLS] a [SEP] b [SEP] needs at least 5"),
-            ("max_predictions_per_sequence", 1, "at least 1 token is masked"),
-            ("seed", 0, "a seed is at least 0"),
-            ("duplication_factor", 1, "the corpus is read at least once"),
+        for name, least, most, why in (
+            ("max_sequence_length", 5, math.inf, "[CLS] a [SEP] b [SEP] needs at least 5"),
+            ("max_predictions_per_sequence", 1, math.inf, "at least 1 token is masked"),
+            ("seed", 0, math.inf, "a seed is at least 0"),
+            ("duplication_factor", 1, math.inf, "the corpus is read at least once"),
+            ("short_sequence_probability", 0, 1, "a probability is from 0 to 1"),
+            ("masked_lm_probability", 0, 1, "a probability is from 0 to 1"),
         ):
-            if getattr(self, name) < least:
+            if not least <= getattr(self, name) <= most:
                 raise ValueError(f"{name} is {getattr(self, name)}; {why}")
-        for name in ("short_sequence_probability", "masked_lm_probability"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; a probability is from 0 to 1")
         if self.draw_documents not in DRAWS:
             raise ValueError(
                 f"draw_documents is {shown(self.draw_documents)}; choose from {', '.join(DRAWS)}"
@@ -348,8 +345,6 @@ def make_examples(
     # Segments that begin at each token, less those that end before it.
     edges = np.zeros(len(documents.ids) + 1, np.int64)
     for repetition in range(options.duplication_factor):
-        if not documents.document_ends:
-            break
         rng = np.random.default_rng([options.seed, part, repetition])
         draws = random.Random(f"{options.seed} {part} {repetition}")
         pairs = _segment_pairs(documents, most, options, draws)
@@ -357,8 +352,7 @@ def make_examples(
         np.add.at(edges, starts, 1)
         np.add.at(edges, starts + pairs[:, [1, 3]], -1)
         passes.append(_with_masks(documents, pairs, vocabulary, options, rng))
-    sequences = Sequences.concatenate(passes) if passes else Sequences.from_examples([])
-    return sequences, int(np.count_nonzero(np.cumsum(edges)))
+    return Sequences.concatenate(passes), int(np.count_nonzero(np.cumsum(edges)))
 
 
 def _with_masks(

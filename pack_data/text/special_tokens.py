@@ -32,7 +32,6 @@ _Numbers = TypeVar("_Numbers", int, np.ndarray)
 _Ids = Union[Sequence[int], np.ndarray]
 # Files beside a tokenizer.json that name its special tokens.
 STATING_FILES = ("special_tokens_map.json", "tokenizer_config.json")
-_MOST_BYTES = 1 << 28
 # The special tokens of BERT and those of RoBERTa.
 _FAMILIES = (
     {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "pad_token": "[PAD]"},
@@ -80,9 +79,7 @@ def read_stating_files(tokenizer: Path) -> Tuple[Tuple[str, bytes], ...]:
     """Return name and content of the files beside a tokenizer.json that name its special tokens."""
     way_out = _way_out(tokenizer)
     paths = filter(Path.exists, map(tokenizer.with_name, STATING_FILES))
-    return tuple(
-        (path.name, read_regular(path, way_out=way_out, most_bytes=_MOST_BYTES)) for path in paths
-    )
+    return tuple((path.name, read_regular(path, way_out=way_out)) for path in paths)
 
 
 def _way_out(tokenizer: Path) -> str:

@@ -21,7 +21,14 @@ from ipu_packed_bert.settings.loading import config_from_tree, load_config
 from ipu_packed_bert.settings.schema import LossConfig
 from ipu_packed_bert.training.export import export_run, import_folder
 from pack_data.cli.command import run_main
-from pack_data.text.vocabulary import SPECIAL_TOKENS, TokenizerFile, Vocabulary, load_vocabulary
+from pack_data.text.corpus import Document
+from pack_data.text.vocabulary import (
+    SPECIAL_TOKENS,
+    TokenizerFile,
+    Vocabulary,
+    load_vocabulary,
+    train_vocabulary,
+)
 from tests.fine_tuning_files import tiny_config, tiny_table
 from tests.pack_data.text.test_vocabulary import byte_level, wordpiece
 from tests.pack_data.text_corpus import build_small, write_corpus
@@ -453,3 +460,16 @@ def test_imported_weights_are_begun_from_not_resumed(tmp_path, capsys, monkeypat
     assert run_main(pretrain.main, ["--resume", "again", "--steps", "9"]) == 2
     message = capsys.readouterr().err
     assert "--start-from again" in message and message.count("\n") == 1
+
+
+def test_an_exported_trained_vocabulary_cuts_words_as_the_build_does(tmp_path):
+    """A word of more than 100 characters was [UNK] after the export, and words around U+200B were joined."""
+    transformers = pytest.importorskip("transformers", reason="the outside reference: pip install transformers")
+    trained = train_vocabulary([Document("", ["ab abab ba x y [SEP] " * 20])], 60)
+    model = replace(MODEL, vocabulary_size=len(trained))
+    write_folder(tmp_path, model, network(model=model).state_dict(), trained, architecture="BertForPreTraining")
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("ab" * 130 + " x\u200by", "x Y ab\u200b" + "ba" * 60, "ab q"):
+        ids, _ = trained.encode([text])
+        assert exported(text)["input_ids"] == [trained.ids["[CLS]"], *ids.tolist(), trained.ids["[SEP]"]]
+    assert read_folder(tmp_path).vocabulary.tokens == trained.tokens

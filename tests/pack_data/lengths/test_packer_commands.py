@@ -12,6 +12,7 @@ from pack_data.lengths import packer_command, sort_command
 from pack_data.packers import PACKERS
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
+from pack_data.sort import batch
 
 
 def run(name, *arguments):
@@ -52,7 +53,7 @@ def test_options_of_their_own(capsys, lengths_csv):
     reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     seeds = [{**report, "solve_seconds": 0} for report in reports[1:]]
     assert seeds[0] == seeds[1]
-    assert sort_command.main([*lengths_csv, "--batch-size", "4"]) == 0
+    assert sort_command.main(batch, [*lengths_csv, "--batch-size", "4"]) == 0
     assert "different lengths" in capsys.readouterr().out
     options = "--histogram squad_1_1_384 --max-sequence-length 512 --max-sequences-per-pack unlimited"
     assert run("spfhp", *options.split()) == 0

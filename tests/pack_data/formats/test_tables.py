@@ -1,0 +1,346 @@
+"""Parquet, Arrow, HDF5 and Megatron: what is written is read, and damage costs no record before it."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
+pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pyarrow)")
+h5py = pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
+
+from pack_data.building.command import BuildOptions, build
+from pack_data.building.convert import main as convert
+from pack_data.formats import hdf5, megatron, parquet, sequence_output
+from pack_data.formats.records import RowWidths, fits, least_of
+from pack_data.formats.source import Source, open_source
+from pack_data.reading.bad_records import BadRecords
+from pack_data.store.sequences import Sequences
+from pack_data.text.corpus import documents
+from tests.format_samples import example, mlperf_row, random_examples, records, values, write_hdf5
+from tests.pack_data.formats import foreign
+from tests.refusals import refused
+from tests.token_sequences import random_sequences, sequences_of, write_megatron
+
+S, P = 24, 4
+ROWS = 2500
+
+
+# ---- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def padded_parquet(path, sequences, masked=(), **columns):
+    """Write rows with an attention_mask; those of the numbers `masked` have padding behind their tokens."""
+    ids = []
+    masks = []
+    for number, sequence in enumerate(sequences):
+        padding = [0] * (2 * (number in masked))
+        ids.append(sequence and sequence + padding)
+        masks.append(sequence and [1] * len(sequence) + padding)
+    foreign.parquet({"input_ids": ids, "attention_mask": masks, **columns})(path)
+    return path
+
+
+def read_both_ways(source, monkeypatch):
+    """Return blocks after comparing them with records read one by one, and the pieces that were read by record."""
+    pieces = []
+    real = Source._block
+    monkeypatch.setattr(Source, "_block", lambda self, block, *rest: pieces.append(block) or real(self, block, *rest))
+    blocks = Sequences.concatenate(list(source.blocks(700)))
+    by_record = len(pieces)
+    lost = source.foreign_lost
+    bad = list(map(str, source.bad.found))
+    first = next(source.examples())
+    expected = Sequences.concatenate(list(source._checked(source.examples(), first, None)))
+    assert (source.foreign_lost, list(map(str, source.bad.found))) == (lost, bad)
+    for name in ("lengths", "prediction_counts"):
+        assert np.array_equal(getattr(blocks, name), getattr(expected, name))
+    for name in ("tokens", "scalars"):
+        columns = getattr(expected, name)
+        assert list(getattr(blocks, name)) == list(columns)
+        assert all(np.array_equal(getattr(blocks, name)[column], columns[column]) for column in columns)
+    return blocks, by_record
+
+
+def test_blocks_of_megatron_are_its_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(megatron, "_BYTES", 6000)
+    given = random_sequences(ROWS)
+    source = open_source(write_megatron(tmp_path / "good", given, 4, "<i4"))
+    blocks, by_record = read_both_ways(source, monkeypatch)
+    assert len(blocks) == ROWS and not by_record
+    given[1700] = [5, -1]
+    source = open_source(write_megatron(tmp_path / "bad", given, 4, "<i4"), skip_bad=1)
+    blocks, by_record = read_both_ways(source, monkeypatch)
+    assert len(blocks) == ROWS - 1 and 0 < by_record < 5 and "record 1700" in str(source.bad.found[0])
+
+
+def test_blocks_of_parquet_are_its_records(tmp_path, monkeypatch):
+    given = random_sequences(ROWS)
+    more = {"number": list(range(ROWS)), "text": ["a"] * ROWS, "share": [0.5] * ROWS}
+    source = open_source(padded_parquet(tmp_path / "good.parquet", given, **more))
+    blocks, by_record = read_both_ways(source, monkeypatch)
+    assert len(blocks) == ROWS and not by_record and source.foreign_lost == ("share", "text")
+    assert blocks.scalars["number"].tolist() == list(range(ROWS))
+    given[1800] = None
+    source = open_source(padded_parquet(tmp_path / "bad.parquet", given, masked=[1200]), skip_bad=1)
+    blocks, by_record = read_both_ways(source, monkeypatch)
+    assert len(blocks) == ROWS - 1 and 0 < by_record < 5 and "record 1800" in str(source.bad.found[0])
+
+
+def test_shards_with_other_columns_are_named(tmp_path):
+    given = random_sequences(20)
+    padded_parquet(tmp_path / "1.parquet", given, labels=given)
+    padded_parquet(tmp_path / "2.parquet", given)
+    with refused("2.parquet: record 0", "input_ids, labels", "--columns"):
+        list(open_source(tmp_path).blocks())
+
+
+# ---- Parquet and Arrow -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_what_is_written_is_read_with_its_types_over_several_batches(tmp_path, monkeypatch, suffix):
+    for module in (parquet, sequence_output):
+        monkeypatch.setattr(module, "_ROWS", 2)
+    table = pa.table(
+        {
+            "input_ids": pa.array([[1, 2], [3], [4]], pa.list_(pa.int32())),
+            "labels": pa.array([[5, -100], [6], [7]], pa.list_(pa.int16())),
+            "text": pa.array(["a", None, "b"]),
+            "score": pa.array([0.5, 1.5, 2.5], pa.float32()),
+            "words": pa.array([["x"], [], None], pa.list_(pa.string())),
+            "when": pa.array([1, 2, 3], pa.timestamp("ms")),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    path = tmp_path / f"b.{suffix}"
+    assert sequence_output.write(str(path), open_source(tmp_path / "a.parquet").read, suffix) == 3
+    source = open_source(path)
+    assert [record.origin.record for record in source.read()] == [0, 1, 2]
+    assert foreign.plain(source) == table.select(["input_ids", "labels"]).to_pylist()
+    assert (pq.read_table(path) if suffix == "parquet" else pa.ipc.open_stream(str(path)).read_all()).equals(table)
+
+
+def test_a_dictionary_of_texts_comes_along(tmp_path):
+    ids = pa.array([[1], None, [2, None], [3]], pa.list_(pa.int32()))
+    foreign.parquet({"input_ids": ids, "tag": pa.array(list("xyxx")).dictionary_encode()})(tmp_path / "a.parquet")
+    rows = list(open_source(tmp_path / "a.parquet", skip_bad=2).read())
+    assert [(record.origin.record, record.value["input_ids"].tolist()) for record in rows] == [(0, [1]), (3, [3])]
+    sequence_output.write(str(tmp_path / "b.parquet"), lambda: rows, "parquet")
+    assert pq.read_table(tmp_path / "b.parquet")["tag"].to_pylist() == ["x", "x"]
+
+
+def test_a_damaged_page_costs_no_record_before_it(tmp_path, monkeypatch):
+    """Ten row groups of two; the fifth is damaged: its two records are counted, all others come out."""
+    monkeypatch.setattr(sequence_output, "_ROWS", 2)
+    sequences = random_sequences(20)
+    rows = records([{"input_ids": np.array(sequence)} for sequence in sequences])
+    path = tmp_path / "a.parquet"
+    sequence_output.write(str(path), lambda: rows, "parquet")
+    chunk = pq.ParquetFile(path).metadata.row_group(4).column(0)
+    stored = bytearray(path.read_bytes())
+    stored[(chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size - 3] ^= 1
+    path.write_bytes(stored)
+    with refused("a.parquet: records 8 to 9", "row group 4"):
+        values(path)
+    source = open_source(path, skip_bad=2)
+    assert [record.value["input_ids"].tolist() for record in source.read()] == sequences[:8] + sequences[10:]
+    assert source.bad.count == 2
+
+
+def test_a_stream_cut_between_batches_does_not_pass_for_whole(tmp_path):
+    path = tmp_path / "a.arrow"
+    foreign.arrow({"input_ids": [[number + 1] for number in range(8)]})(path)
+    stored = path.read_bytes()
+    path.write_bytes(stored[:-8])
+    with refused("a.arrow: record 8", "end mark"):
+        values(path)
+    assert len(values(path, skip_bad=1)) == 8
+    path.write_bytes(stored[:-60])
+    intact = []
+    with refused("a.arrow: record 6", "Arrow", "6 records"):
+        for record in open_source(path, skip_bad=99).read():
+            intact.append(record.value["input_ids"][0])
+    assert intact == [1, 2, 3, 4, 5, 6]
+
+
+def test_text_that_is_not_utf_8_is_refused(tmp_path):
+    """pyarrow checks neither Parquet nor Arrow by itself."""
+    texts = pa.array([b"one two", b"\xff\xfe", b"three"]).view(pa.string())
+    foreign.parquet({"text": texts})(tmp_path / "a.parquet")
+    with refused("a.parquet: records 1 to 2", "UTF8"):
+        list(documents(str(tmp_path / "a.parquet")))
+
+
+@pytest.mark.parametrize(
+    "keys, has_plain_footer", [(["text"], True), (["input_ids.list.element"], True), (["text"], False)]
+)
+def test_encrypted_columns_are_refused_and_do_not_abort_the_process(tmp_path, keys, has_plain_footer):
+    encryption = pytest.importorskip("pyarrow.parquet.encryption")
+
+    class Keys(encryption.KmsClient):
+        def __init__(self, _):
+            encryption.KmsClient.__init__(self)
+
+        def wrap_key(self, key, _):
+            return key
+
+    table = pa.table({"input_ids": [[1, 2], [3]], "text": ["a", "b"]})
+    settings = encryption.EncryptionConfiguration("footer", column_keys={"k": keys}, plaintext_footer=has_plain_footer)
+    properties = encryption.CryptoFactory(Keys).file_encryption_properties(encryption.KmsConnectionConfig(), settings)
+    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    for columns in ((), ("input_ids",)):
+        with refused("a.parquet", "encrypted" if has_plain_footer else "Arrow"):
+            list(open_source(tmp_path / "a.parquet", columns=columns).blocks())
+
+
+@pytest.mark.parametrize(
+    "name, ids, is_column",
+    [
+        ("input_ids", [0, 2**31 - 1], True),
+        ("input_ids", [-1], False),
+        ("input_ids", [2**31], False),
+        ("labels", [-(2**31), 2**31 - 1], True),
+        ("labels", [-(2**31) - 1], False),
+        ("labels", [0.5], False),
+    ],
+)
+def test_a_column_has_whole_numbers_of_32_bits_and_ids_are_not_negative(name, ids, is_column):
+    assert fits(np.array(ids), least_of(name, "input_ids")) is is_column
+
+
+# ---- HDF5 ------------------------------------------------------------------------------------------------------------
+
+
+def write_unpacked(path, count):
+    examples = random_examples(np.random.default_rng(0), count, S, P)
+    return write_hdf5(path, [mlperf_row(one, S, P) for one in examples]), examples
+
+
+def test_unpacked_rows_become_examples(tmp_path):
+    """Foreign columns come along row by row; a data set of another length is about the file."""
+    path, examples = write_unpacked(tmp_path / "a.hdf5", 9)
+    with h5py.File(path, "a") as file:
+        file["document"] = np.arange(9)
+        file["version"] = np.array([1])
+    source = open_source(path)
+    assert (source.format, source.kind, source.shape()) == ("hdf5", "examples", RowWidths(S, P, None))
+    rows = list(source.read())
+    assert [record.value for record in rows] == examples == values(path, max_record_bytes=2 * 4 * S)
+    assert [record.origin.record for record in rows] == [record.foreign["document"] for record in rows] == [*range(9)]
+    assert set(rows[0].foreign) == {"document"}
+
+
+def test_a_heap_that_the_library_would_walk_without_end_is_refused(tmp_path):
+    path = tmp_path / "a.hdf5"
+    with h5py.File(path, "w") as file:
+        rows = file.create_dataset("input_ids", (3,), h5py.vlen_dtype(np.int32))
+        for number in range(3):
+            rows[number] = [1, 2, 3]
+    stored = bytearray(path.read_bytes())
+    heap = stored.index(b"GCOL")
+    stored[heap + 16 : heap + 64] = bytes(48)
+    path.write_bytes(stored)
+    with refused(path, "0 bytes"):
+        hdf5._check_heaps(str(path))
+
+
+def test_heaps_in_each_other_are_refused_after_one_pass(tmp_path):
+    """Each of these would be gone through to the end of the file."""
+    path = tmp_path / "a.hdf5"
+    heap = struct.Struct("<8sQ")
+    number = 20_000
+    one = struct.pack("<HH4xQ", 1, 0, heap.size) + heap.pack(b"GCOL\1\0\0\0", number * 32)
+    path.write_bytes(one * number)
+    with refused("a.hdf5", "heaps overlap"):
+        hdf5._check_heaps(str(path))
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_whole_numbers_of_any_float_are_read(tmp_path, kind):
+    path, examples = write_unpacked(tmp_path / "a.hdf5", 2)
+    with h5py.File(path, "r+") as file:
+        segments = file["segment_ids"][()].astype(kind)
+        del file["segment_ids"]
+        file["segment_ids"] = segments
+    assert values(path) == examples
+
+
+def test_predictions_end_at_the_first_position_zero(tmp_path):
+    """All P slots used leaves no zero; none used is a row of zeros."""
+    full = example(positions=(1, 2, 3, 5))
+    none = example(positions=())
+    assert values(write_hdf5(tmp_path / "a.h5", [mlperf_row(full, S, P), mlperf_row(none, S, P)])) == [full, none]
+
+
+def test_rows_of_variable_length_with_and_without_mask(tmp_path):
+    examples = random_examples(np.random.default_rng(0), 4, S, P)
+    path = write_hdf5(tmp_path / "a.hdf5", examples, "varlength")
+    for _ in range(2):
+        assert values(path) == examples
+        assert open_source(path).shape() == RowWidths()
+        with h5py.File(path, "r+") as file:
+            file.pop("input_mask", None)
+
+
+def test_a_damaged_block_costs_its_rows_only(tmp_path):
+    """Rows 4 and 5 share a gzipped block of input_ids; one flipped byte there, and the other eight rows come out."""
+    path, _ = write_unpacked(tmp_path / "a.hdf5", 10)
+    with h5py.File(path, "r") as file:
+        block = file["input_ids"].id.get_chunk_info_by_coord((4, 0))
+    stored = bytearray(Path(path).read_bytes())
+    stored[block.byte_offset + block.size // 2] ^= 0x55
+    Path(path).write_bytes(stored)
+    with refused("a.hdf5: record 4", "HDF5"):
+        values(path)
+    source = open_source(path, skip_bad=2)
+    assert [record.origin.record for record in source.read()] == [0, 1, 2, 3, 6, 7, 8, 9]
+    assert source.bad.count == 2
+
+
+# ---- Megatron and packed Parquet -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code, dtype", [(4, "<i4"), (8, "<u2"), (5, "<i8")])
+def test_each_sequence_of_megatron_is_read_once(tmp_path, code, dtype):
+    given = random_sequences(20)
+    index = write_megatron(tmp_path / "text_document", given, code, dtype)
+    for path in (index, index.with_suffix(".bin"), tmp_path):
+        source = open_source(path)
+        assert (source.format, source.kind) == ("megatron", "tokens")
+        assert [record.value["input_ids"].tolist() for record in source.read()] == given
+
+
+def test_a_record_of_megatron_beyond_the_limit_is_bad(tmp_path):
+    source = open_source(write_megatron(tmp_path / "a", [[1] * 3, [2] * 9]), skip_bad=1, max_record_bytes=16)
+    assert [len(record.value["input_ids"]) for record in source.read()] == [3]
+    assert BadRecords(longest=16).too_long() in source.report()
+
+
+def test_packed_parquet_round_trip(tmp_path):
+    given = random_sequences(40)
+    index = write_megatron(tmp_path / "a", given)
+    options = BuildOptions(tmp_path / "out", source=index, max_sequence_length=16, max_sequences_per_pack=None)
+    build(options).close()
+    assert sequences_of(tmp_path / "out") == sorted(given)
+    for source, target in (("out", "one.parquet"), ("one.parquet", "two.parquet")):
+        assert convert([str(tmp_path / source), str(tmp_path / target), "--to-format", "packed_parquet"]) == 0
+    one, two = (pq.read_table(str(tmp_path / name)) for name in ("one.parquet", "two.parquet"))
+    assert one.equals(two) and one.column_names == ["input_ids", "loss_mask", "seq_start_id"]
+    assert {str(field.type.value_type) for field in one.schema} == {"int32"}
+    sequences = []
+    for row in one.to_pylist():
+        starts = row["seq_start_id"]
+        assert len(row["loss_mask"]) == len(row["input_ids"]) <= 16
+        sequences += [row["input_ids"][start:end] for start, end in zip(starts, [*starts[1:], None])]
+    assert sorted(sequences) == sorted(given)
+    # Built from packs, the sequences are the same; the loss_mask stays beside them.
+    store = build(BuildOptions(tmp_path / "again", source=tmp_path / "two.parquet", max_sequence_length=16))
+    assert sequences_of(tmp_path / "again") == sorted(given)
+    assert store.schema.fields == ("input_ids", "loss_mask", "input_mask", "positions")
+    # Other tokens are another source.
+    write_megatron(tmp_path / "a", [[token + 1 for token in sequence] for sequence in given])
+    with refused("overwrite"):
+        build(options)
