@@ -27,7 +27,7 @@ class _EpochSampler(DeliveredBatches):
     """
 
     def __init__(self, ranks: int, rank: Optional[int]) -> None:
-        self._ranks = whole_number("ranks", ranks, least=1)
+        self._ranks = ranks
         if rank is not None and not 0 <= rank < ranks:
             raise ValueError(f"rank is {rank}; pass 0 to {ranks - 1}")
         self.rank = rank
@@ -192,10 +192,9 @@ class _EpochSampler(DeliveredBatches):
             raise ValueError(
                 f"the state is at step {step} of epoch {epoch}, which has {self._plan.steps} steps; pass another state"
             )
-        if step and not self._plan.has(step):
-            self._end()
-        else:
-            self._go_to(epoch, step)
+        self._first_step = step
+        if step:
+            self._go_on()
         self._pending = True
 
 

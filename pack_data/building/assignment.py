@@ -127,16 +127,14 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
 def _check_lengths(lengths: np.ndarray, packing: Packing) -> None:
     """Raise ValueError unless the packing places exactly these lengths."""
     S = packing.max_sequence_length
+    if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= S:
+        raise ValueError(
+            f"lengths go from {lengths.min()} to {lengths.max()}; the packing is for lengths from 1 to {S}"
+        )
     counts = np.zeros(S + 1, dtype=np.int64)
     for start in range(0, len(lengths), _BLOCK):
-        block = lengths[start : start + _BLOCK]
-        shortest = int(block.min())
-        longest = int(block.max())
-        if shortest < 1 or longest > S:
-            raise ValueError(
-                f"lengths go from {shortest} to {longest}; the packing is for lengths from 1 to {S}"
-            )
-        counts += np.bincount(block.astype(np.int64, copy=False), minlength=S + 1)
+        block = lengths[start : start + _BLOCK].astype(np.int64, copy=False)
+        counts += np.bincount(block, minlength=S + 1)
     placed = packing.placed()
     differs = np.flatnonzero(counts != placed)
     if len(differs):

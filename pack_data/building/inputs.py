@@ -196,7 +196,12 @@ class _BuildInput(abc.ABC):
         files.write(path)
 
     def _loaded(self, path: Path) -> BuildVocabulary:
-        """Load a vocabulary of the work directory. ValueError if it is not the one that the build began with."""
+        """Load a vocabulary of the work directory, or copy the user's there first.
+
+        ValueError if it is not the one that the build began with.
+        """
+        if not path.exists():
+            self._copy_vocabulary(path)
         way_out = remove_and_build_again(self.work)
         note_file = self.work / "vocabulary.json"
         files = VocabularyFiles.read(path)
@@ -222,10 +227,10 @@ class _BuildInput(abc.ABC):
 
     def made(self) -> int:
         """Return the number of finished parts."""
-        patterns = ("examples-*.json", "read-*.json")
-        return sum(
-            1 for side in self.sides for pattern in patterns for _ in side.work.glob(pattern)
-        )
+        notes = 0
+        for side in self.sides:
+            notes += len([*side.work.glob("examples-*.json"), *side.work.glob("read-*.json")])
+        return notes
 
     def gathered(self) -> Dict[str, Any]:
         """Assign numbers to the parts after all tasks, and return what the manifest states about omitted input."""
@@ -278,9 +283,7 @@ class _TextInput(_BuildInput):
         """Load the vocabulary, or train one on the training side."""
         options = self.options
         path = self.work / self.vocabulary_name
-        if not path.exists() and self.given_vocabulary is not None:
-            self._copy_vocabulary(path)
-        elif not path.exists():
+        if self.given_vocabulary is None and not path.exists():
             documents = self._training_documents()
             with said_of(str(options.corpus)), progress_bar(
                 None, "learning a vocabulary", at_once=True
@@ -597,12 +600,9 @@ class _SourceInput(_BuildInput):
         yield from filter(None, [self._source.summary()])
 
     def vocabulary(self) -> BuildVocabulary:
-        path = self.work / self.vocabulary_name
         if self.given_vocabulary is None:
             return BuildVocabulary(0)
-        if not path.exists():
-            self._copy_vocabulary(path)
-        return self._loaded(path)
+        return self._loaded(self.work / self.vocabulary_name)
 
     def schema(self, vocabulary_size: int) -> PackSchema:
         """Return the columns of the first record, with the widest types. ValueError if there is no record."""

@@ -204,10 +204,7 @@ class Stages:
             self._plan = self._make_plan(before, seen)
             self.input.sources = self._plan["sources"]
             self.input.given = self._plan["given"]
-            is_continued = before is not None and {**before.tree, "seen": None} == {
-                **self._plan,
-                "seen": None,
-            }
+            is_continued = before is not None and before.tree.items() >= self._plan.items()
             if not is_continued:
                 if not self.options.overwrite and self._is_built():
                     return False

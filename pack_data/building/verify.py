@@ -19,7 +19,7 @@ import numpy as np
 from pack_data.building.runner import open_runner
 from pack_data.cli.command import available_cores, progress_bar
 from pack_data.packing.packing import Packing, prove
-from pack_data.reading.files import file_in, sha256_of
+from pack_data.reading.files import sha256_of
 from pack_data.store.data_set import (
     REBUILD,
     CheckedTable,
@@ -149,9 +149,7 @@ def _checked_table(folder: Path, entry: StoredFile, dtype: np.dtype, first: int)
 
 
 def _check_sha256(folder: Path, entry: StoredFile) -> None:
-    path = file_in(folder, entry.file, way_out=REBUILD)
-    if path.is_file():
-        entry.check_size(path)
+    path = entry.path_in(folder)
     if sha256_of(path, way_out=REBUILD) != entry.sha256:
         raise ValueError(f"{path}: its sha256 is not the manifest's; a byte was changed, {REBUILD}")
 

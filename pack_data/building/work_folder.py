@@ -280,14 +280,9 @@ def _read_commit(note: Path) -> List[_Moves]:
     whole = Fields.of({"data_sets": read_json(note, way_out=way_out)}, note, way_out)
     moves = []
     for entry in whole.list_of("data_sets", Fields.object):
-        names = {name: entry.text(name, printable=False) for name in ("out", "work")}
-        for name, value in names.items():
-            is_name = value == Path(value).name and value not in ("", "..")
-            if not is_name and (name, value) != ("work", "."):
-                raise entry.error(name, "must be the name of a directory, without a path")
+        out = entry.plain_name("out")
+        side = "." if entry.any("work") == "." else entry.plain_name("work")
         files = entry.list_of("files", Fields.plain_name)
         remove = entry.list_of("remove", Fields.plain_name)
-        moves.append(
-            _Moves(work / names["work"] / READY, work.parent / names["out"], files, remove)
-        )
+        moves.append(_Moves(work / side / READY, work.parent / out, files, remove))
     return moves

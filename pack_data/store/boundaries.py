@@ -166,34 +166,29 @@ def blocks_of(lengths: Sequence[int]) -> AttentionBlocks:
     Returns:
         The groups, with the orders of the tokens as arrays.
     """
-    single_starts: List[Tuple[int, int]] = []  # first token, length
-    grouped_starts: Dict[int, List[int]] = {}  # length -> first tokens
+    grouped: Dict[int, List[int]] = {}  # length -> first tokens
+    alone: List[Tuple[int, List[int]]] = []
     first = 0
     for length in lengths:
         if 0 < length <= MAX_GROUPED_TOKENS:
-            grouped_starts.setdefault(length, []).append(first)
+            grouped.setdefault(length, []).append(first)
         elif length:
-            single_starts.append((first, length))
+            alone.append((length, [first]))
         first += length
-    if all(len(starts) == 1 for starts in grouped_starts.values()):
-        one_of_each = [(starts[0], length) for length, starts in grouped_starts.items()]
-        sequences = sorted([*single_starts, *one_of_each])
-        in_order = tuple((1, length) for _, length in sequences)
-        return AttentionBlocks(in_order, None, None, tuple((start,) for start, _ in sequences))
 
-    groups = []
-    ranges = []
-    firsts: List[Tuple[int, ...]] = []
-    for length, starts in grouped_starts.items():
-        groups.append((len(starts), length))
-        firsts.append(tuple(starts))
-        for start in starts:
-            ranges.append(np.arange(start, start + length))
-    for start, length in single_starts:
-        groups.append((1, length))
-        firsts.append((start,))
-        ranges.append(np.arange(start, start + length))
-    order = np.concatenate(ranges)
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    return AttentionBlocks(tuple(groups), order, back, tuple(firsts))
+    order = back = None
+    groups = [*grouped.items(), *alone]
+    if all(len(starts) == 1 for _, starts in groups):
+        groups.sort(key=lambda group: group[1])
+    else:
+        ranges = []
+        for length, starts in groups:
+            ranges += [np.arange(start, start + length) for start in starts]
+        order = np.concatenate(ranges)
+        back = np.argsort(order)
+    return AttentionBlocks(
+        tuple((len(starts), length) for length, starts in groups),
+        order,
+        back,
+        tuple(tuple(starts) for _, starts in groups),
+    )

@@ -90,10 +90,6 @@ class _BlockChecksums:
         blocks = -(-records // packs)
         return cls(packs, fields.hex_digest("crc32", blocks * _CRC32_DIGITS))
 
-    def count(self, records: int) -> int:
-        """Return the number of blocks in a shard of `records` packs."""
-        return -(-records // self.packs)
-
     def is_damaged(self, records: np.ndarray, block: int) -> bool:
         """Return True if block number `block` of the shard's records differs from what was written."""
         first = block * self.packs
@@ -121,10 +117,7 @@ class StoredFile:
 
     def to_json(self) -> Dict[str, Any]:
         """Return the entry in a manifest."""
-        data = asdict(self)
-        if self.blocks is None:
-            del data["blocks"]
-        return data
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_json(cls, fields: Fields, *, table: bool = True) -> StoredFile:
@@ -138,13 +131,15 @@ class StoredFile:
             _BlockChecksums.from_json(fields.object("blocks"), packs) if table else None,
         )
 
-    def check_size(self, path: Path) -> None:
-        """Raise ValueError unless the file at `path` has the size of this entry."""
-        size = path.stat().st_size
+    def path_in(self, folder: Path) -> Path:
+        """Return the path of the file. ValueError if it has not the size of this entry."""
+        path = file_in(folder, self.file, way_out=REBUILD)
+        size = path.stat().st_size if path.is_file() else self.bytes
         if size != self.bytes:
             raise ValueError(
                 f"{path}: {size} bytes, but {self.bytes} in the manifest; the file was cut or replaced, {REBUILD}"
             )
+        return path
 
 
 @dataclass(frozen=True)
@@ -327,7 +322,6 @@ def _made_with(fields: Fields) -> Mapping[str, Any]:
     fields.optional("skipped", Fields.texts)
     fields.optional("left_out", Fields.texts)
     fields.optional("account", Fields.values_of, Fields.integer, **count)
-    fields.optional("stretches", Fields.integer, **count)
     return fields.tree
 
 
@@ -551,9 +545,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
     """Map a table into memory. ValueError if its size or type is not the manifest's; `verify` checks its sha256."""
-    path = file_in(folder, entry.file, way_out=REBUILD)
-    if path.is_file():
-        entry.check_size(path)
+    path = entry.path_in(folder)
     records = map_array(path, way_out=REBUILD)
     if (records.dtype, records.shape) != (dtype, (entry.packs,)):
         raise ValueError(
@@ -581,7 +573,7 @@ class CheckedTable:
         self.first = first
         self._file = folder / entry.file
         self._blocks = entry.blocks
-        self._is_checked = np.zeros(entry.blocks.count(entry.packs), dtype=bool)
+        self._is_checked = np.zeros(len(entry.blocks.crc32) // _CRC32_DIGITS, dtype=bool)
 
     def check(self, rows: np.ndarray) -> None:
         """Check the blocks of these records, int64 [n], that have not been checked. ValueError if one is damaged."""
@@ -677,13 +669,10 @@ class PackStore:
             ValueError: If a number is out of range, or a pack is damaged.
         """
         indices = _pack_numbers(indices)
-        if len(indices):
-            lowest = int(indices.min())
-            highest = int(indices.max())
-            if lowest < 0 or highest >= len(self):
-                raise ValueError(
-                    f"pack numbers {lowest} to {highest}: the data set has packs 0 to {len(self) - 1}"
-                )
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
+            raise ValueError(
+                f"pack numbers {indices.min()} to {indices.max()}: the data set has packs 0 to {len(self) - 1}"
+            )
         shard_of = np.searchsorted(self._ends, indices, side="right")
         records = np.empty(len(indices), dtype=self.schema.record_dtype)
         for number in np.unique(shard_of):

@@ -46,6 +46,9 @@ PREDICTION = "prediction"
 # The most slots, sequences or masked tokens of one pack, and the most bytes of its record.
 _LARGEST_WIDTH = LONGEST
 _LARGEST_RECORD = 1 << 30
+_Field = Tuple[str, str, Tuple[int, ...]]  # name, type and shape
+# S, D and P.
+_WIDTHS = ("max_sequence_length", "max_sequences_per_pack", "max_predictions_per_pack")
 # Columns of every record.
 _OWN_COLUMNS = ("lengths", "prediction_counts")
 
@@ -97,13 +100,8 @@ class PackSchema:
     multiple_of: int = 1
 
     def __post_init__(self) -> None:
-        smallest = {
-            "max_sequence_length": 1,
-            "max_sequences_per_pack": 1,
-            "max_predictions_per_pack": 0,
-            "multiple_of": 1,
-        }
-        for name, least in smallest.items():
+        for name in (*_WIDTHS, "multiple_of"):
+            least = 0 if name == "max_predictions_per_pack" else 1
             number = whole_number(name, getattr(self, name), least=least, most=_LARGEST_WIDTH)
             object.__setattr__(self, name, number)
         check_multiple(self.max_sequence_length, self.multiple_of)
@@ -204,11 +202,9 @@ class PackSchema:
         Args:
             axis: "slot", "sequence" or "prediction".
         """
-        return {
-            SLOT: self.max_sequence_length,
-            SEQUENCE: self.max_sequences_per_pack,
-            PREDICTION: self.max_predictions_per_pack,
-        }[axis]
+        name = dict(zip((SLOT, SEQUENCE, PREDICTION), _WIDTHS))[axis]
+        width: int = getattr(self, name)
+        return width
 
     def taken(self, lengths: np.ndarray) -> np.ndarray:
         """Return the slots that sequences take, with the padding up to a multiple of `multiple_of`.
@@ -236,26 +232,24 @@ class PackSchema:
     @property
     def lengths_dtype(self) -> np.dtype:
         """The type of lengths, and counts of masked tokens, in a record."""
+        return np.dtype(self._counts())
+
+    def _counts(self) -> List[_Field]:
+        """Return name, type and shape of the fields of `lengths_dtype`."""
         depth = (self.max_sequences_per_pack,)
-        fields: List[Tuple[str, str, Tuple[int, ...]]] = [
-            ("lengths", smallest_type(self.max_sequence_length), depth)
-        ]
+        fields: List[_Field] = [("lengths", smallest_type(self.max_sequence_length), depth)]
         if self.on(PREDICTION):
-            fields.append(
-                ("prediction_counts", smallest_type(self.max_predictions_per_pack), depth)
-            )
-        return np.dtype(fields)
+            counts_type = smallest_type(self.max_predictions_per_pack)
+            fields.append(("prediction_counts", counts_type, depth))
+        return fields
 
     @property
     def record_dtype(self) -> np.dtype:
         """The type of a pack's record; the widest fields come first, so that most values stay aligned."""
-        fields = [
+        fields: List[_Field] = [
             (column.name, column.dtype, (self.width(column.axis),)) for column in self.columns
         ]
-        lengths = self.lengths_dtype
-        fields += [
-            (name, lengths[name].base.str, lengths[name].shape) for name in lengths.names or ()
-        ]
+        fields += self._counts()
         return np.dtype(sorted(fields, key=lambda field: -np.dtype(field[1]).itemsize))
 
     @property
@@ -275,9 +269,7 @@ class PackSchema:
         return {
             **rounding,
             "kind": self.kind,
-            "max_sequence_length": self.max_sequence_length,
-            "max_sequences_per_pack": self.max_sequences_per_pack,
-            "max_predictions_per_pack": self.max_predictions_per_pack,
+            **{name: getattr(self, name) for name in _WIDTHS},
             "columns": [asdict(column) for column in self.columns],
         }
 
@@ -292,19 +284,9 @@ class PackSchema:
             ValueError: If a field is missing or breaks its rule.
         """
         fields = Fields.of(value, "schema", "make it with `to_json`")
-        widths = [
-            fields.integer(name, least=0, most=_LARGEST_WIDTH)
-            for name in (
-                "max_sequence_length",
-                "max_sequences_per_pack",
-                "max_predictions_per_pack",
-            )
-        ]
-        multiple_of = (
-            fields.integer("multiple_of", least=2, most=_LARGEST_WIDTH)
-            if "multiple_of" in fields
-            else 1
-        )
+        stated: Dict[str, Any] = {name: fields.integer(name) for name in _WIDTHS}
+        if "multiple_of" in fields:
+            stated["multiple_of"] = fields.integer("multiple_of", least=2)
         columns = []
         for column in fields.list_of("columns", Fields.object, longest=1000):
             name = column.text("name", most=200)
@@ -314,10 +296,8 @@ class PackSchema:
                 columns.append(StoredColumn(name, axis, dtype, column.boolean("slot_index")))
         if not columns:
             raise fields.error("columns", "must have an item")
-        kind = fields.one_of("kind", (BERT, TOKENS))
         with fields.refusing():
-            length, sequences, predictions = widths
-            return cls(length, sequences, predictions, kind, tuple(columns), multiple_of)
+            return cls(kind=fields.one_of("kind", (BERT, TOKENS)), columns=tuple(columns), **stated)
 
 
 def _bert_columns(max_sequence_length: int, vocabulary_size: int) -> Tuple[StoredColumn, ...]:

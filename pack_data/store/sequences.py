@@ -170,16 +170,16 @@ class Sequences:
             rows = (getattr(example, name) for example in examples)
             return np.array(list(chain.from_iterable(rows)), dtype=np.int64)
 
+        def sizes(name: str) -> np.ndarray:
+            return np.array([len(getattr(example, name)) for example in examples], dtype=np.int64)
+
+        predictions = ("masked_lm_positions", "masked_lm_ids")
         return cls(
-            lengths=np.array([len(example.input_ids) for example in examples], dtype=np.int64),
-            tokens={"input_ids": flat_column("input_ids")},
-            prediction_counts=np.array(
-                [len(example.masked_lm_ids) for example in examples], dtype=np.int64
-            ),
-            predictions={
-                name: flat_column(name) for name in ("masked_lm_positions", "masked_lm_ids")
-            },
-            scalars={
+            sizes("input_ids"),
+            {"input_ids": flat_column("input_ids")},
+            sizes("masked_lm_ids"),
+            {name: flat_column(name) for name in predictions},
+            {
                 "first_segment_lengths": column("first_segment_length"),
                 "next_sentence_labels": column("next_sentence_label"),
             },
