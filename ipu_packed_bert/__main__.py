@@ -9,7 +9,6 @@ from typing import Dict, NamedTuple, Optional, Sequence
 
 from ipu_packed_bert import __version__
 from pack_data.cli.command import run_main, typed
-from pack_data.cli.moved_commands import MOVED
 from pack_data.packers import PACKERS
 
 
@@ -110,9 +109,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         way_out = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
-        if name in MOVED:
-            way_out = f"type {MOVED[name]}"
-        elif name in PACKERS:
+        if name in PACKERS:
             way_out = f"type packed-bert pack --packer {name}"
         raise ValueError(f"{name}: no such command; {way_out}")
     if name in ("pretrain", "finetune") and "--plan" in arguments:

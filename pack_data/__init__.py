@@ -9,7 +9,6 @@ without loading what it does not need.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, List
 
@@ -94,9 +93,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> List[str]:
     return sorted([*globals(), *__all__])
-
-
-if sys.argv[:1] == ["-m"]:  # `python -m` is looking for a command
-    from pack_data.cli.moved_commands import refuse_moved_commands
-
-    refuse_moved_commands()

@@ -6,14 +6,12 @@ rule or by best fit, usually without a limit on depth.
 
 from __future__ import annotations
 
-import time
 from typing import List, Optional
 
 import numpy as np
 
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
-from pack_data.reading.fields import packing_depth
 from pack_data.solver.free_slots import Packs, Strategy
 
 
@@ -24,16 +22,7 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
         histogram: lengths to pack.
         max_sequences_per_pack: packing depth; None for unlimited.
     """
-    max_sequences_per_pack = packing_depth(max_sequences_per_pack)
-    start = time.perf_counter()
-    packs = _runs_of_packs(histogram, max_sequences_per_pack)
-    return Packing.of(
-        "first_fit",
-        histogram,
-        max_sequences_per_pack,
-        packs,
-        solve_seconds=time.perf_counter() - start,
-    )
+    return Packing.by("first_fit", histogram, max_sequences_per_pack, _runs_of_packs)
 
 
 def _runs_of_packs(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> Packs:

@@ -6,12 +6,10 @@ into each pack as fit, also into new packs. This is best-fit decreasing, so `bes
 
 from __future__ import annotations
 
-import time
 from typing import Optional
 
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
-from pack_data.reading.fields import packing_depth
 from pack_data.solver.free_slots import longest_first
 
 
@@ -22,16 +20,7 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
         histogram: lengths to pack.
         max_sequences_per_pack: packing depth; None for unlimited.
     """
-    max_sequences_per_pack = packing_depth(max_sequences_per_pack)
-    start = time.perf_counter()
-    groups = longest_first(histogram, max_sequences_per_pack)
-    return Packing.of(
-        "lpfhp",
-        histogram,
-        max_sequences_per_pack,
-        groups,
-        solve_seconds=time.perf_counter() - start,
-    )
+    return Packing.by("lpfhp", histogram, max_sequences_per_pack, longest_first)
 
 
 if __name__ == "__main__":

@@ -33,19 +33,12 @@ from pack_data.reading.fields import (
 )
 from pack_data.reading.packages import load_package
 from pack_data.reading.words import counted
-from pack_data.solver.two_capacities import TwoPrices, pack_two, within_capacities
+from pack_data.solver.two_capacities import TwoPrices, pack_two, places, within_capacities
 from pack_data.store.sequences import check_multiple, rounded_up
 
 _IN_ORDER = "in order"
 _TWO_CAPACITIES = "two capacities"
 ROWS_ENDINGS = (".parquet", ".jsonl", ".npy")
-# Options that `pack` had, and the functions that take their place.
-_MOVED = {
-    "groups": "pack_groups(lengths, groups, ...)",
-    "keep_order": "pack_in_order(lengths, ...)",
-    "weights": "pack_with_capacity(lengths, weights, capacity=..., ...)",
-    "capacity": "pack_with_capacity(lengths, weights, capacity=..., ...)",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,9 +120,14 @@ class PackedLengths:
     @cached_property
     def bins(self) -> List[np.ndarray]:
         """The indices of the sequences of each pack, in order of their slots; each of 0..n - 1 occurs once."""
+        order, offsets = self._rows()
+        return np.split(order, offsets[1:-1]) if len(offsets) > 1 else []
+
+    def _rows(self) -> Tuple[np.ndarray, np.ndarray]:
+        """Return the sequences pack by pack, in order of their slots, and where each pack begins, and the end."""
         order = np.lexsort((self.slot, self.pack))
-        ends = np.cumsum(np.bincount(self.pack, minlength=self.packing.packs)).tolist()
-        return [order[start:end] for start, end in zip([0, *ends], ends)]
+        packs = np.bincount(self.pack, minlength=self.packing.packs)
+        return order, np.append(0, np.cumsum(packs)).astype(np.int64)
 
     def save(self, path: Union[str, os.PathLike]) -> None:
         """Write everything to one file, which `load` reads; for the rows alone see `save_rows`.
@@ -257,7 +255,7 @@ class PackedLengths:
 
         in_order = self.packing.algorithm == _IN_ORDER
         within = np.arange(len(self.slot)) if in_order else self.slot
-        are_places = np.array_equal(self.slot, _places(self.pack, within))
+        are_places = np.array_equal(self.slot, places(self.pack, within))
         if not are_places or self.pack.max(initial=-1) >= self.packing.packs:
             raise ValueError(
                 f"{self.packing.algorithm}: pack and slot are not the places 0, 1, ... of each pack; pack again"
@@ -287,12 +285,11 @@ class PackedLengths:
             ValueError: the name ends otherwise.
         """
         path = _checked_name(path, ROWS_ENDINGS)
-        order = np.lexsort((self.slot, self.pack))
+        order, offsets = self._rows()
         fitted = self.fitted
         columns = {"indices": fitted.example[order]}
         if fitted.longer.longer and fitted.longer.rule != "drop":
             columns.update(start=fitted.start[order], stop=fitted.stop[order])
-        offsets = np.append(0, np.cumsum(np.bincount(self.pack))).astype(np.int64)
         if path.suffix == ".npy":
             named = {"offsets": offsets, **columns}
             for name, values in reversed(list(named.items())):
@@ -354,7 +351,6 @@ def pack(
     budget: Optional[float] = None,
     multiple_of: int = 1,
     progress: bool = False,
-    **removed: Any,
 ) -> PackedLengths:
     """Pack sequences of these lengths into as few rows as the optimal packer finds.
 
@@ -389,7 +385,6 @@ def pack(
         multiple_of: slots of each sequence are rounded up to a multiple of it, as context and sequence parallelism or
             FP8 want them; it must divide max_sequence_length. `.rounding` counts the slots that this adds.
         progress: True to show progress on standard error.
-        removed: options of earlier versions; each is refused with the function that takes its place.
 
     Returns:
         The pack and the slot of each sequence, with the packing and its proof.
@@ -397,10 +392,6 @@ def pack(
     Raises:
         ValueError: a length does not fit, which names the sequence, or an option is out of range.
     """
-    for name in removed:
-        if name not in _MOVED:
-            raise TypeError(f"pack() got an unexpected keyword argument {name!r}")
-        raise ValueError(f"{name}: not an option of pack; call pack_data.{_MOVED[name]}")
     pieces = _fitted(lengths, max_sequence_length, longer, multiple_of)
     packing, pack, slot = _optimal(
         pieces.sizes, pieces.slots, max_sequences_per_pack, seed, budget, progress
@@ -448,7 +439,7 @@ def pack_groups(
         items, pieces.slots, max_sequences_per_pack, seed, budget, progress
     )
     pack = pack[group]
-    place = _places(pack, slot[group])
+    place = places(pack, slot[group])
     return PackedLengths(pack, place, packing, fitted, pieces.multiple_of, group=group)
 
 
@@ -669,12 +660,3 @@ def _group_sizes(sizes: np.ndarray, group: np.ndarray, fitted: Fitted, slots: in
             f"a row has {slots}: cut its sequences, or pass longer='drop' to leave out the group"
         )
     return size_of_group
-
-
-def _places(pack: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """Return the place of each sequence in its pack, int64 [n], in the order of `within`, and then as given."""
-    order = np.lexsort((within, pack))
-    first = np.searchsorted(pack[order], pack)
-    place = np.empty(len(pack), np.int64)
-    place[order] = np.arange(len(pack))
-    return place - first

@@ -6,13 +6,11 @@ The histogram is read from the longest length to the shortest; sequences go to t
 
 from __future__ import annotations
 
-import time
 from typing import Optional
 
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
-from pack_data.reading.fields import packing_depth
-from pack_data.solver.free_slots import PacksByFreeSlots
+from pack_data.solver.free_slots import Packs, PacksByFreeSlots
 
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
@@ -22,8 +20,10 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
         histogram: lengths to pack.
         max_sequences_per_pack: packing depth; None for unlimited.
     """
-    max_sequences_per_pack = packing_depth(max_sequences_per_pack)
-    start = time.perf_counter()
+    return Packing.by("spfhp", histogram, max_sequences_per_pack, _shortest_first)
+
+
+def _shortest_first(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> Packs:
     packs = PacksByFreeSlots(max_sequences_per_pack)
     for length in histogram.lengths[::-1].tolist():
         left = int(histogram.counts[length])
@@ -38,14 +38,7 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
                 count = left
             packs.add(strategy + (length,), count, free - length)
             left -= count
-    groups = packs.all()
-    return Packing.of(
-        "spfhp",
-        histogram,
-        max_sequences_per_pack,
-        groups,
-        solve_seconds=time.perf_counter() - start,
-    )
+    return packs.all()
 
 
 if __name__ == "__main__":

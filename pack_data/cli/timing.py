@@ -1,11 +1,9 @@
-"""Timing in rounds: the sides take turns, so that all of them see the same machine; quartiles and versions."""
+"""Timing in rounds: the sides take turns, so that all of them see the same machine; quartiles."""
 
 from __future__ import annotations
 
 import math
-import platform
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import (
     Any,
     Callable,
@@ -15,7 +13,6 @@ from typing import (
     List,
     Mapping,
     NamedTuple,
-    Optional,
     Tuple,
     TypeVar,
 )
@@ -95,14 +92,3 @@ def seconds_in_turn(
         if min(map(len, seconds.values())) >= 2 and max(map(sum, seconds.values())) >= at_most:
             break
     return {side: np.array(values) for side, values in seconds.items()}
-
-
-def _versions(*packages: str) -> Dict[str, Optional[str]]:
-    """Return the versions of Python and these packages; None for a package that is not installed."""
-    result: Dict[str, Optional[str]] = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            result[package] = version(package)
-        except PackageNotFoundError:
-            result[package] = None
-    return result

@@ -5,12 +5,13 @@ from __future__ import annotations
 import html
 import json
 import os
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
-from typing import Any, Dict, Iterable, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -111,6 +112,28 @@ class Packing(Filling):
         )
         packing._check_strategies()
         return packing
+
+    @classmethod
+    def by(
+        cls,
+        algorithm: str,
+        histogram: LengthHistogram,
+        max_sequences_per_pack: Optional[int],
+        rule: Callable[[LengthHistogram, Optional[int]], Iterable[Tuple[Sequence[int], int]]],
+    ) -> Packing:
+        """Pack by a rule and measure its time.
+
+        Args:
+            algorithm: name of the packer.
+            histogram: the lengths to pack.
+            max_sequences_per_pack: packing depth; None for unlimited.
+            rule: returns the packs of a histogram at a depth.
+        """
+        depth = packing_depth(max_sequences_per_pack)
+        start = time.perf_counter()
+        packs = list(rule(histogram, depth))
+        seconds = time.perf_counter() - start
+        return cls.of(algorithm, histogram, depth, packs, solve_seconds=seconds)
 
     # ---- accounting; the formulas stand in store/quantities.py -------------------------------------------------------
 

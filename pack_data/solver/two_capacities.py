@@ -705,10 +705,13 @@ def _deal(packs: Packs, group: np.ndarray, lengths: np.ndarray) -> Tuple[np.ndar
     pack = np.empty(len(lengths), np.int64)
     pack[sequences_by_group] = pack_of_place[by_group]
 
-    order = np.lexsort((-lengths, pack))
-    depths = np.bincount(pack)
-    starts = np.cumsum(depths) - depths
-    firsts = np.repeat(starts, depths)
-    slot = np.empty(len(lengths), np.int64)
-    slot[order] = np.arange(len(lengths)) - firsts
-    return pack, slot
+    return pack, places(pack, -lengths)
+
+
+def places(pack: np.ndarray, within: np.ndarray) -> np.ndarray:
+    """Return the place of each sequence in its pack, int64 [n], in the order of `within`, and then as given."""
+    order = np.lexsort((within, pack))
+    first = np.searchsorted(pack[order], pack)
+    place = np.empty(len(pack), np.int64)
+    place[order] = np.arange(len(pack))
+    return place - first

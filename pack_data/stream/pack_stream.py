@@ -24,7 +24,10 @@ from pack_data.stream.prices import Lengths
 _T = TypeVar("_T")
 
 _FORMAT = "pack_data stream 6"  # of a state
-_OLD_FORMATS = tuple(f"pack_data stream {number}" for number in range(1, 6))
+_OPTIONS = (  # of a state
+    "max_sequence_length max_sequences_per_pack buffer_sequences buffer_tokens longest_wait rank ranks multiple_of "
+    "source"
+).split()
 _MAX_TOKENS = 2**62  # stands for a buffer without a limit on tokens
 
 # A round closes this fraction of the rows that the buffer fills. 8 in place of 4 takes up to 1.3 times as long and on
@@ -385,17 +388,7 @@ class PackStream:
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def _options(self) -> Dict[str, Any]:
-        return {
-            "max_sequence_length": self.max_sequence_length,
-            "max_sequences_per_pack": self.max_sequences_per_pack,
-            "buffer_sequences": self.buffer_sequences,
-            "buffer_tokens": self.buffer_tokens,
-            "longest_wait": self.longest_wait,
-            "rank": self.rank,
-            "ranks": self.ranks,
-            "multiple_of": self.multiple_of,
-            "source": self.source,
-        }
+        return {name: getattr(self, name) for name in _OPTIONS}
 
     def state_dict(self) -> Dict[str, Any]:
         """Return everything that later packs follow from, as values for JSON if the examples are such.
@@ -428,11 +421,6 @@ class PackStream:
             ValueError: the state is damaged, or was taken with other options or another source.
         """
         fields = Fields.of(state, "state of the stream", "pass a state that state_dict returned")
-        if fields.any("format") in _OLD_FORMATS:
-            raise ValueError(
-                f"state of the stream: format {shown(fields.any('format'))} is of an earlier release, whose packs "
-                "differ; finish the stream with that release, or begin without the state"
-            )
         fields.one_of("format", (_FORMAT,))
         self._check_options(fields)
         ready = fields.list_of("ready", self._read_pack)

@@ -170,9 +170,6 @@ def test_the_partner_of_a_dropped_sequence_is_named_in_the_counts():
     [
         ({"multiple_of": 3}, "multiple_of = 3"),
         ({"multiple_of": 0}, "multiple_of"),
-        ({"groups": [1, 1, 2]}, r"groups: .*pack_groups\(lengths, groups"),
-        ({"keep_order": True}, r"keep_order: .*pack_in_order\(lengths"),
-        ({"weights": [1, 1, 1], "capacity": 2}, r"weights: .*pack_with_capacity\(lengths, weights"),
     ],
 )
 def test_options_that_pack_does_not_take_are_refused_in_one_line(options, message):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pack_data.cli.timing import _versions, quartiles, rounds_in_turn, seconds_in_turn, timed
+from pack_data.cli.timing import quartiles, rounds_in_turn, seconds_in_turn, timed
 
 
 class Clock:
@@ -54,8 +54,3 @@ def test_quartiles_stand_around_the_median():
 def test_time_and_result_come_together():
     clock = Clock()
     assert timed(clock.work(3), clock) == (3.0, None)
-
-
-def test_versions_of_what_is_there_and_of_what_is_not():
-    found = _versions("numpy", "no-such-package")
-    assert found["numpy"] == np.__version__ and found["no-such-package"] is None and "python" in found

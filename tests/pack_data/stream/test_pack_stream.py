@@ -468,9 +468,8 @@ def test_a_state_of_another_stream_is_refused():
         PackStream(10, buffer_sequences=5).load_state_dict(state)
     with refused("source", "3f0a", "None"):
         PackStream(10, buffer_sequences=4, source="3f0a").load_state_dict(state)
-    for old in ("pack_data stream 1", "pack_data stream 3", "pack_data stream 4"):
-        with refused("state of the stream", old, "begin without the state"):
-            PackStream(10, buffer_sequences=4).load_state_dict({**state, "format": old})
+    with refused("state of the stream", "format", "pack_data stream 4"):
+        PackStream(10, buffer_sequences=4).load_state_dict({**state, "format": "pack_data stream 4"})
     for broken in ({}, {**state, "taken": -1}, {**state, "waiting": [[0, 0, 11, "a"]]}, {**state, "lengths": [1.0]}):
         with refused("state of the stream"):
             PackStream(10, buffer_sequences=4).load_state_dict(broken)
