@@ -4,7 +4,8 @@ As `test_ipu_lowering.py` for pre-training: traced as PopTorch would trace it, w
 """
 
 import dataclasses
-import inspect
+import itertools
+from collections import defaultdict
 
 import pytest
 import torch
@@ -12,13 +13,13 @@ from torch.overrides import TorchFunctionMode
 
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.placement import place
-from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.inputs import Tokenizer
 from tests.fakes.lowering import ALLOWED, DEVICE, Traced, wide_types
 from tests.fakes.sdk import installed
 from tests.fine_tuning_files import KINDS, VOCABULARY, training_file
+from tests.tiers import sample
 
 CONFIGS = [config_file(name) for name in shipped_names() if name.startswith("finetune_") and "pod" in name]
 ROWS = 3
@@ -39,16 +40,7 @@ def configured(path, folder, kind, *overrides):
 
 def task_of(config, *, layers=None):
     """The task with the network that the configuration is for: of two layers, or `layers`."""
-    sizes = config.model
-    model = ModelConfig(
-        vocabulary_size=sizes.vocabulary_size,
-        hidden_size=sizes.hidden_size,
-        num_layers=layers or 2,
-        num_heads=sizes.num_heads,
-        intermediate_size=sizes.intermediate_size,
-        hidden_dropout=sizes.hidden_dropout,
-        attention_dropout=sizes.attention_dropout,
-    )
+    model = dataclasses.replace(config.model, num_layers=layers or 2)
     return task_class(config.task.name)(config, Tokenizer(VOCABULARY), model)
 
 
@@ -56,7 +48,7 @@ def two_layers(config):
     """Embeddings on the first IPU, a layer each on the second and on the last one."""
     ipus = config.placement.ipus_per_replica
     layers = (0, 1) + (0,) * (ipus - 3) + (1,) if ipus > 2 else (2,)
-    return dataclasses.replace(config, placement=dataclasses.replace(config.placement, layers_per_ipu=layers))
+    return config.changed("placement", layers_per_ipu=layers)
 
 
 class Trace(Traced):
@@ -85,12 +77,12 @@ class Trace(Traced):
     @property
     def homes(self):
         """The IPUs on which each weight is read."""
-        found, names = {}, {id(tensor): name for name, tensor in self.weights.items()}
+        names = {id(tensor): name for name, tensor in self.weights.items()}
+        ipus = defaultdict(set)
         for operator in self.operators:
             for tensor in operator.inputs:
-                if id(tensor) in names:
-                    found.setdefault(names[id(tensor)], set()).add(operator.ipu)
-        return found
+                ipus[names.get(id(tensor))].add(operator.ipu)
+        return ipus
 
 
 def check(trace, config, task):
@@ -114,7 +106,7 @@ EACH = [(path, load_config(path).task.name) for path in CONFIGS]
 CASES = EACH + [(SQUAD, kind) for kind in KINDS if (SQUAD, kind) not in EACH]
 
 
-@pytest.mark.parametrize("path, kind", CASES, ids=lambda case: getattr(case, "stem", case))
+@pytest.mark.parametrize("path, kind", sample(CASES, 4), ids=lambda case: getattr(case, "stem", case))
 def test_training_and_prediction_lower(path, kind, sdk, tmp_path):
     config = two_layers(configured(path, tmp_path, kind))
     task = task_of(config)
@@ -135,8 +127,10 @@ def test_training_and_prediction_lower(path, kind, sdk, tmp_path):
     assert "dropout" not in prediction.names and prediction.graph.losses == []
 
 
-@pytest.mark.parametrize("override", ["engine.mask=additive", "engine.half_weights=false", "data.packer=none"])
-@pytest.mark.parametrize("kind", ["squad", "regression"])
+VARIANTS = ("engine.mask=additive", "engine.half_weights=false", "data.packer=none")
+
+
+@pytest.mark.parametrize("kind, override", sample(itertools.product(["squad", "regression"], VARIANTS), 2))
 def test_variants_lower(kind, override, sdk, tmp_path):
     config = two_layers(configured(SQUAD, tmp_path, kind, override))
     task = task_of(config)
@@ -165,21 +159,13 @@ class Called(TorchFunctionMode):
         return function(*arguments, **(keywords or {}))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sample(KINDS, 2))
 def test_what_the_code_calls_has_a_lowering_too(kind, sdk, tmp_path):
     config = two_layers(configured(SQUAD, tmp_path, kind))
     called = Called()
     Trace(config, task_of(config), sdk, mode=called)
     # torch's names of what PopTorch registers under another.
     names = {"cross_entropy": "cross_entropy_loss", "nll_loss": "nll_loss_nd", "float": "to"}
-    found = {names.get(name, name) for name in called.names if name not in ("__get__", "dim", "is_floating_point")}
-    python = {name for name in found if name.startswith("__") and name.endswith("__")}
-    assert sorted(name for name in found - python if name not in ALLOWED) == []
-    assert {"layer_norm", "dropout", "softmax", "embedding"} <= found
-
-
-def test_every_field_is_one_of_the_forward_pass():
-    for kind in KINDS:
-        task = task_class(kind)
-        assert set(task.prediction_fields) < set(task.fields)
-        assert len(inspect.signature(task.network).parameters) == 2
+    lowered = {names.get(name, name) for name in called.names if not name.startswith("__")}
+    assert lowered - set(ALLOWED) <= {"dim", "is_floating_point"}
+    assert {"layer_norm", "dropout", "softmax", "embedding"} <= lowered
