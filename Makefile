@@ -17,17 +17,20 @@ IN_ORDER = --no-loadscope-reorder
 # Later runs load the modules and tests that the first one compiled, and so do the processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help pretrain bench test test-slow gpu gpu-dry check coverage mutants crash test-sdk test-ipu test-wheel weights print-python38 clean
-.PHONY: test-pages test-trainers test-trainers-newest test-trainers-older test-engines docs figures release-check
+.PHONY: help pretrain bench test test-changed test-slow gpu gpu-dry check coverage mutants crash test-sdk test-ipu test-wheel weights print-python38 clean
+.PHONY: golden test-pages test-trainers test-trainers-newest test-trainers-older test-engines docs figures release-check
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make bench      measure the speed-up of packing on this machine, with 1 and 2 processes"
 	@echo "make test       run the tests (Python 3.11 or newer, torch 2.13)"
+	@echo "make test-changed"
+	@echo "                run the tests whose imports lead to a file that differs from BASE (default origin/main)"
 	@echo "make test-slow  run the tests that make test leaves out: more data, seeds and states for the same laws"
 	@echo "make gpu        run the tests and benchmarks for an NVIDIA GPU; PYTHON=an interpreter with torch"
 	@echo "make gpu-dry    run every GPU path on fake CUDA tensors, without a GPU (minutes); GPU_DRY=\"--only WORD\""
 	@echo "make check      check lint, format, types, and the limits on size and complexity"
 	@echo "make figures    draw the tables and pictures of docs/evidence.md from the committed results, without training"
+	@echo "make golden     record again what the commands print, in tests/golden"
 	@echo "make coverage   run the tests and list the lines that none of them runs"
 	@echo "make mutants    make small random mistakes: do the tests notice? (hours; continues where it was stopped)"
 	@echo "make crash      try 5,000 states after a power cut of each piece of work, let each system call fail, and resume at every kind of place (hours)"
@@ -56,6 +59,10 @@ bench: .venv/ready
 test: .venv/ready
 	.venv/bin/python $(PYTEST) $(IN_ORDER) -m "not slow"
 
+BASE ?= origin/main
+test-changed: .venv/ready
+	.venv/bin/python -m tests.touched --base $(BASE) -n $(WORKERS) --max-worker-restart=0 --dist loadscope -m "not slow"
+
 test-slow: .venv/ready
 	.venv/bin/python $(PYTEST) $(IN_ORDER) -m slow
 
@@ -81,6 +88,9 @@ check: .venv/ready
 # TAKE="--take OUT" first adds the finished cells of a run to the results.
 figures: .venv/ready
 	.venv/bin/python -m evidence.figures $(TAKE)
+
+golden: .venv/ready
+	.venv/bin/python -m tests.transcripts
 
 coverage: .venv/ready
 	.venv/bin/python $(PYTEST) --cov=pack_data --cov=padding_free --cov=ipu_packed_bert --cov=ipu_profiling --cov=profiling --cov-report=term-missing:skip-covered

@@ -1,0 +1,158 @@
+"""Run the tests that a change can affect: those whose imports lead to a changed file.
+
+    make test-changed                         # against the merge base with origin/main, uncommitted files included
+    make test-changed BASE=HEAD~3
+    python -m tests.touched --history 200     # the share of test functions that each of the last commits selects
+
+A test file imports what its text imports, late imports included, and every module that a text in it names, such as
+"ipu_packed_bert.__main__" of a process that it starts. The `conftest.py` above a test file belong to it. A change of
+anything but Python, or of `tests/conftest.py`, selects all tests.
+"""
+
+import argparse
+import ast
+import re
+import statistics
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from tests.imports import ROOT, SOURCES, module_name, modules_imported_by
+
+TESTS = ROOT / "tests"
+TEST_FILES = sorted(TESTS.rglob("test_*.py"))
+MODULES = {module_name(path): path for path in [*SOURCES, *TESTS.rglob("*.py")]}
+# Programs that tests load by their file names.
+PROGRAMS = {path.name: path for path in (ROOT / "docs").rglob("*.py")}
+_DOTTED = re.compile(r"\w+(?:\.\w+)+")
+_SELECTS_ALL = TESTS / "conftest.py"
+
+
+@lru_cache(None)
+def _public_names():
+    """Return a dictionary: public name of a package, such as "pack_data.pack" -> the module that defines it."""
+    places = {}
+    for name, path in MODULES.items():
+        if path.name != "__init__.py":
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        blocks = [node for node in tree.body if isinstance(node, ast.If)]
+        for statement in sum((block.body for block in blocks), []):
+            if isinstance(statement, ast.ImportFrom):
+                public_name = statement.names[0].asname
+                places[f"{name}.{public_name}"] = statement.module
+    return places
+
+
+def _named_in(tree, *, follows_texts):
+    """Yield the dotted names that a program uses as attributes, or that stand in its texts; docstrings are left out."""
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield f"{node.value.id}.{node.attr}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
+            yield from _DOTTED.findall(node.value) if follows_texts else [node.value]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
+            # f"pack_data.{name}" may be any module of the package.
+            yield ast.unparse(node.args[0]).strip("f'").partition("{")[0] + "*"
+
+
+@lru_cache(None)
+def _imported_files(path):
+    """Return the files that a file imports at run time or names in a text, with the `__init__.py` of their packages."""
+    reached = set()
+    source = path.read_text(encoding="utf-8")
+    names = set(modules_imported_by(source, without=("TYPE_CHECKING",)))
+    # A package loads its public names when they are first used.
+    if path.name != "__init__.py":
+        # A message of the product may advise a command; a test may start it.
+        named = set(_named_in(ast.parse(source), follows_texts=TESTS in path.parents))
+        places = _public_names()
+        names |= {places[name] for name in places.keys() & (names | named)}
+        names |= named & MODULES.keys()
+        names |= {name for name in MODULES if f"{name.rpartition('.')[0]}.*" in named}
+        reached = {PROGRAMS[name] for name in PROGRAMS.keys() & named}
+    for name in names:
+        while name:
+            reached.add(MODULES.get(name))
+            name = name.rpartition(".")[0]
+    return reached - {None}
+
+
+def closure(test_file):
+    """Return all files that a test file leads to, its own included."""
+    folders = [folder for folder in test_file.parents if TESTS in folder.parents]
+    fixtures = [folder / "conftest.py" for folder in folders]
+    waiting = [test_file, *filter(Path.is_file, fixtures)]
+    reached = set()
+    while waiting:
+        path = waiting.pop()
+        if path not in reached:
+            reached.add(path)
+            waiting.extend(_imported_files(path))
+    return reached
+
+
+def selected(changed):
+    """Return the test files that a change of these files can affect, in the order of their names."""
+    if any(path.suffix != ".py" or path == _SELECTS_ALL for path in changed):
+        return TEST_FILES
+    return [path for path in TEST_FILES if closure(path) & set(changed)]
+
+
+def _git(*arguments):
+    done = subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
+    return [line for line in done.stdout.splitlines() if line]
+
+
+def changed_files(base):
+    """Return the files that differ from the merge base with a commit, uncommitted and new ones included."""
+    merge_base = _git("merge-base", base, "HEAD")[0]
+    names = _git("diff", "--name-only", merge_base)
+    names += _git("ls-files", "--others", "--exclude-standard")
+    return [ROOT / name for name in names]
+
+
+@lru_cache(None)
+def _functions(path):
+    return len(re.findall(r"(?m)^ *def test", path.read_text(encoding="utf-8")))
+
+
+def share(files):
+    """Return the share of all test functions that stand in these files, from 0 to 1."""
+    chosen = sum(map(_functions, files))
+    return chosen / sum(map(_functions, TEST_FILES))
+
+
+def _print_history(commits):
+    shares = []
+    for commit in _git("log", "--no-merges", f"-{commits}", "--format=%h"):
+        paths = [ROOT / name for name in _git("show", "--name-only", "--format=", commit)]
+        there = list(filter(Path.is_file, paths))
+        shares.append(share(selected(there)))
+        print(f"{commit} {len(there):4} files, {shares[-1]:6.1%} of the test functions", flush=True)
+    print(f"median of {len(shares)} commits: {statistics.median(shares):.1%}")
+
+
+def main():
+    """Select the tests and run them; return pytest's exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--base", default="origin/main", help="compare with the merge base of this commit")
+    parser.add_argument("--history", type=int, metavar="N", help="print what each of the last N commits selects")
+    options, arguments = parser.parse_known_args()
+    if options.history:
+        _print_history(options.history)
+        return 0
+    files = selected(changed_files(options.base))
+    chosen = f"{share(files):.0%} of the test functions, in {len(files)} of {len(TEST_FILES)} files"
+    print(f"running {chosen}", flush=True)
+    status = pytest.main([*arguments, *map(str, files)]) if files else 0
+    print(f"ran {chosen}; make test runs all")
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
