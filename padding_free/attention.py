@@ -24,7 +24,7 @@ import torch
 from torch.nn import functional as F
 
 from pack_data.store.boundaries import AttentionBlocks
-from padding_free.blocks import attend_in_blocks, blocks_on
+from padding_free.blocks import attend_in_blocks, blocks_on, window_pieces
 
 NAME = "padding_free"
 
@@ -73,21 +73,13 @@ def _attend_block(
         mask = _whole_mask(query, key, settings)
         return _attend(query, key, value, mask, settings)
 
-    # Cut the queries into pieces, and give each piece the keys within its window.
-    step = max(window, 128)
-    places = torch.arange(length, device=query.device)
+    reach = window - 1
+    after = 0 if settings.causal else reach
     contexts = []
-    for begin in range(0, length, step):
-        end = min(begin + step, length)
-        first = max(0, begin - window + 1)
-        last = end if settings.causal else min(length, end + window - 1)
-        distance = places[begin:end, None] - places[first:last]
-        seen = distance.abs() < window
-        if settings.causal:
-            seen &= distance >= 0
-        keys = key[:, :, first:last]
-        values = value[:, :, first:last]
-        contexts.append(_attend(query[:, :, begin:end], keys, values, seen, settings))
+    for piece in window_pieces(length, length, reach, after, query.device):
+        keys = key[:, :, piece.keys]
+        values = value[:, :, piece.keys]
+        contexts.append(_attend(query[:, :, piece.queries], keys, values, piece.seen, settings))
     return torch.cat(contexts, dim=2)
 
 
@@ -521,7 +513,7 @@ def _joined(positions: torch.Tensor, mask: Optional[torch.Tensor]) -> torch.Tens
 
     A token of padding does not attend to itself.
     """
-    restarts = positions[:, 1:] <= positions[:, :-1]
+    restarts = restarts_of(positions)
     if mask is None:
         return restarts
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 4
@@ -745,11 +737,19 @@ def _positions_of_examples(name: str, ids: Any, named: Dict[str, Any]) -> Option
         return (places - boundaries[begins.clamp(min=0)])[None]
     if not torch.is_tensor(positions) or positions.dim() != 2 or positions.shape[1] < 2:
         return None
+    return positions if restarts_of(positions, mask).any() else None
+
+
+def restarts_of(positions: torch.Tensor, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """Mark tokens whose position does not follow that of the token before, bool [B, T - 1].
+
+    positions: [B, T].  mask: [B, T], 0 for padding, which never restarts; masks of other shapes are ignored.
+    """
     restarts = positions[:, 1:] <= positions[:, :-1]
     if torch.is_tensor(mask) and mask.shape == positions.shape:
         is_real = mask != 0
         restarts = restarts & is_real[:, 1:] & is_real[:, :-1]
-    return positions if restarts.any() else None
+    return restarts
 
 
 def _register() -> bool:

@@ -3,12 +3,12 @@
 Letters: N heads, A width of a head, T tokens of all sequences, laid end to end; L tokens of one
 sequence, n sequences of the same length.
 
-`ipu_packed_bert/model/blocks.py` holds the same functions: neither package imports the other.
+`ipu_packed_bert/model/blocks.py` holds the same functions but that of windows: neither package imports the other.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, List, Optional, Sequence
+from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence
 
 import torch
 
@@ -77,3 +77,49 @@ def join_blocks(pieces: Sequence[torch.Tensor], blocks: AttentionBlocks) -> torc
     if blocks.back is None:
         return context_TNA
     return context_TNA.index_select(0, blocks.back)
+
+
+# Queries that are computed together under a window: each needs the keys of all their windows.
+_LEAST_STEP = 128
+
+
+class WindowPiece(NamedTuple):
+    """Queries, the keys that they may attend to, and which of them each attends to, bool [queries, keys]."""
+
+    queries: slice
+    keys: slice
+    seen: torch.Tensor
+
+
+def window_pieces(
+    queries: int,
+    keys: int,
+    before: Optional[int],
+    after: Optional[int],
+    device: Optional[torch.device] = None,
+) -> Iterator[WindowPiece]:
+    """Divide attention so that all keys of a piece are near its queries; queries without keys are left out.
+
+    Args:
+        queries: number of the queries; they are aligned with the keys at their ends.
+        keys: number of the keys.
+        before: keys that a query attends to before it; None: all.
+        after: keys that a query attends to after it; None: all.
+        device: device of the masks.
+    """
+    shift = keys - queries
+    step = max(_LEAST_STEP, (before or 0) + (after or 0))
+    for begin in range(0, queries, step):
+        end = min(begin + step, queries)
+        first = 0 if before is None else max(0, begin + shift - before)
+        last = keys if after is None else min(keys, end + shift + after)
+        if last <= first:
+            continue
+        places = torch.arange(begin + shift, end + shift, device=device)[:, None]
+        distance = places - torch.arange(first, last, device=device)
+        seen = torch.ones_like(distance, dtype=torch.bool)
+        if before is not None:
+            seen &= distance <= before
+        if after is not None:
+            seen &= -distance <= after
+        yield WindowPiece(slice(begin, end), slice(first, last), seen)

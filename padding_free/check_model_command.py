@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import numpy as np
 
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, typed
-from pack_data.reading.fields import one_line, parse_json
+from pack_data.reading.fields import Fields, one_line, parse_json
 from pack_data.reading.files import read_regular
 from pack_data.reading.packages import require
 
@@ -111,14 +111,13 @@ def _check(
         if batch is not None:
             collate = collator or PaddingFreeCollator(model)
             result["batch"] = str(audit_batch(model, collate(batch)))
+        result["verdict"] = "isolated"
     except ValueError as error:
         result["verdict"] = "leaks" if isinstance(error, Leak) else "cannot be judged"
         result["reason"] = str(error)
         first = getattr(error, "first", None)
         if first:
             result["first"] = first
-        return result
-    result["verdict"] = "isolated"
     return result
 
 
@@ -173,31 +172,20 @@ def _load(text: str, precision: Optional[str]) -> Any:
 
 def _examples(path: str) -> List[Dict[str, np.ndarray]]:
     """Read examples from JSON lines with input_ids and, optionally, labels."""
-    way_out = (
-        "must be JSON lines with input_ids and optional labels, lists of equally many integers"
-    )
+    way_out = "pass JSON lines with input_ids and optional labels, lists of equally many integers"
     text = read_regular(path, way_out=way_out, most_bytes=_MAX_BYTES)
     examples = []
     for number, line in enumerate(text.splitlines(), start=1):
-        record = parse_json(line, f"{path}, line {number}", way_out)
-        if not isinstance(record, dict):
-            record = {}
-        token_ids: Any = record.get("input_ids")
-        labels: Any = record.get("labels", token_ids)
-        valid = _are_integers(token_ids) and _are_integers(labels)
-        if not valid or len(labels) != len(token_ids):
-            raise ValueError(f"{path}, line {number}: {way_out}")
+        source = f"{path}, line {number}"
+        fields = Fields.of(parse_json(line, source, way_out), source, way_out)
+        token_ids = fields.integers("input_ids", least=-(2**31), most=2**31)
+        if not token_ids:
+            raise fields.error("input_ids", "must have a token")
         example = {"input_ids": np.array(token_ids, np.int64)}
-        if "labels" in record:
+        if "labels" in fields:
+            labels = fields.integers("labels", len(token_ids), least=-(2**31), most=2**31)
             example["labels"] = np.array(labels, np.int64)
         examples.append(example)
     if not examples:
         raise ValueError(f"{path}: has no examples; {way_out}")
     return examples
-
-
-def _are_integers(values: Any) -> bool:
-    """Return True for a list of one or more integers in the range of tokens and labels."""
-    if not isinstance(values, list) or not values:
-        return False
-    return all(type(value) is int and abs(value) <= 2**31 for value in values)

@@ -7,7 +7,7 @@ import logging
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from pack_data.reading.fields import one_line
-from padding_free.attention import NAME, REGISTERED, refuse_axes, setting_of
+from padding_free.attention import NAME, REGISTERED, refuse_axes, restarts_of, setting_of
 from padding_free.leaks.probe import check_no_leak
 from padding_free.leaks.rows import Probed
 from padding_free.models import (
@@ -145,12 +145,10 @@ def _without_mask(model: Any, inputs: Any, named: Dict[str, Any]) -> Any:
     refuse_axes(type(model).__name__, positions, boundaries, mask)
     if mask is None or mask.dim() != 2:
         return None
-    is_real = mask != 0
     has_several = boundaries is not None
     if positions is not None and positions.shape == mask.shape:
-        restarts = positions[:, 1:] <= positions[:, :-1]
-        has_several = has_several or bool((restarts & is_real[:, 1:] & is_real[:, :-1]).any())
-    if has_several and not is_real.all():
+        has_several = has_several or bool(restarts_of(positions, mask).any())
+    if has_several and not mask.all():
         raise ValueError(
             f"{type(model).__name__} gets a row of several examples and an attention_mask of shape "
             f"{tuple(mask.shape)} with zeros; pass no attention_mask, and padding as an example of its own"

@@ -61,6 +61,15 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     return {**tensors, **more}
 
 
+def to_device(inputs: Inputs, device: torch.device) -> Inputs:
+    """Move the tensors of the inputs to `device`."""
+    moved = dict(inputs)
+    for name, value in inputs.items():
+        if torch.is_tensor(value):
+            moved[name] = value.to(device)
+    return moved
+
+
 def first_position(model: Any) -> int:
     """Return the position of the first token of an example: padding_idx + 1 in RoBERTa's family, else 0."""
     for module in base_of(model).modules():

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from padding_free.collators import Inputs, attends_both_ways
-from padding_free.models import base_of, text_config
+from padding_free.models import base_of, kept_modes, text_config
 
 IGNORED = -100  # the label of a token that is not predicted
 # Number of logits of which the loss is computed at once: they stay in the cache of a CPU, and occupy a GPU.
@@ -356,22 +356,18 @@ def _tried(base: Any, layer: torch.nn.Linear) -> Optional[OutputLayer]:
         outputs.append(logits)
         return logits.sum() * 0
 
-    training = [module for module in base.modules() if module.training]
     is_usual = getattr(getattr(base, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
     ids = torch.zeros(1, 3, dtype=torch.int64, device=device)
-    base.eval()
+    replaced_layer = _replaced(layer, "forward", forward)
+    replaced_loss = _replaced(base, "_loss_function", loss_function)
     try:
-        with torch.no_grad(), _replaced(layer, "forward", forward), _replaced(
-            base, "_loss_function", loss_function
-        ):
+        with kept_modes(base), torch.no_grad(), replaced_layer, replaced_loss:
+            base.eval()
             plain = base(input_ids=ids, use_cache=False).logits
             if is_usual:
                 base(input_ids=ids, labels=ids, use_cache=False)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return None
-    finally:
-        for module in training:
-            module.training = True
 
     expected, _ = change.of(known.to(torch.promote_types(known.dtype, torch.float32)))
     allowed = 100 * torch.finfo(known.dtype).eps

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -11,6 +12,30 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from padding_free.attention import NAME, layer_configs
 
 WAY_OUT = "use a padding way (RandomSampling+Padding)"
+
+
+@contextlib.contextmanager
+def kept_modes(model: Any) -> Iterator[None]:
+    """Restore training and evaluation mode of all modules after the block."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, is_training in modes.items():
+            module.training = is_training
+
+
+@contextlib.contextmanager
+def changed(places: Iterable[Tuple[Any, str]], value: Any) -> Iterator[None]:
+    """Set attributes of objects to one value in the block."""
+    before = [(owner, name, getattr(owner, name)) for owner, name in places]
+    for owner, name, _ in before:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, earlier in before:
+            setattr(owner, name, earlier)
 
 
 class Choice(NamedTuple):
@@ -94,6 +119,12 @@ def base_of(model: Any) -> Any:
 def in_first_fsdp(model: Any) -> bool:
     """Return True if the model or a part is in FSDP1, which does not run on a CPU and is not tested here."""
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+
+
+def is_sharded(model: Any) -> bool:
+    """Return True if the model holds a part of a weight only."""
+    parameters = model.parameters()
+    return any(hasattr(each, "placements") or not each.numel() for each in parameters)
 
 
 def refuse_unfit(model: Any) -> None:

@@ -16,7 +16,19 @@ import itertools
 import logging
 import sys
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 import torch
@@ -40,7 +52,7 @@ from padding_free.losses import (
     output_layer,
     supervised,
 )
-from padding_free.models import base_of, choice_of
+from padding_free.models import base_of, changed, choice_of
 from padding_free.streams import PackedStream
 
 _logger = logging.getLogger(__name__)
@@ -361,16 +373,12 @@ def _in_smaller_tiles(trainer: Any) -> str:
     layer = base_of(trainer.model).get_output_embeddings()
     if not hasattr(tiles, "TOKEN_CHUNK_SIZE") or layer is None or trainer.args.device.type != "cpu":
         return ""
-    before = tiles.TOKEN_CHUNK_SIZE
-    tokens = min(before, max(1, BLOCK // layer.weight.shape[0]))
+    tokens = min(tiles.TOKEN_CHUNK_SIZE, max(1, BLOCK // layer.weight.shape[0]))
     original_step = trainer.training_step
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
-        tiles.TOKEN_CHUNK_SIZE = tokens
-        try:
+        with changed([(tiles, "TOKEN_CHUNK_SIZE")], tokens):
             return original_step(*args, **kwargs)
-        finally:
-            tiles.TOKEN_CHUNK_SIZE = before
 
     trainer.training_step = training_step
     return f", in blocks of {tokens:,} tokens"
@@ -458,17 +466,10 @@ def _noisy_embeddings(model: Any, inputs: Inputs, alpha: float) -> Any:
     return kept_outputs(base_of(model).get_input_embeddings(), add)
 
 
-@contextlib.contextmanager
-def _without_checkpointing(model: Any) -> Iterator[None]:
+def _without_checkpointing(model: Any) -> ContextManager[None]:
     """Keep all activations in the block: gradients at the embeddings need them if checkpoints are reentrant."""
-    modules = [module for module in model.modules() if getattr(module, _CHECKPOINTING, False)]
-    for module in modules:
-        setattr(module, _CHECKPOINTING, False)
-    try:
-        yield
-    finally:
-        for module in modules:
-            setattr(module, _CHECKPOINTING, True)
+    modules = [module for module in model.modules() if hasattr(module, _CHECKPOINTING)]
+    return changed([(module, _CHECKPOINTING) for module in modules], False)
 
 
 def _loss_and_tokens(

@@ -13,9 +13,9 @@ from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 import torch
 from torch import distributed
 
-from padding_free.collators import Inputs
+from padding_free.collators import Inputs, to_device
 from padding_free.losses import IGNORED, loss_sum, supervised
-from padding_free.models import in_first_fsdp
+from padding_free.models import in_first_fsdp, kept_modes
 
 
 class UpdateResult(NamedTuple):
@@ -180,15 +180,6 @@ def take_step(
     return result
 
 
-def to_device(inputs: Inputs, device: torch.device) -> Inputs:
-    """Move the tensors of the inputs to `device`."""
-    moved = dict(inputs)
-    for name, value in inputs.items():
-        if torch.is_tensor(value):
-            moved[name] = value.to(device)
-    return moved
-
-
 def mean_loss(
     model: Any, batches: Iterable[Inputs], device: Optional[torch.device] = None
 ) -> float:
@@ -205,16 +196,14 @@ def mean_loss(
     Raises:
         ValueError: No token is predicted.
     """
-    training = model.training
-    model.eval()
     sums = []
     counts = []
-    with torch.no_grad():
+    with kept_modes(model), torch.no_grad():
+        model.eval()
         for inputs in batches:
             moved = inputs if device is None else to_device(inputs, device)
             sums.append(loss_sum(model, moved).double())
             counts.append(supervised(model, moved["labels"]))
-    model.train(training)
     tokens = int(torch.stack(counts).sum()) if counts else 0
     if not tokens:
         raise ValueError(

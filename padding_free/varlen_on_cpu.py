@@ -19,7 +19,13 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from pack_data.store.boundaries import AttentionBlocks
-from padding_free.blocks import blocks_on, join_blocks, split_in_blocks
+from padding_free.blocks import (
+    WindowPiece,
+    blocks_on,
+    join_blocks,
+    split_in_blocks,
+    window_pieces,
+)
 
 try:
     from torch.nn.attention import varlen
@@ -33,8 +39,6 @@ _kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 _OPERATOR = "torch_attn::_varlen_attn"
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# Queries that are computed together under a window: each needs the keys of all their windows.
-_LEAST_STEP = 128
 
 _Three = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -46,14 +50,6 @@ class _Reach(NamedTuple):
     after: Optional[int]
 
 
-class _WindowPiece(NamedTuple):
-    """Queries, the keys that they may attend to, and a mask [queries, keys] that is added to the scores."""
-
-    queries: slice
-    keys: slice
-    mask: torch.Tensor
-
-
 def _is_causal(queries: int, keys: int, reach: _Reach) -> Optional[bool]:
     """Return whether sequences are causal if they need no other mask, or else None."""
     if reach == (None, None):
@@ -63,27 +59,10 @@ def _is_causal(queries: int, keys: int, reach: _Reach) -> Optional[bool]:
     return None
 
 
-def _pieces(queries: int, keys: int, reach: _Reach, like: torch.Tensor) -> Iterator[_WindowPiece]:
-    """Divide the attention of sequences of one length so that all keys of a piece are near its queries."""
-    before, after = reach
-    shift = keys - queries
-    step = max(_LEAST_STEP, (before or 0) + (after or 0))
-    for begin in range(0, queries, step):
-        end = min(begin + step, queries)
-        first = 0 if before is None else max(0, begin + shift - before)
-        last = keys if after is None else min(keys, end + shift + after)
-        if last <= first:
-            continue
-        places = torch.arange(begin + shift, end + shift)[:, None]
-        distance = places - torch.arange(first, last)
-        is_hidden = torch.zeros_like(distance, dtype=torch.bool)
-        if before is not None:
-            is_hidden |= distance > before
-        if after is not None:
-            is_hidden |= -distance > after
-        mask = torch.zeros(is_hidden.shape, dtype=like.dtype)
-        mask.masked_fill_(is_hidden, float("-inf"))
-        yield _WindowPiece(slice(begin, end), slice(first, last), mask)
+def _mask(piece: WindowPiece, query: torch.Tensor) -> torch.Tensor:
+    """Return the mask that is added to the scores, [queries, keys]."""
+    mask = torch.zeros(piece.seen.shape, dtype=query.dtype)
+    return mask.masked_fill_(~piece.seen, float("-inf"))
 
 
 # ---- sequences of one length: [n, N, L, A]
@@ -112,16 +91,16 @@ def _attend(
 
     context = torch.zeros_like(query)
     sums = query.new_full((*query.shape[:3], 1), float("-inf"), dtype=_type_of_sums(query))
-    for piece in _pieces(queries, keys, reach, query):
+    for piece in window_pieces(queries, keys, *reach):
         part, log_sum = _kernel(
             query[:, :, piece.queries],
             key[:, :, piece.keys],
             value[:, :, piece.keys],
-            attn_mask=piece.mask,
+            attn_mask=_mask(piece, query),
             scale=scale,
         )
         context[:, :, piece.queries] = part
-        has_no_key = torch.isinf(piece.mask).all(1)
+        has_no_key = ~piece.seen.any(1)
         sums[:, :, piece.queries, 0] = log_sum.masked_fill(has_no_key, float("-inf"))
     return context, sums
 
@@ -147,7 +126,7 @@ def _gradients(
     # A query without keys has no shares: any finite number keeps it from becoming NaN.
     finite_sums = sums.masked_fill(sums == float("-inf"), 0)[..., 0]
     grads = (torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value))
-    for piece in _pieces(queries, keys, reach, query):
+    for piece in window_pieces(queries, keys, *reach):
         parts = _kernel_backward(
             grad[:, :, piece.queries],
             query[:, :, piece.queries],
@@ -157,7 +136,7 @@ def _gradients(
             finite_sums[:, :, piece.queries],
             0.0,
             False,
-            attn_mask=piece.mask,
+            attn_mask=_mask(piece, query),
             scale=scale,
         )
         for whole, part, place in zip(grads, parts, (piece.queries, piece.keys, piece.keys)):

@@ -11,6 +11,7 @@ from padding_free.models import (
     base_of,
     far_settings,
     is_compiled,
+    is_sharded,
     most_positions,
     text_config,
 )
@@ -59,9 +60,7 @@ def _return_input(hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tens
 
 def _repeated_layers(model: Any) -> List[Any]:
     """Return the layers of a large model that an earlier one represents."""
-    parameters = list(model.parameters())
-    is_sharded = any(hasattr(parameter, "placements") for parameter in parameters)
-    if is_sharded or is_compiled(model) or not _is_large(model):
+    if is_sharded(model) or is_compiled(model) or not _is_large(model):
         return []
     kinds: Set[str] = set()
     repeated: List[Any] = []
@@ -82,7 +81,7 @@ def _repeated_layers(model: Any) -> List[Any]:
                     at_place = _settings_at(text_config(model), place, len(layers))
                     settings[layer] = at_place + _settings_of(layer)
                     stack.callback(layer.register_forward_hook(note).remove)
-        ids = torch.ones(1, 2, dtype=torch.long, device=parameters[0].device)
+        ids = torch.ones(1, 2, dtype=torch.long, device=next(model.parameters()).device)
         with torch.no_grad(), contextlib.suppress(Exception):  # the probe reports errors
             model(ids)
     return repeated

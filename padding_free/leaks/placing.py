@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
 
+from padding_free.collators import Inputs
 from padding_free.losses import IGNORED
 
 Example = Dict[str, np.ndarray]
 
 
-class Placed(NamedTuple):
-    """The examples of a batch, and the places of their tokens in its flattened input_ids."""
+class Row(NamedTuple):
+    """A collated batch, its examples, and the places of their tokens in the flattened input_ids."""
 
+    inputs: Inputs
     examples: List[Example]
     places: List[torch.Tensor]  # of each example: int64 [its tokens]
     is_changed: bool = False  # the collator changed tokens, so the examples are those of the batch
 
+    @property
+    def lengths(self) -> List[int]:
+        return [len(places) for places in self.places]
 
-def place(examples: Sequence[Example], inputs: Mapping[str, object]) -> Placed:
+
+def place(examples: Sequence[Example], inputs: Inputs) -> Row:
     """Find the tokens of each example in a batch.
 
     A collator may reorder examples.  If it changes tokens but keeps the lengths of the examples, as those of masked
@@ -44,16 +50,16 @@ def place(examples: Sequence[Example], inputs: Mapping[str, object]) -> Placed:
         in_order.append(tokens_in_batch)
         begin = int(tokens_in_batch[-1]) + 1
     if len(in_order) == len(examples):
-        return Placed(list(examples), in_order)
+        return Row(inputs, list(examples), in_order)
 
     segments = list(_segments(ids, inputs))
     reordered = _match(examples, flat, segments)
     if reordered is not None:
-        return Placed(list(examples), reordered)
+        return Row(inputs, list(examples), reordered)
     lengths = sorted(len(example["input_ids"]) for example in examples)
     if sorted(map(len, segments)) == lengths:
         returned = _examples_of_batch(flat, inputs, segments)
-        return Placed(returned, segments, is_changed=True)
+        return Row(inputs, returned, segments, is_changed=True)
     number = len(in_order)
     tokens = len(examples[number]["input_ids"])
     raise ValueError(
@@ -71,7 +77,7 @@ def _next_place(flat: torch.Tensor, ids: torch.Tensor, begin: int) -> Optional[t
     return None
 
 
-def _segments(ids: torch.Tensor, inputs: Mapping[str, object]) -> Iterator[torch.Tensor]:
+def _segments(ids: torch.Tensor, inputs: Inputs) -> Iterator[torch.Tensor]:
     """Iterate over the places of the examples according to the boundaries, the positions or the rows of a batch."""
     places = torch.arange(ids.numel())
     bounds = inputs.get("cu_seq_lens_q")
@@ -111,7 +117,7 @@ def _match(
 
 
 def _examples_of_batch(
-    flat: torch.Tensor, inputs: Mapping[str, object], segments: Sequence[torch.Tensor]
+    flat: torch.Tensor, inputs: Inputs, segments: Sequence[torch.Tensor]
 ) -> List[Example]:
     labels = torch.as_tensor(inputs.get("labels", flat)).cpu().flatten()
     if len(labels) != len(flat):

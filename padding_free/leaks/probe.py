@@ -10,7 +10,19 @@ import contextlib
 import math
 import time
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import numpy as np
 import torch
@@ -20,7 +32,7 @@ from pack_data.cli.memory import PeakMemory
 from pack_data.reading.fields import one_line
 from pack_data.store.boundaries import sequences_in
 from padding_free.attention import NAME
-from padding_free.collators import Inputs, first_position, inputs_for
+from padding_free.collators import Inputs, first_position, inputs_for, to_device
 from padding_free.leaks.layers import one_of_each_kind, usual_longest
 from padding_free.leaks.metadata import (
     MOST_TOKENS,
@@ -40,11 +52,10 @@ from padding_free.leaks.rows import (
     Probed,
     RowProbe,
     TrainingCalls,
-    by_length,
+    largest_error,
     row_lengths,
     row_name,
-    scale_of,
-    token_errors,
+    stance,
 )
 from padding_free.losses import at_least_float32, logits_of
 from padding_free.models import (
@@ -57,6 +68,8 @@ from padding_free.models import (
     choose,
     far_settings,
     is_compiled,
+    is_sharded,
+    kept_modes,
     lengths_of_model,
     logits_in,
     most_positions,
@@ -64,7 +77,6 @@ from padding_free.models import (
     text_config,
     unwrapped,
 )
-from padding_free.update import to_device
 
 _Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, tokens, vocabulary]
 
@@ -88,7 +100,6 @@ _LARGEST_BOUND = 0.02
 # In half precision, a row differs from float32 by at most twice the error of its examples alone.
 HALF_FACTOR = 2.0
 _HALF_DRAWS = 8  # of the tokens of a row; a leak is in all of them
-_MOST_GRAPHS = 256  # of a compiled model, for the shapes of all rows
 _MOST_MESSAGE = 300  # characters
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 
@@ -105,18 +116,6 @@ _MODEL_ERRORS = (
     TypeError,
     ValueError,
 )
-
-
-def _difference(actual: torch.Tensor, expected: torch.Tensor, typical: bool = False) -> float:
-    """Return the largest difference of two tensors [examples, tokens, width], relative to the largest expected value.
-
-    The result is infinite if a value is not finite.  typical: ignore the worst quarter of the tokens of each example.
-    """
-    errors = token_errors(actual, expected, scale_of(expected))
-    if typical:
-        errors = torch.quantile(errors, 0.75, dim=-1)
-    error = float(errors.max())
-    return math.inf if math.isnan(error) else error
 
 
 def check_no_leak(
@@ -207,20 +206,14 @@ def audit_batch(model: Any, inputs: Inputs) -> Probed:
         ValueError: The examples are not kept apart, or the batch is not one row with position_ids.
     """
     refuse_unfit(model)
-    for parameter in model.parameters():
-        if hasattr(parameter, "placements") or not parameter.numel():
-            return Probed(
-                notes=("the first batch is not audited, because the weights are sharded",)
-            )
+    if is_sharded(model):
+        return Probed(notes=("the first batch is not audited, because the weights are sharded",))
     model_inputs = {name: value for name, value in inputs.items() if name != "num_items_in_batch"}
     examples = _split_row(model_inputs)
-    with undisturbed(model), contextlib.ExitStack() as stack:
+    with undisturbed(model):
         probe = _Probe(model, None, TrainingCalls(lambda _: model_inputs, logits_of))
-        if probe.dtype in _HALF_TYPES:
-            stack.enter_context(in_dtype(model, torch.float32))
-            probe = probe.for_current_dtype()
-        probe.measure()
-        return probe.check_batch(examples)
+        with probe.in_full_precision() as exact:
+            return exact.check_batch(examples)
 
 
 def _split_row(inputs: Inputs) -> List[Example]:
@@ -240,44 +233,26 @@ def _split_row(inputs: Inputs) -> List[Example]:
 @contextlib.contextmanager
 def undisturbed(model: Any) -> Iterator[None]:
     """Restore modes, buffers, random states, attention and choice of the model after the block."""
-    modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     loaded = attention_of(model)
     choice = choose(model, None)
     choose(model, choice)
     gpus = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
-    set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(kept_modes(model))
         stack.enter_context(torch.random.fork_rng(devices=sorted(gpus)))
         stack.enter_context(seeded())
-        if set_stance is not None:
-            # Compiling for each probed shape would take minutes.
-            stack.enter_context(set_stance("force_eager"))
+        # Compiling for each probed shape would take minutes.
+        stack.enter_context(stance("force_eager"))
         try:
             yield
         finally:
-            for module, training in modes.items():
-                module.training = training
             with torch.no_grad():
                 for buffer, before in buffers:
                     buffer.copy_(before)
             if attention_of(model) != loaded:
                 base_of(model).set_attn_implementation(loaded)
             choose(model, choice)
-
-
-@contextlib.contextmanager
-def _compiling() -> Iterator[None]:
-    """Let compiled models run compiled in the block, for all shapes."""
-    with contextlib.ExitStack() as stack:
-        set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
-        if set_stance is not None:
-            stack.enter_context(set_stance("default"))
-        dynamo: Any = getattr(torch, "_dynamo", None)
-        if hasattr(dynamo, "config") and hasattr(dynamo.config, "recompile_limit"):
-            # Above the limit, calls would run eagerly without a word.
-            stack.enter_context(dynamo.config.patch(recompile_limit=_MOST_GRAPHS))
-        yield
 
 
 @contextlib.contextmanager
@@ -343,7 +318,6 @@ class _Probe:
 
     def __init__(self, model: Any, longest: Optional[int], training: TrainingCalls) -> None:
         self.compiled = model if is_compiled(model) else None
-        self.compiling = _compiling
         self.model = unwrapped(model)
         self.training = training
         self.base = base_of(model)
@@ -387,11 +361,25 @@ class _Probe:
             default=torch.float32,
         )
 
-    def for_current_dtype(self) -> _Probe:
-        """Return a new probe of the same model, after the dtype of the weights has changed."""
-        self.prepare()
-        model = self.model if self.compiled is None else self.compiled
-        return _Probe(model, self.longest, self.training)
+    @contextlib.contextmanager
+    def converted(self, dtype: torch.dtype, embedding: Any = None) -> Iterator[_Probe]:
+        """Convert the model in the block, as `in_dtype` does; yield its probe, with measured rounding."""
+        with in_dtype(self.model, dtype, embedding):
+            self.prepare()
+            model = self.model if self.compiled is None else self.compiled
+            probe = _Probe(model, self.longest, self.training)
+            probe.measure()
+            yield probe
+
+    def in_full_precision(self) -> ContextManager[_Probe]:
+        """Measure the rounding; then yield this probe, or that of a half-precision model in float32.
+
+        It stays in half precision if there is an autocast inside `forward`.
+        """
+        self.measure()
+        if self.dtype in _HALF_TYPES:
+            return self.converted(torch.float32, self.embedding)
+        return contextlib.nullcontext(self)
 
     # ---- calls of the model
 
@@ -485,7 +473,7 @@ class _Probe:
     def plain(self, *examples: torch.Tensor, attention: Optional[str] = None) -> torch.Tensor:
         """Compute the logits [examples, tokens, vocabulary] of examples of one length, without other examples."""
         if not self.has_plain_call:
-            return torch.cat([self._row_logits([ids])[0] for ids in examples])
+            return torch.cat([self._logits_of_row(ids) for ids in examples])
 
         def call() -> torch.Tensor:
             self._set_attention(attention or self.references[0])
@@ -504,16 +492,13 @@ class _Probe:
         with seeded():
             return self.training.collator(examples)
 
-    def _row_logits(self, examples: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """Compute the logits of each example of one row, [1, its tokens, vocabulary]."""
-        labelled = [
-            {"input_ids": ids.cpu().numpy(), "labels": ids.cpu().numpy()} for ids in examples
-        ]
-        inputs = self.collated(labelled)
-        places = place(labelled, inputs).places
+    def _logits_of_row(self, ids: torch.Tensor) -> torch.Tensor:
+        """Compute the logits of a row of one example, [1, tokens, vocabulary]."""
+        example = {"input_ids": ids.cpu().numpy(), "labels": ids.cpu().numpy()}
+        inputs = self.collated([example])
+        (places,) = place([example], inputs).places
         logits = self._forward(inputs)
-        flat = logits.reshape(1, -1, logits.shape[-1])
-        return [flat[:, places_of_one.to(flat.device)] for places_of_one in places]
+        return logits.reshape(1, -1, logits.shape[-1])[:, places.to(logits.device)]
 
     def _forward(self, inputs: Inputs) -> torch.Tensor:
         """Compute the logits of a row as the training does."""
@@ -535,7 +520,7 @@ class _Probe:
             batches = [self.plain(first, last), self.plain(last, first).flip(0)]
         # In half precision, rounding may route single tokens to other experts.
         typical = self.dtype in _HALF_TYPES
-        between_batches = max(_difference(batch, alone, typical) for batch in batches)
+        between_batches = max(largest_error(batch, alone, typical) for batch in batches)
         rounding = max(between_batches, self.implementations)
         largest = _LARGEST_HALF_LIMIT if self.dtype in _HALF_TYPES else _LARGEST_FULL_LIMIT
         self.limit = min(max(_RESOLUTION[self.dtype], _ROUNDING_FACTOR * rounding), largest)
@@ -571,9 +556,8 @@ class _Probe:
         self.implementations = 0.0
         if len(logits_by) > 1:
             pairs = zip(logits_by["sdpa"], logits_by["eager"])
-            difference = max(
-                _difference(*pair, typical=self.dtype in _HALF_TYPES) for pair in pairs
-            )
+            typical = self.dtype in _HALF_TYPES
+            difference = max(largest_error(*pair, typical=typical) for pair in pairs)
             if difference > _RESOLUTION[self.dtype]:
                 self.references = ["eager"]
             else:
@@ -592,10 +576,11 @@ class _Probe:
 
         start = time.perf_counter()
         peak = PeakMemory()
-        self.measure()
-        probed = self._check_in_full_precision(tokens, longest, quick)
+        with self.in_full_precision() as exact:
+            probed = exact._check_rows(tokens, longest, quick)
         if self.dtype in _HALF_TYPES:
-            self._check_own_type(tokens, longest, quick)
+            what = f"fails in {self.dtype}, {WAY_OUT}"
+            self._try(lambda: self._check_own_type(tokens, longest, quick), what)
         types = tuple(dict.fromkeys([str(self.dtype), *probed.types]))
         notes = list(probed.notes)
         if quick:
@@ -605,36 +590,25 @@ class _Probe:
         seconds = time.perf_counter() - start
         return Probed(probed.rows, types, seconds, probed.update, peak.added() or 0, tuple(notes))
 
-    def _check_in_full_precision(self, tokens: int, longest: int, quick: bool) -> Probed:
-        """Compare rows with their examples alone, in float32 if the model is in half precision."""
-        if self.dtype not in _HALF_TYPES:
-            return self._check_rows(tokens, longest, quick)
-        with in_dtype(self.model, torch.float32, self.embedding):
-            # It stays in half precision if there is an autocast inside `forward`.
-            probe = self.for_current_dtype()
-            probe.measure()
-            return probe._check_rows(tokens, longest, quick)
-
     def _check_rows(self, tokens: int, longest: int, quick: bool) -> Probed:
         """Compare rows with their examples alone, in the current dtype; then break their boundaries."""
         what = f"fails in a row of {tokens:,} tokens, {WAY_OUT}"
         if not hasattr(self.base, "set_attn_implementation") and self.training.forward is logits_of:
             what = "needs forward=, which maps model and inputs to logits"
         rows = RowProbe(self, tokens)
-        probed = self._try(lambda: rows.run(rows.steps(longest, quick)), what)
-        notes = probed.notes
+        probed: Probed = self._try(lambda: rows.run(rows.steps(longest, quick)), what)
         carriers = self._break_boundaries(longest)
-        if carriers:
-            notes = (f"boundaries in {', '.join(carriers)}", *notes)
-        return probed._replace(types=(str(self.dtype),), notes=notes)
+        if not carriers:
+            return probed
+        return probed._replace(notes=(f"boundaries in {', '.join(carriers)}", *probed.notes))
 
     def check_batch(self, examples: List[Example]) -> Probed:
         """Compare the examples of an existing batch, with its tokens and labels, with each of them alone."""
         tokens = sum(len(example["input_ids"]) for example in examples)
         what = f"fails in the batch, {WAY_OUT}"
         rows = RowProbe(self, tokens)
-        probed = self._try(lambda: rows.run([rows.step_of_batch(examples)]), what)
-        return probed._replace(types=(str(self.dtype),))
+        probed: Probed = self._try(lambda: rows.run([rows.step_of_batch(examples)]), what)
+        return probed
 
     # ---- half precision
 
@@ -651,52 +625,30 @@ class _Probe:
         self.model.eval()
         for lengths in lengths_of_rows[:QUICK_ROWS] if quick else lengths_of_rows:
             name = row_name(lengths)
-            comparisons: Dict[str, Callable[[List[int], List[int]], Dict[int, float]]] = {
-                "scores otherwise": self._logits_beyond_rounding,
-                "has other gradients": partial(self._gradients_beyond_rounding, rows),
-            }
-            for verb, beyond_rounding in comparisons.items():
-                suspects = list(range(len(lengths)))
-                errors: Dict[int, float] = {}
+            for verb, of_gradients in (("scores otherwise", False), ("has other gradients", True)):
+                errors = dict.fromkeys(range(len(lengths)), 0.0)
                 for _ in range(_HALF_DRAWS):
                     with rows.few_words():
-                        errors = beyond_rounding(lengths, suspects)
-                    suspects = list(errors)
-                    if not suspects:
+                        errors = self._beyond_rounding(rows, lengths, list(errors), of_gradients)
+                    if not errors:
                         break
-                if suspects:
-                    worst = suspects[0]
+                if errors:
+                    worst = next(iter(errors))
                     what = f"{name}, example {worst} of {lengths[worst]:,} tokens {verb} than alone in {self.dtype}"
                     step = LayerStep("_compare", lengths, 0)
                     raise self._leak(Fault(what, errors[worst], worst, step))
 
-    def _logits_beyond_rounding(self, lengths: List[int], suspects: List[int]) -> Dict[int, float]:
-        """Return the errors of the suspects whose logits differ from float32 more in a row of new tokens than alone."""
-        examples = [self.example(length) for length in lengths]
-        with torch.no_grad():
-            in_row = self._row_logits(examples)
-            return self._beyond(in_row, partial(self._each_alone, examples), suspects, self.limit)
-
-    def _gradients_beyond_rounding(
-        self, rows: RowProbe, lengths: List[int], suspects: List[int]
+    def _beyond_rounding(
+        self, rows: RowProbe, lengths: List[int], suspects: List[int], of_gradients: bool
     ) -> Dict[int, float]:
-        """Return the errors of the suspects whose gradients differ from float32 more in a row than alone."""
-        examples, in_row = rows.gradients_in_row(lengths)
-        alone = partial(rows.gradients_alone, examples)
-        return self._beyond(in_row, alone, suspects, self.limit * GRADIENT_FACTOR)
-
-    def _beyond(
-        self,
-        in_row: Sequence[torch.Tensor],
-        compute_alone: Callable[[Sequence[int]], Dict[int, torch.Tensor]],
-        suspects: Sequence[int],
-        limit: float,
-    ) -> Dict[int, float]:
-        """Return the errors of the suspects that rounding does not explain: they are larger in a row than alone."""
-        alone = compute_alone(suspects)
-        errors: Dict[int, float] = {}
+        """Return the errors of the suspects that differ from float32 more in a row of new tokens than alone."""
+        limit = self.limit * (GRADIENT_FACTOR if of_gradients else 1)
+        row = rows.drawn_row(lengths)
+        in_row = rows.values_in_row(row, of_gradients)
+        alone = rows.values_alone(row, suspects, of_gradients)
+        errors = {}
         for number, values in alone.items():
-            error = _difference(in_row[number], values, typical=True)
+            error = largest_error(in_row[number], values, typical=True)
             if not error <= limit:
                 errors[number] = error
         if not errors:
@@ -704,9 +656,9 @@ class _Probe:
         errors_in_row = {}
         errors_alone = {}
         with in_dtype(self.model, torch.float32, self.embedding):
-            for number, exact in compute_alone(list(errors)).items():
-                errors_in_row[number] = _difference(in_row[number], exact, typical=True)
-                errors_alone[number] = _difference(alone[number], exact, typical=True)
+            for number, exact in rows.values_alone(row, list(errors), of_gradients).items():
+                errors_in_row[number] = largest_error(in_row[number], exact, typical=True)
+                errors_alone[number] = largest_error(alone[number], exact, typical=True)
         usual = float(np.quantile(list(errors_alone.values()), 0.75))
         beyond = {}
         for number, error in errors.items():
@@ -714,16 +666,6 @@ class _Probe:
             if not errors_in_row[number] <= HALF_FACTOR * expected:
                 beyond[number] = error
         return beyond
-
-    def _each_alone(
-        self, examples: Sequence[torch.Tensor], numbers: Sequence[int]
-    ) -> Dict[int, torch.Tensor]:
-        """Compute the logits of some examples, [1, its tokens, words]: those of one length in one plain batch."""
-        logits: Dict[int, torch.Tensor] = {}
-        for of_length in by_length(examples, numbers).values():
-            batch = self.plain(*(examples[number] for number in of_length))
-            logits.update(zip(of_length, batch.split(1)))
-        return logits
 
     # ---- verdicts
 
@@ -739,13 +681,11 @@ class _Probe:
     def _in_float64(self, fault: Fault) -> Optional[Fault]:
         """Repeat a fault in float64, where rounding is smaller; return None if there is no fault."""
         assert fault.step is not None
-        with in_dtype(self.model, torch.float64):
-            try:
-                probe = self.for_current_dtype()
-                probe.measure()
-                repeated = RowProbe(probe, sum(fault.step.lengths)).repeat(fault)
-            except _MODEL_ERRORS:
-                return fault  # this device or this code does not support float64
+        try:
+            with self.converted(torch.float64) as probe:
+                repeated = RowProbe(probe, sum(fault.step.lengths)).faults_of(fault.step)
+        except _MODEL_ERRORS:
+            return fault  # this device or this code does not support float64
         return repeated[0] if repeated else None
 
     def _break_boundaries(self, longest: int) -> Tuple[str, ...]:
@@ -817,13 +757,12 @@ class _Probe:
             number = max(fault.number, 0)
             lengths = step.lengths
             rows = RowProbe(self, sum(lengths))
-            drawn = rows.examples_of(step)
-            examples = [torch.as_tensor(example["input_ids"]) for example in drawn]
+            examples = rows.examples_of(step)
+            ids = torch.as_tensor(examples[number]["input_ids"])
             length = lengths[number]
-            in_row = _TracedCall(
-                lambda: self._row_logits(examples), sum(lengths[:number]), length, sum(lengths)
-            )
-            alone = _TracedCall(lambda: self.plain(examples[number]), 0, length, length)
+            begin = sum(lengths[:number])
+            in_row = _TracedCall(lambda: rows.logits_of(examples), begin, length, sum(lengths))
+            alone = _TracedCall(lambda: self.plain(ids), 0, length, length)
             with rows.few_words():
                 cause = self._first_layer(in_row, alone)
             layer = f", first in {cause}" if cause else ""
@@ -854,7 +793,7 @@ class _Probe:
         try:
             row_values = _trace(self.model, in_row)
             alone_values = _trace(self.model, alone)
-        except (IndexError, RuntimeError, TypeError, ValueError):
+        except _MODEL_ERRORS:
             return ""
 
         def differs(name: str, which: int) -> bool:
@@ -862,7 +801,7 @@ class _Probe:
             expected = alone_values[name][which]
             if actual is None or expected is None or actual.shape != expected.shape:
                 return which == 0  # an unknown input counts as different
-            return _difference(actual.flatten(2), expected.flatten(2)) > self.limit
+            return largest_error(actual, expected) > self.limit
 
         different = [name for name in row_values if name in alone_values and differs(name, 1)]
         causes = [name for name in different if not differs(name, 0)] or different

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from padding_free.models import changed, kept_modes
+
 # Random numbers are replaced by their mean plus or minus this part of the range of a uniform distribution, or of the
 # standard deviation of a normal one, so noise whose size depends on the row changes the result.
 _UNIFORM = 0.3
@@ -70,8 +72,8 @@ class FixedNoise(TorchDispatchMode):
         return result.copy_(mean + signs * offset)
 
 
-def _rates(model: Any) -> Iterator[Tuple[Any, str, float]]:
-    """Iterate over the rates of dropout and noise of all modules, except 0: the module, its attribute, the rate."""
+def _rates(model: Any) -> Iterator[Tuple[Any, str]]:
+    """Iterate over the rates of dropout and noise of all modules, except 0: the module and its attribute."""
     for module in model.modules():
         names = [name for name in vars(module) if "drop" in name or "jitter" in name]
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
@@ -79,7 +81,7 @@ def _rates(model: Any) -> Iterator[Tuple[Any, str, float]]:
         for name in names:
             rate = getattr(module, name)
             if isinstance(rate, float) and rate:
-                yield module, name, rate
+                yield module, name
 
 
 def has_dropout(model: Any) -> bool:
@@ -90,27 +92,16 @@ def has_dropout(model: Any) -> bool:
 @contextlib.contextmanager
 def training(model: Any) -> Iterator[None]:
     """Set training mode in the block."""
-    modes = {module: module.training for module in model.modules()}
-    model.train()
-    try:
+    with kept_modes(model):
+        model.train()
         yield
-    finally:
-        for module, is_training in modes.items():
-            module.training = is_training
 
 
 @contextlib.contextmanager
 def without_dropout(model: Any) -> Iterator[None]:
     """Set training mode in the block, with every dropout and noise rate of 0."""
-    changed = list(_rates(model))
-    for module, name, _ in changed:
-        setattr(module, name, 0.0)
-    try:
-        with training(model):
-            yield
-    finally:
-        for module, name, rate in changed:
-            setattr(module, name, rate)
+    with changed(_rates(model), 0.0), training(model):
+        yield
 
 
 @contextlib.contextmanager

@@ -32,8 +32,8 @@ import torch
 from torch.nn import functional as F
 
 from pack_data.batching.collators import padding_free_batch
-from padding_free.collators import Inputs, attends_both_ways, inputs_for
-from padding_free.leaks.placing import Example, place
+from padding_free.collators import Inputs, attends_both_ways, inputs_for, to_device
+from padding_free.leaks.placing import Example, Row, place
 from padding_free.leaks.randomness import (
     has_dropout,
     seeded,
@@ -50,7 +50,6 @@ from padding_free.losses import (
     supervised,
 )
 from padding_free.models import FirstDifference, lengths_of_model
-from padding_free.update import to_device
 
 _MOST_EXAMPLES = 4096  # of a row of short examples, or one for each 16 tokens of the row
 _KERNEL_BLOCKS = (16, 32, 64, 128, 256)  # tokens that attention kernels process at once
@@ -58,6 +57,7 @@ _MOST_ROWS_OF_EDGES = 4  # rows, the first two included
 _SHORT_ROW = 4096  # tokens; a row up to here is probed a second time, with other boundaries
 _LAST_LENGTHS = (1, 2)  # of the last examples of each row, so that a boundary is late in the row
 QUICK_ROWS = 2  # rows of a quick probe
+_MOST_GRAPHS = 256  # of a compiled model, for the shapes of all rows
 _PERTURBATIONS = 8  # of an example, from one step of float32 to 2**7
 _EXPLAINED = 2.0  # largest difference over the effect of a perturbation that explains it
 _AUXILIARY_LIMIT = 1e-4  # relative error of an auxiliary loss; the counts in it are whole numbers
@@ -147,6 +147,7 @@ def row_lengths(
         draw: Random generator.
     """
     longest = min(longest, row)
+    last = [min(length, longest) for length in _LAST_LENGTHS]
     near = set(_KERNEL_BLOCKS)
     for number in (*_KERNEL_BLOCKS, *numbers):
         near.update((number - 1, number, number + 1))
@@ -165,7 +166,7 @@ def row_lengths(
     short = np.resize([1, 1, 3, 1, 2, 1, 1, 2], max(_MOST_EXAMPLES, row // 16))
     fitting = short[short.cumsum() <= most]
     lengths = np.minimum(fitting, longest).tolist()
-    rows.append(_ended(lengths or [1], longest))
+    rows.append((lengths or [1]) + last)
 
     # The edges that fit.
     remaining = [length for length in edges if length < most]
@@ -175,7 +176,7 @@ def row_lengths(
             if sum(taken) + length <= most:
                 taken.append(length)
                 remaining.remove(length)
-        rows.append(_ended(taken, longest))
+        rows.append(taken + last)
 
     # Other boundaries: the first row cannot show a fault that begins at one of its boundaries.
     if row <= _SHORT_ROW:
@@ -210,25 +211,7 @@ def _filled(
     return filled + last
 
 
-def _ended(lengths: List[int], longest: int) -> List[int]:
-    """Add the last examples of a row."""
-    return [*lengths, *(min(length, longest) for length in _LAST_LENGTHS)]
-
-
 # ---- a row and its examples
-
-
-class _TrainedRow(NamedTuple):
-    """Examples, their inputs from the collator, and the places of their tokens in these inputs."""
-
-    examples: List[Example]
-    inputs: Inputs
-    places: List[torch.Tensor]  # of each example: int64 [its tokens], in the flattened input_ids
-    is_changed: bool = False  # the collator drew other tokens
-
-    @property
-    def lengths(self) -> List[int]:
-        return [len(place) for place in self.places]
 
 
 def _locate(lengths: Sequence[int], index: int) -> Tuple[int, int]:
@@ -239,13 +222,11 @@ def _locate(lengths: Sequence[int], index: int) -> Tuple[int, int]:
     return number, int(index - begin)
 
 
-def by_length(examples: Sequence[Any], numbers: Iterable[int]) -> Dict[int, List[int]]:
+def _by_length(examples: Sequence[Example], numbers: Iterable[int]) -> Dict[int, List[int]]:
     """Group the numbers of examples by the tokens of these examples."""
     groups: Dict[int, List[int]] = {}
     for number in numbers:
-        example = examples[number]
-        ids = example["input_ids"] if isinstance(example, dict) else example
-        groups.setdefault(len(ids), []).append(number)
+        groups.setdefault(len(examples[number]["input_ids"]), []).append(number)
     return groups
 
 
@@ -270,7 +251,7 @@ def _largest(values: torch.Tensor) -> float:
     return max(float(highest), -float(lowest))
 
 
-def scale_of(values: torch.Tensor) -> float:
+def _scale_of(values: torch.Tensor) -> float:
     """Return the largest magnitude, which differences are relative to."""
     return max(_largest(values), 1e-30)
 
@@ -291,10 +272,15 @@ def token_errors(
     return relative.nan_to_num(nan=math.inf).cpu()
 
 
-def _largest_error(actual: torch.Tensor, expected: torch.Tensor, scale: float) -> float:
-    if torch.equal(actual, expected):
-        return 0.0
-    return float(token_errors(actual, expected, scale).max())
+def largest_error(actual: torch.Tensor, expected: torch.Tensor, typical: bool = False) -> float:
+    """Return the largest difference of two tensors [..., tokens, width], relative to the largest expected value.
+
+    The result is infinite if a value is not finite.  typical: ignore the worst quarter of the tokens of each example.
+    """
+    errors = token_errors(actual, expected, _scale_of(expected))
+    if typical:
+        errors = torch.quantile(errors, 0.75, dim=-1)
+    return float(errors.nan_to_num(nan=math.inf).max())
 
 
 def _weight_error(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
@@ -386,7 +372,7 @@ class RowProbe:
         for step in steps:
             if step.method == "_auxiliary" and not self.has_auxiliary_loss:
                 continue
-            faults = self._faults_of(step)
+            faults = self.faults_of(step)
             if faults:
                 self.probe.refuse_leak(faults)
                 rounding = max(rounding, *(fault.error for fault in faults))
@@ -395,17 +381,13 @@ class RowProbe:
         if rounding:
             notes.append(f"differences up to {rounding:.1e} were examined in torch.float64")
         seconds = time.perf_counter() - start
-        return Probed(tuple(shapes), (), seconds, self.update, notes=tuple(notes))
+        types = (str(self.probe.dtype),)
+        return Probed(tuple(shapes), types, seconds, self.update, notes=tuple(notes))
 
     def step_of_batch(self, examples: List[Example]) -> LayerStep:
         """Return the comparison of the examples of an existing batch."""
         lengths = [len(example["input_ids"]) for example in examples]
         return LayerStep("_compare", lengths, 0, examples=examples)
-
-    def repeat(self, fault: Fault) -> List[Fault]:
-        """Repeat the step that showed a fault."""
-        assert fault.step is not None
-        return self._faults_of(fault.step)
 
     def steps(self, longest: int, quick: bool) -> List[LayerStep]:
         """List the steps, the most important first.
@@ -433,7 +415,7 @@ class RowProbe:
             steps.append(LayerStep("_auxiliary", lengths, len(steps)))
         return steps
 
-    def _faults_of(self, step: LayerStep) -> List[Fault]:
+    def faults_of(self, step: LayerStep) -> List[Fault]:
         """Return the faults of one step, each with the step that repeats it."""
         examples = step.examples or self.examples_of(step)
         # The caller's loss needs the logits of all words.
@@ -468,21 +450,20 @@ class RowProbe:
             examples.append(shared[kind])
         return examples
 
-    def _labelled(self, ids: np.ndarray, has_prompt: bool) -> Example:
+    def _labelled(self, ids: np.ndarray, has_prompt: bool = False) -> Example:
         labels = ids.copy()
         # Some collators of masked models keep the label of a first token; causal ones and others leave it out.
         first_predicted = len(ids) // 2 if has_prompt else int(not self.causal)
         labels[:first_predicted] = IGNORED
         return {"input_ids": ids, "labels": labels}
 
-    def _row(self, examples: Sequence[Example]) -> _TrainedRow:
+    def _row(self, examples: Sequence[Example]) -> Row:
         """Collate examples; a collator that draws at random gets the same seed each time."""
-        inputs = to_device(self.probe.collated(examples), self.probe.device)
-        placed = place(examples, inputs)
-        self.draws |= placed.is_changed
-        return _TrainedRow(placed.examples, inputs, placed.places, placed.is_changed)
+        row = place(examples, to_device(self.probe.collated(examples), self.probe.device))
+        self.draws |= row.is_changed
+        return row
 
-    def _row_of_one(self, example: Example) -> _TrainedRow:
+    def _row_of_one(self, example: Example) -> Row:
         """Collate one example; if the collator draws at random, use ours, which keeps the tokens."""
         if not self.draws:
             row = self._row([example])
@@ -490,7 +471,7 @@ class RowProbe:
                 return row
         batch = padding_free_batch([example], causal=self.causal)
         inputs = to_device(inputs_for(self.model, batch), self.probe.device)
-        return _TrainedRow([example], inputs, [torch.arange(len(example["input_ids"]))])
+        return Row(inputs, [example], [torch.arange(len(example["input_ids"]))])
 
     def _predictions(self, example: Example) -> int:
         labels = np.asarray(example.get("labels", example["input_ids"]))
@@ -523,18 +504,25 @@ class RowProbe:
         name = row_name(row.lengths)
         return [fault._replace(what=f"{name}, {fault.what}") for fault in faults]
 
-    def _is_random(self, row: _TrainedRow, trained: _Result, evaluated: torch.Tensor) -> bool:
+    def _is_random(self, row: Row, trained: _Result, evaluated: torch.Tensor) -> bool:
         """Return True if training differs from evaluation, and from itself with another seed."""
-        if torch.equal(trained.values, evaluated):
-            return False
-        scale = scale_of(evaluated)
-        if not _largest_error(trained.values, evaluated, scale) > self.limit:
+        if largest_error(trained.values, evaluated) <= self.limit:
             return False
         with seeded(1), torch.no_grad():
             again = self._row_values(row)
-        return _largest_error(again, trained.values, scale) > 1e-6
+        return largest_error(again, trained.values) > 1e-6
 
-    def _row_values(self, row: _TrainedRow, model: Any = None) -> torch.Tensor:
+    def logits_of(self, examples: Sequence[Example]) -> torch.Tensor:
+        """Compute the logits of a row of examples, [tokens, words]."""
+        return self._row_values(self._row(examples))
+
+    def _plain(self, examples: Sequence[Example]) -> torch.Tensor:
+        """Compute the logits of a plain batch of examples of one length, [tokens, words]."""
+        ids = [torch.as_tensor(example["input_ids"]) for example in examples]
+        logits: torch.Tensor = self.probe.plain(*ids)
+        return logits.flatten(0, 1)
+
+    def _row_values(self, row: Row, model: Any = None) -> torch.Tensor:
         """Compute the logits of all examples of a row, [tokens, words]."""
         self.probe.prepare()
         inputs = {name: value for name, value in row.inputs.items() if name != "labels"}
@@ -542,7 +530,7 @@ class RowProbe:
         call = partial(self.training.forward, model, inputs)
         return _of_examples(call(), row.places)
 
-    def _result(self, row: _TrainedRow) -> _Result:
+    def _result(self, row: Row) -> _Result:
         """Compute a row with gradients."""
         result = self._with_gradients(partial(self._row_values, row), row.examples)
         return result._replace(gradients=_of_examples(result.gradients, row.places))
@@ -550,25 +538,22 @@ class RowProbe:
     def _alone(self, examples: Sequence[Example]) -> _Result:
         """Compute examples of one length: in a plain batch, or each as a row if the model has no plain call."""
         if self.probe.has_plain_call:
-            ids = [torch.as_tensor(example["input_ids"]) for example in examples]
-            return self._with_gradients(partial(self.probe.plain, *ids), examples)
+            return self._with_gradients(partial(self._plain, examples), examples)
         results = [self._result(self._row_of_one(example)) for example in examples]
         weights = [sum(gradients) for gradients in zip(*(result.weights for result in results))]
         values = torch.cat([result.values for result in results])
         return _Result(values, torch.cat([result.gradients for result in results]), weights)
 
     def _with_gradients(
-        self,
-        call: Callable[[], torch.Tensor],
-        examples: Sequence[Example],
+        self, call: Callable[[], torch.Tensor], examples: Sequence[Example]
     ) -> _Result:
+        """Compute logits by a call, the gradients at the embeddings in it, and those of the parameters."""
         with torch.enable_grad(), _embeddings_of(self.probe.embedding) as embeddings:
             values = call()
-            flat = values.reshape(-1, values.shape[-1])
-            loss = self._summed_loss(flat, examples)
+            loss = self._summed_loss(values, examples)
             sources = [embeddings[0], *self.parameters]
             gradients, *weights = _gradients_of(loss, sources)
-        return _Result(flat.detach(), gradients.flatten(0, -2), weights)
+        return _Result(values.detach(), gradients.flatten(0, -2), weights)
 
     def _summed_loss(self, logits: torch.Tensor, examples: Sequence[Example]) -> torch.Tensor:
         """Sum the cross-entropies of examples; logits: [tokens of all examples, words]."""
@@ -580,37 +565,47 @@ class RowProbe:
     def _auxiliary_losses(self) -> Any:
         return kept_outputs(self.probe.base, lambda output: getattr(output, "aux_loss", None))
 
-    def gradients_in_row(self, lengths: Sequence[int]) -> Tuple[List[Example], List[torch.Tensor]]:
-        """Draw a row; return its examples, and the gradient at the embeddings of each, [1, its tokens, width]."""
-        drawn = [self._labelled(self.probe.tokens(n, self.probe.draw), False) for n in lengths]
-        row = self._row(drawn)
-        with with_fixed_noise(self.model, self.probe.embedding.weight.shape[-1]):
-            gradients = self._result(row).gradients
-        return row.examples, list(gradients[None].split(row.lengths, dim=1))
+    # ---- logits or gradients of each example, in half precision
 
-    def gradients_alone(
-        self, examples: Sequence[Example], numbers: Sequence[int]
+    def drawn_row(self, lengths: Sequence[int]) -> Row:
+        """Collate examples of new tokens."""
+        return self._row([self._labelled(self.probe.tokens(n, self.probe.draw)) for n in lengths])
+
+    def values_in_row(self, row: Row, of_gradients: bool) -> List[torch.Tensor]:
+        """Compute the logits of each example, or its gradient at the embeddings, [1, its tokens, width]."""
+        with self._mode_of(of_gradients):
+            values = self._result(row).gradients if of_gradients else self._row_values(row)
+        return list(values[None].split(row.lengths, dim=1))
+
+    def values_alone(
+        self, row: Row, numbers: Sequence[int], of_gradients: bool
     ) -> Dict[int, torch.Tensor]:
-        """Compute the gradient at the embeddings of some examples, each alone, [1, its tokens, width]."""
-        gradients: Dict[int, torch.Tensor] = {}
-        with with_fixed_noise(self.model, self.probe.embedding.weight.shape[-1]):
-            for length, same in by_length(examples, numbers).items():
-                result = self._alone([examples[number] for number in same])
-                gradients.update(zip(same, result.gradients[None].split(length, dim=1)))
-        return gradients
+        """Compute the same of some examples, each alone."""
+        alone: Dict[int, torch.Tensor] = {}
+        for length, same in _by_length(row.examples, numbers).items():
+            examples = [row.examples[number] for number in same]
+            with self._mode_of(of_gradients):
+                values = self._alone(examples).gradients if of_gradients else self._plain(examples)
+            alone.update(zip(same, values[None].split(length, dim=1)))
+        return alone
+
+    def _mode_of(self, of_gradients: bool) -> ContextManager:
+        if of_gradients:
+            return with_fixed_noise(self.model, self.probe.embedding.weight.shape[-1])
+        return torch.no_grad()
 
     # ---- a row and its examples alone
 
     def _compare_alone(
         self,
-        row: _TrainedRow,
+        row: Row,
         trained: _Result,
         evaluated: torch.Tensor,
     ) -> List[Fault]:
         """Compare a row with its examples alone, in the current mode."""
-        scales = (scale_of(evaluated), scale_of(trained.gradients))
+        scales = (_scale_of(evaluated), _scale_of(trained.gradients))
         errors = self._errors_of_examples(row, trained, evaluated, scales)
-        training_error = _largest_error(trained.values, evaluated, scales[0])
+        training_error = largest_error(trained.values, evaluated)
 
         bound = self.probe.rounding_bound(self.row)
         is_above = (errors.logits > bound) | (errors.gradients > GRADIENT_FACTOR * bound)
@@ -625,20 +620,21 @@ class RowProbe:
             row, errors.gradients, "has other gradients than alone"
         )
         weight_text = "the gradients of the weights are not those of its examples"
-        return self._above_limit(
-            [
+        return [
+            *self._above_limit(
                 logit_fault._replace(first=first, is_certain=is_certain),
                 Fault(training_text, training_error, is_certain=training_error > bound),
-            ],
-            [
+            ),
+            *self._above_limit(
                 gradient_fault._replace(is_certain=is_certain),
                 Fault(weight_text, errors.weights, is_certain=weights_are_certain),
-            ],
-        )
+                factor=GRADIENT_FACTOR,
+            ),
+        ]
 
     def _errors_of_examples(
         self,
-        row: _TrainedRow,
+        row: Row,
         trained: _Result,
         evaluated: torch.Tensor,
         scales: Tuple[float, float],
@@ -648,7 +644,7 @@ class RowProbe:
         gradients = torch.zeros(len(evaluated), dtype=torch.float64)
         weights = [torch.zeros_like(parameter) for parameter in self.parameters]
         begins = np.cumsum(row.lengths) - row.lengths
-        for length, numbers in by_length(row.examples, range(len(row.examples))).items():
+        for length, numbers in _by_length(row.examples, range(len(row.examples))).items():
             alone = self._alone([row.examples[number] for number in numbers])
             tokens = torch.as_tensor(begins[numbers, None] + np.arange(length)).flatten()
             on_device = tokens.to(evaluated.device)
@@ -661,7 +657,7 @@ class RowProbe:
 
     def _is_tie(
         self,
-        row: _TrainedRow,
+        row: Row,
         errors: _Errors,
         is_above: torch.Tensor,
         scales: Tuple[float, float],
@@ -711,24 +707,18 @@ class RowProbe:
         row = self._row(examples)
         with without_dropout(self.model), seeded():
             eager = self._row_values(row).detach()
-        with without_dropout(self.model), seeded(), self.probe.compiling():
+        with without_dropout(self.model), seeded(), _compiling():
             compiled = self._row_values(row, self.probe.compiled).detach()
-        error = _largest_error(compiled, eager, scale_of(eager))
+        error = largest_error(compiled, eager)
         text = f"{row_name(row.lengths)}, the compiled model scores otherwise"
         is_certain = error > self.probe.rounding_bound(self.row)
-        return self._above_limit([Fault(text, error, is_certain=is_certain)], [])
+        return self._above_limit(Fault(text, error, is_certain=is_certain))
 
-    def _above_limit(
-        self,
-        faults: Sequence[Fault],
-        gradient_faults: Sequence[Fault],
-    ) -> List[Fault]:
-        """Return the faults above their limits, and those whose error is not a number."""
-        gradient_limit = self.limit * GRADIENT_FACTOR
-        above = [fault for fault in faults if not fault.error <= self.limit]
-        return above + [fault for fault in gradient_faults if not fault.error <= gradient_limit]
+    def _above_limit(self, *faults: Fault, factor: float = 1.0) -> List[Fault]:
+        """Return the faults above `factor` times the limit, and those whose error is not a number."""
+        return [fault for fault in faults if not fault.error <= self.limit * factor]
 
-    def _worst_example(self, row: _TrainedRow, errors: torch.Tensor, what: str) -> Fault:
+    def _worst_example(self, row: Row, errors: torch.Tensor, what: str) -> Fault:
         """Describe the example with the largest error; `errors` are those of the tokens of all examples."""
         worst = int(errors.argmax())
         number, token = _locate(row.lengths, worst)
@@ -740,7 +730,7 @@ class RowProbe:
 
     def _first_difference(
         self,
-        row: _TrainedRow,
+        row: Row,
         errors: torch.Tensor,
     ) -> Optional[FirstDifference]:
         different = (errors > self.limit).nonzero().flatten().tolist()
@@ -780,7 +770,7 @@ class RowProbe:
             gradients.append(share * example_gradient)
 
         lengths = row.lengths
-        errors = token_errors(gradient, torch.cat(gradients), scale_of(gradient))
+        errors = token_errors(gradient, torch.cat(gradients), _scale_of(gradient))
         number, _ = _locate(lengths, int(errors.argmax()))
         name = f"{row_name(lengths)}, the loss"
         loss_text = f"{name} is {value:.6g}, and the mean of its examples is {expected:.6g}"
@@ -791,9 +781,12 @@ class RowProbe:
         error = _relative(value, expected)
         loss_fault = Fault(loss_text, error, is_certain=error > _CERTAIN_LOSS)
         gradient_fault = Fault(gradient_text, float(errors.max()))
-        return self._above_limit([loss_fault], [gradient_fault])
+        return [
+            *self._above_limit(loss_fault),
+            *self._above_limit(gradient_fault, factor=GRADIENT_FACTOR),
+        ]
 
-    def _loss_of(self, row: _TrainedRow) -> Tuple[float, torch.Tensor]:
+    def _loss_of(self, row: Row) -> Tuple[float, torch.Tensor]:
         """Compute the trained loss, and its gradient at the tokens of the examples, [tokens, width]."""
         compute = self.training.loss or self._label_loss
         with contextlib.ExitStack() as stack:
@@ -818,10 +811,9 @@ class RowProbe:
 
     def _auxiliary(self, examples: List[Example]) -> List[Fault]:
         """Compare the auxiliary loss of a row of equal lengths with that of a plain batch."""
-        ids = [torch.as_tensor(example["input_ids"]) for example in examples]
         with torch.no_grad(), without_dropout(self.model), self._auxiliary_losses() as losses:
             self.training.forward(self.model, self._row(examples).inputs)
-            self.probe.plain(*ids)
+            self._plain(examples)
         values = [float(loss) for loss in losses if torch.is_tensor(loss) and loss.numel() == 1]
         if len(values) != 2 or not any(values):
             return []
@@ -829,14 +821,33 @@ class RowProbe:
         error = _relative(row_loss, batch_loss)
         if error <= _AUXILIARY_LIMIT:
             return []
+        tokens = len(examples[0]["input_ids"])
         text = (
-            f"in a row of {len(ids):,} examples of {len(ids[0]):,} tokens, the auxiliary loss is {row_loss:.6g}, "
+            f"in a row of {len(examples):,} examples of {tokens:,} tokens, the auxiliary loss is {row_loss:.6g}, "
             f"in a plain batch {batch_loss:.6g}"
         )
         return [Fault(text, error)]
 
 
 # ---- hooks and modes
+
+
+def stance(kind: str) -> ContextManager:
+    """Set the stance of torch.compile in the block, if this torch has stances."""
+    set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
+    return contextlib.nullcontext() if set_stance is None else set_stance(kind)
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """Let compiled models run compiled in the block, for all shapes."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stance("default"))
+        dynamo: Any = getattr(torch, "_dynamo", None)
+        if hasattr(dynamo, "config") and hasattr(dynamo.config, "recompile_limit"):
+            # Above the limit, calls would run eagerly without a word.
+            stack.enter_context(dynamo.config.patch(recompile_limit=_MOST_GRAPHS))
+        yield
 
 
 @contextlib.contextmanager

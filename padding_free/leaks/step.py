@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+from functools import partial
 from typing import Any, Callable, ContextManager, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from padding_free.collators import (
     PaddingCollator,
     attends_both_ways,
     inputs_for,
+    to_device,
 )
 from padding_free.leaks.probe import HALF_FACTOR, in_dtype, undisturbed
 from padding_free.leaks.randomness import (
@@ -30,8 +32,7 @@ from padding_free.leaks.randomness import (
     with_fixed_noise,
     without_dropout,
 )
-from padding_free.models import Leak, base_of, text_config
-from padding_free.update import to_device
+from padding_free.models import Leak, base_of, is_sharded, text_config
 
 # Largest relative difference of the losses, and of the gradients of all weights together, that rounding may cause.
 _LIMIT = 1e-4
@@ -47,6 +48,14 @@ class _TrainingStep(NamedTuple):
 
     loss: float
     gradients: List[torch.Tensor]
+
+
+class _Compared(NamedTuple):
+    """A step on a row, the step on its padded batch, and their relative difference."""
+
+    actual: _TrainingStep
+    expected: _TrainingStep
+    error: float
 
 
 def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
@@ -66,37 +75,39 @@ def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
     """
     # Without DistributedDataParallel the gradients are those of one rank.
     model = getattr(model, "module", model)
-    if any(hasattr(weight, "placements") or not weight.numel() for weight in model.parameters()):
+    if is_sharded(model):
         return "not judged, because the weights are sharded"
     row, padded = _both_batches(model, inputs)
     bits = torch.finfo(next(model.parameters()).dtype).bits
     is_half = bits < 32 or trainer.accelerator.mixed_precision != "no"
     limit = _HALF_LIMIT if is_half else _LIMIT
+    difference = partial(_difference, trainer)
+
+    def compared() -> _Compared:
+        expected = _step(model, padded, loss_of)
+        actual = _step(model, row, loss_of)
+        return _Compared(actual, expected, difference(actual, expected))
+
     with _kept_attributes(trainer), undisturbed(model), _trained(model):
         try:
-            expected = _step(model, padded, loss_of)
-            actual = _step(model, row, loss_of)
-            error = _difference(trainer, actual, expected)
-            if is_half and error > limit:
-                limit = _LIMIT
-                in_row, alone = actual, expected
+            steps = compared()
+            if is_half and steps.error > limit:
+                in_half = steps
                 with in_dtype(model, torch.float32):
-                    expected = _step(model, padded, loss_of)
-                    actual = _step(model, row, loss_of)
-                error = _difference(trainer, actual, expected)
-                own_error = _difference(trainer, in_row, expected)
-                own_rounding = max(_difference(trainer, alone, expected), _HALF_LIMIT)
+                    steps = compared()
+                limit = _LIMIT
+                own_error = difference(in_half.actual, steps.expected)
+                own_rounding = max(difference(in_half.expected, steps.expected), _HALF_LIMIT)
                 if own_error > HALF_FACTOR * own_rounding:
-                    limit, error = own_rounding, own_error
+                    limit = own_rounding
+                    steps = steps._replace(error=own_error)
             is_random = False
             # Training may be random even without dropout, as with NEFTune.
-            if error > limit and _difference(trainer, _step(model, row, loss_of), actual) > limit:
+            if steps.error > limit and difference(_step(model, row, loss_of), steps.actual) > limit:
                 with FixedNoise(_width_of(model)):
-                    expected = _step(model, padded, loss_of)
-                    actual = _step(model, row, loss_of)
-                    error = _difference(trainer, actual, expected)
+                    steps = compared()
                     again = _step(model, row, loss_of)
-                is_random = _difference(trainer, again, actual) > limit
+                is_random = difference(again, steps.actual) > limit
         except _ERRORS as failure:
             raise ValueError(
                 f"the training step fails on a padded batch, so it cannot be judged: {one_line(failure, 120)}; fix "
@@ -105,10 +116,10 @@ def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
     if is_random:
         return "not judged, because it is random"
     text = (
-        f"loss {actual.loss:.6g} on a row, {expected.loss:.6g} on its examples in a padded batch; relative difference, "
-        f"gradients included, {error:.1e} (rounding: up to {limit:.0e})"
+        f"loss {steps.actual.loss:.6g} on a row, {steps.expected.loss:.6g} on its examples in a padded batch; relative "
+        f"difference, gradients included, {steps.error:.1e} (rounding: up to {limit:.0e})"
     )
-    if error > limit:
+    if steps.error > limit:
         raise Leak(
             f"the training step of {type(trainer).__name__}: {text}; let compute_loss pass all inputs to the model and "
             "divide a sum over tokens by num_items_in_batch"
