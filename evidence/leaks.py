@@ -7,20 +7,17 @@ B's outputs.  It is 0 or rounding if the examples are apart.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import platform
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from evidence import leaks_trl
 from evidence.runner import Cell, Row, Runner
-from evidence.writer import Part, Shown, Table, TableColumn, small
-from pack_data.reading.durable import write_atomically
+from evidence.writer import Part, Shown, small
+from pack_data.display.table import markdown
 from pack_data.reading.fields import one_line
 from pack_data.reading.words import counted
 
@@ -28,7 +25,6 @@ SUMMARY = (
     "Largest change of one example's outputs when only the other example of a padding-free row changes, for stock\n"
     "Transformers, TRL, torch attention and ours, on a CPU. Needs Transformers and TRL; a few minutes."
 )
-TITLE = "Who leaks in padding-free rows"
 
 
 class LeakSize(NamedTuple):
@@ -108,12 +104,18 @@ CALLS = {
     STATES: (_PLAIN, _NO_CACHE, _PADDED),
 }
 ATTENTIONS = ("sdpa", "eager", "flex_attention", "padding_free")
-_CALLS_IN_WORDS = f"""\
+_CALLS_IN_WORDS = f"""
 Calls of a model: **{_PLAIN}** is `model(**inputs)` in eval() with all that the collator returns with
 `return_flash_attn_kwargs=True` and `return_seq_idx=True`, without the labels. **{_NO_CACHE}** is the same call with
 that argument, as in all rows below it of decoders. **{_BOUNDARIES}**: without `position_ids`, so that positions run on.
 **{_RENAMED}**: the same with `cu_seqlens` in place of `cu_seq_lens_q` and `cu_seq_lens_k`. **{_PADDED}**: A and B are
 two rows with `attention_mask`."""
+
+
+_MISSING = {
+    _BOUNDARIES: ["position_ids"],
+    _RENAMED: ["position_ids", "cu_seq_lens_q", "cu_seq_lens_k"],
+}
 
 
 def inputs_of(call: str, kind: str, examples: Sequence[Sequence[int]]) -> Dict[str, Any]:
@@ -122,34 +124,25 @@ def inputs_of(call: str, kind: str, examples: Sequence[Sequence[int]]) -> Dict[s
     import transformers
 
     if call == _PADDED:
-        return _padded(kind, examples)
-    collator: Any = transformers.DataCollatorWithFlattening(
-        return_flash_attn_kwargs=True, return_seq_idx=True, return_tensors="pt"
-    )
-    inputs = dict(collator([{"input_ids": list(example)} for example in examples]))
-    del inputs["labels"]
-    if kind != STATES:
-        del inputs["seq_idx"]
+        rows = [torch.tensor(example) for example in examples]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        # No example has a token 0.
+        inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+    else:
+        collator: Any = transformers.DataCollatorWithFlattening(
+            return_flash_attn_kwargs=True, return_seq_idx=True, return_tensors="pt"
+        )
+        inputs = dict(collator([{"input_ids": list(example)} for example in examples]))
+        if call == _ONES:
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        if call == _RENAMED:
+            inputs["cu_seqlens"] = inputs["cu_seq_lens_q"]
+        of_others = [] if kind == STATES else ["seq_idx"]
+        for name in ("labels", *of_others, *_MISSING.get(call, ())):
+            del inputs[name]
     if kind != ENCODER and call not in (_PLAIN, _TRAIN):
         inputs["use_cache"] = False
-    if call == _ONES:
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    if call in (_BOUNDARIES, _RENAMED):
-        del inputs["position_ids"]
-    if call == _RENAMED:
-        inputs["cu_seqlens"] = inputs.pop("cu_seq_lens_q")
-        del inputs["cu_seq_lens_k"]
     return inputs
-
-
-def _padded(kind: str, examples: Sequence[Sequence[int]]) -> Dict[str, Any]:
-    import torch
-
-    rows = [torch.tensor(example) for example in examples]
-    ones = [torch.ones_like(row) for row in rows]
-    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
-    inputs = {"input_ids": pad(rows), "attention_mask": pad(ones)}
-    return inputs if kind == ENCODER else {**inputs, "use_cache": False}
 
 
 def new_model(family: Family, attention: str, size: LeakSize, seed: int) -> Any:
@@ -186,41 +179,43 @@ _WIDTH = 16  # of a head
 _HEADS = 2
 
 
-def _causal(query: Any, key: Any, value: Any, _number: Any) -> Any:
+def _causal(heads: Any, _lengths: Sequence[int]) -> Any:
     from torch.nn import functional as F
 
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return F.scaled_dot_product_attention(*heads, is_causal=True)
 
 
-def _masked(query: Any, key: Any, value: Any, number: Any) -> Any:
+def _masked(heads: Any, lengths: Sequence[int]) -> Any:
+    import torch
     from torch.nn import functional as F
 
-    mask = (number[:, None] == number).tril()
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    squares = [torch.ones(length, length, dtype=torch.bool) for length in lengths]
+    mask = torch.block_diag(*squares).bool().tril()
+    return F.scaled_dot_product_attention(*heads, attn_mask=mask)
 
 
-def _flex(query: Any, key: Any, value: Any, number: Any) -> Any:
+def _flex(heads: Any, lengths: Sequence[int]) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    first, tokens = lengths[0], sum(lengths)
+
     def seen(_batch: Any, _head: Any, row: Any, column: Any) -> Any:
-        return (number[row] == number[column]) & (row >= column)
+        return ((row < first) == (column < first)) & (row >= column)
 
-    length = len(number)
-    mask = create_block_mask(seen, None, None, length, length, device="cpu")
-    return flex_attention(query, key, value, block_mask=mask)
+    mask = create_block_mask(seen, None, None, tokens, tokens, device="cpu")
+    return flex_attention(*heads, block_mask=mask)
 
 
-def _varlen(query: Any, key: Any, value: Any, number: Any) -> Any:
+def _varlen(heads: Any, lengths: Sequence[int]) -> Any:
     import torch
 
     import padding_free.varlen_on_cpu  # noqa: F401, registers the kernel
 
-    counts = number.bincount()
-    starts = torch.tensor([0, *counts.cumsum(0)], dtype=torch.int32)
-    longest = int(counts.max())
-    heads = [vectors[0].transpose(0, 1) for vectors in (query, key, value)]
+    starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    longest = max(lengths)
+    rows = heads[:, 0].transpose(1, 2)
     varlen: Any = importlib.import_module("torch.nn.attention.varlen")
-    context = varlen.varlen_attn(*heads, starts, starts, longest, longest, window_size=(-1, 0))
+    context = varlen.varlen_attn(*rows, starts, starts, longest, longest, window_size=(-1, 0))
     return context.transpose(0, 1).unsqueeze(0)
 
 
@@ -239,16 +234,13 @@ def torch_outputs(call: str, size: LeakSize, seed: int) -> List[np.ndarray]:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    number = torch.tensor([0] * size.first + [1] * size.second)
-    shape = (3, 1, _HEADS, len(number), _WIDTH)
-    vectors = torch.randn(shape, generator=generator)
-    others = torch.randn(shape, generator=generator)
-    changed = torch.cat([others[..., : size.first, :], vectors[..., size.first :, :]], dim=-2)
-    outputs = []
-    for query, key, value in (vectors, changed):
-        attended = TORCH_CALLS[call](query, key, value, number)
-        outputs.append(attended[..., size.first :, :].numpy())
-    return outputs
+    lengths = (size.first, size.second)
+    shape = (3, 1, _HEADS, sum(lengths), _WIDTH)
+    heads = torch.randn(shape, generator=generator)
+    changed = torch.randn(shape, generator=generator)
+    changed[..., size.first :, :] = heads[..., size.first :, :]
+    attended = [TORCH_CALLS[call](vectors, lengths) for vectors in (heads, changed)]
+    return [context[..., size.first :, :].numpy() for context in attended]
 
 
 # ---- one cell: a model
@@ -274,21 +266,14 @@ class Leaks:
     def _result(self, variant: str, attention: str, call: str, seed: int) -> Row:
         try:
             if variant == TORCH:
-                outputs = torch_outputs(call, self.size, seed)
+                before, after = torch_outputs(call, self.size, seed)
             else:
-                outputs = self._outputs(variant, attention, call, seed)
+                before, after = self._outputs(variant, attention, call, seed)
         except Exception as error:  # the table shows any refusal of the library
-            return {
-                "change": None,
-                "largest": None,
-                "error": f"{type(error).__name__}: {one_line(error, 150)}",
-            }
-        before, after = outputs
-        return {
-            "change": float(np.abs(before - after).max()),
-            "largest": float(np.abs(before).max()),
-            "error": None,
-        }
+            text = f"{type(error).__name__}: {one_line(error, 150)}"
+            return {"change": None, "largest": None, "error": text}
+        change = float(np.abs(before - after).max())
+        return {"change": change, "largest": float(np.abs(before).max()), "error": None}
 
     def _outputs(self, variant: str, attention: str, call: str, seed: int) -> List[np.ndarray]:
         """Return the outputs of B with two different A."""
@@ -340,18 +325,7 @@ def versions() -> Dict[str, str]:
 
 
 def settings(options: Any) -> Dict[str, Any]:
-    if options.page is not None and not options.page.parent.is_dir():
-        raise ValueError(f"--page: {options.page.parent} is not a directory; create it first")
     return {"size": list(SIZES[options.size]), "versions": versions()}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--page",
-        type=Path,
-        metavar="FILE",
-        help="also write the whole page to FILE (docs/padding_free_leaks.md)",
-    )
 
 
 def run(options: Any, runner: Runner) -> int:
@@ -363,10 +337,7 @@ def run(options: Any, runner: Runner) -> int:
     for name in VARIANTS:
         cells += [Cell(name, seed) for seed in range(options.seeds)]
     runner.run(cells, Leaks(SIZES[options.size]))
-    results = shown(runner.path)
-    if options.page is not None:
-        write_atomically(options.page, results.page().encode())
-    return runner.show(results, plot=options.plot)
+    return runner.show(shown(runner.path), plot=options.plot)
 
 
 # ---- results
@@ -385,41 +356,29 @@ _INSTEAD = {
 class Result(NamedTuple):
     """The result of a call with one attention, over all seeds."""
 
-    changes: Sequence[float]  # by seed; 0 if the call fails
+    change: float  # the largest; 0 if the call fails
     largest: float  # output
     error: str  # "" if the call does not fail
+    leaking: Sequence[bool]  # by seed
 
     @property
     def leaks(self) -> bool:
-        return self._leaks(max(self.changes))
-
-    @property
-    def always_leaks(self) -> bool:
-        """True if the call leaks with each seed."""
-        return self._leaks(min(self.changes))
-
-    @property
-    def is_apart(self) -> bool:
-        """True if the call neither leaks nor fails."""
-        return not self.leaks and not self.error
-
-    def _leaks(self, change: float) -> bool:
-        return change > _ROUNDING * self.largest
+        return any(self.leaking)
 
     def cell(self) -> str:
         """Return the largest change, bold for a leak."""
         if self.error:
             return "error"
-        change = max(self.changes)
-        return f"**{change:.2g}**" if self.leaks else small(change)
+        return f"**{self.change:.2g}**" if self.leaks else small(self.change)
 
 
 def result_of(rows: Sequence[Row]) -> Result:
-    """Return the changes and the largest output of the seeds, and the first error."""
+    """Return the largest change and the largest output of the seeds, and the first error."""
     changes = [row["change"] or 0.0 for row in rows]
     largest = max(row["largest"] or 0.0 for row in rows)
-    error = next((row["error"] for row in rows if row["error"]), "")
-    return Result(changes, largest, error)
+    errors = [row["error"] or "" for row in rows]
+    leaking = [change > _ROUNDING * largest for change in changes]
+    return Result(max(changes), largest, max(errors), leaking)
 
 
 class Line(NamedTuple):
@@ -429,12 +388,6 @@ class Line(NamedTuple):
     call: str
     results: Mapping[str, Result]  # by attention
     instead: Sequence[str] = ()  # calls that do not leak, if this one does
-
-    def cell(self, attention: str) -> str:
-        return self.results[attention].cell()
-
-    def largest(self) -> str:
-        return f"{max(result.largest for result in self.results.values()):.1f}"
 
     def leaking(self) -> List[str]:
         """Return the attentions with which the call leaks."""
@@ -452,8 +405,8 @@ def _instead_of(line: Line, lines: Mapping[Tuple[str, str], Line]) -> List[str]:
     for call in candidates:
         measured = _PLAIN if call == _OURS else call
         attentions = ["padding_free"] if call == _OURS else leaking
-        results = lines[line.model, measured].results
-        if all(results[attention].is_apart for attention in attentions):
+        results = [lines[line.model, measured].results[name] for name in attentions]
+        if not any(result.leaks or result.error for result in results):
             chosen.append(call)
     return chosen
 
@@ -479,35 +432,17 @@ class LeaksShown(Shown):
         lines = self.lines()
         results = [result for line in lines for result in line.results.values()]
         leaking = [result for result in results if result.leaks]
-        always = sum(result.always_leaks for result in leaking)
+        always = sum(all(result.leaking) for result in leaking)
         failing = sum(bool(result.error) for result in results)
-        versions_used = [
-            f"{package} {number}"
-            for package, number in self.settings["versions"].items()
-            if package in ("transformers", "trl")
-        ]
+        used = self.settings["versions"]
+        libraries = f"transformers {used['transformers']}, trl {used['trl']}"
         seeds = counted(len(self.seeds(TORCH)), "seed")
 
         chosen = [line for line in lines if "" not in line.results]
         single = [line for line in lines if "" in line.results]
         titles = dict(zip(ATTENTIONS, ("sdpa", "eager", "flex", "ours")))
-        parts: List[Part] = [
-            f"{len(results)} calls with {seeds}: {len(leaking)} leak (bold), {always} of them with each seed; "
-            f"{failing} fail with an error. {', '.join(versions_used)}; {self.facts['machine']}.",
-            "",
-            _table(chosen, titles),
-            "Models without a choice of attention, and functions of torch alone:",
-            "",
-            _table(single, {"": "change of B"}),
-        ]
-        return [*parts, *_errors(lines)]
-
-    def page(self) -> str:
-        """Return the whole page: method, table and limits."""
         size = LeakSize(*self.settings["size"])
-        parts = [
-            f"# {TITLE}",
-            "<!-- a generated page: python -m evidence leaks --page docs/padding_free_leaks.md -->",
+        parts: List[Part] = [
             f"A padding-free row is example A ({size.first} tokens) and then example B ({size.second} tokens). Only "
             "the tokens of A are replaced; the table has the largest change of B's logits (of the hidden states for a "
             "text tower and SFTTrainer, of the outputs for torch alone) over all seeds. Examples that are apart "
@@ -515,37 +450,43 @@ class LeaksShown(Shown):
             _METHOD,
             _CALLS_IN_WORDS,
             leaks_trl.IN_WORDS,
-            self.text().rstrip("\n"),
-            _LIMITS,
+            "",
+            f"{len(results)} calls with {seeds}: {len(leaking)} leak (bold), {always} of them with each seed; "
+            f"{failing} fail with an error. {libraries}; {self.facts['machine']}.",
+            "",
+            _table(chosen, titles),
+            "Models without a choice of attention, and functions of torch alone:",
+            "",
+            _table(single, {"": "change of B"}),
         ]
-        return "\n\n".join(parts) + "\n"
+        return [*parts, *_errors(lines), _LIMITS]
 
 
-def _table(lines: Sequence[Line], titles: Mapping[str, str]) -> Table:
+def _table(lines: Sequence[Line], titles: Mapping[str, str]) -> str:
     """Return the table of some lines; titles: headings by attention."""
-    columns: List[TableColumn] = [
-        ("model", lambda line: line.model),
-        ("call", lambda line: line.call),
-    ]
-    for attention, title in titles.items():
-        columns.append((title, partial(Line.cell, attention=attention)))
-    columns.append(("largest output", Line.largest))
-    columns.append(("instead", lambda line: ", or ".join(line.instead)))
-    return Table(columns, lines)
+    cells = []
+    for line in lines:
+        results = [line.results[name] for name in titles]
+        largest = max(result.largest for result in results)
+        changes = [result.cell() for result in results]
+        cells.append(
+            [line.model, line.call, *changes, f"{largest:.1f}", ", or ".join(line.instead)]
+        )
+    headings = ["model", "call", *titles.values(), "largest output", "instead"]
+    return markdown(headings, cells)
 
 
 def _errors(lines: Sequence[Line]) -> List[str]:
-    """Return the errors, each with its models."""
-    models: Dict[str, Dict[str, None]] = {}
+    """List the errors of each model."""
+    listed: Dict[str, None] = {}
     for line in lines:
         for result in line.results.values():
             if result.error:
-                models.setdefault(result.error, {})[line.model] = None
-    listed = [f"- {', '.join(names)}: `{error}`" for error, names in models.items()]
-    return ["Errors:", "", *listed] if listed else []
+                listed[f"- {line.model}: `{result.error}`"] = None
+    return ["Errors:", "", *listed]
 
 
-_METHOD = """\
+_METHOD = """
 All models are tiny (2 layers, width 64), with random weights of standard deviation 0.3 in most families, in float32 on
 a CPU, without dropout; each seed draws other weights and tokens. Their code is that of the library; **ours** is its
 model with `attn_implementation="padding_free"`. The size of a leak depends on the weights. Flex attention is not
@@ -554,7 +495,7 @@ compiled; compiled, which takes minutes, it gave the same figures to 1e-6 of the
 **Instead** names rows of the same model that do not leak. `attn_implementation="padding_free"` is the column "ours" of
 its first row: pass all that the collator returns."""
 
-_LIMITS = """\
+_LIMITS = """
 Three causes explain the leaks of Transformers. The mask of an encoder never depends on `position_ids`. The mask of a
 decoder does, but only without an attention mask and without a cache, and `use_cache` is True unless `Trainer` or
 `SFTTrainer` turns it off. sdpa, eager and flex do not read `cu_seq_lens_q`. Mamba and Mamba-2 carry their state over
@@ -564,16 +505,16 @@ The collator of Transformers numbers positions from 0, RoBERTa from `padding_idx
 `PaddingFreeCollator(model)`.
 
 Not tried: CUDA and its kernels, half precision, trained weights, Transformers' `Trainer`, other versions. Torch has no
-kernel of `varlen_attn` for CPUs; the row uses [ours](padding_free.md). A call that does not
+kernel of `varlen_attn` for CPUs; the row uses [ours](../padding_free.md). A call that does not
 leak here can still be wrong in other ways, such as its positions; `check_no_leak` judges a whole model
-([padding-free rows](padding_free.md)).
+([padding-free rows](../padding_free.md)).
 
 To repeat it (finished cells are kept in `runs/evidence/leaks`):
 
 <!-- not run: takes minutes -->
 ```sh
 make .venv-trainers-newest/ready
-.venv-trainers-newest/bin/python -m evidence leaks --page docs/padding_free_leaks.md
+.venv-trainers-newest/bin/python -m evidence leaks
 .venv-trainers-newest/bin/python -m evidence.figures --take runs/evidence/leaks
 ```
 

@@ -17,7 +17,7 @@ PADDED = "SFTTrainer, padded"
 CALLS = (COLLATOR, NO_CACHE, PACKED, WRAPPED, FREE, PADDED)
 # What does not leak, in place of a call that may.
 INSTEAD = {COLLATOR: (NO_CACHE,), WRAPPED: (PACKED, FREE, PADDED)}
-IN_WORDS = f"""\
+IN_WORDS = f"""
 Calls of TRL are made with Llama. **{COLLATOR}** is `model(**inputs)` in train() with all that the collator returns.
 The rows of **SFTTrainer** are its `compute_loss` of a batch of its own loader, with the defaults of SFTConfig except
 for the arguments in the row; A comes first, and the outputs are the last hidden states."""
@@ -61,7 +61,7 @@ def _by_trainer(call: str, model: Any, examples: List[Dict[str, Any]]) -> np.nda
     seen = []
 
     def keep(_model: Any, _args: Any, named: Dict[str, Any], output: Any) -> None:
-        seen.append((named["input_ids"].flatten().tolist(), output[0].detach().flatten(0, 1)))
+        seen.append((named["input_ids"].flatten(), output[0].detach().flatten(0, 1)))
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = trl.SFTTrainer(
@@ -81,12 +81,10 @@ def _by_trainer(call: str, model: Any, examples: List[Dict[str, Any]]) -> np.nda
         model.train().model.register_forward_hook(keep, with_kwargs=True)
         trainer.compute_loss(model, batch)
     tokens, hidden = seen[-1]
-    count = len(second)
-    places = range(len(tokens) - count + 1)
-    (begin,) = [place for place in places if tokens[place : place + count] == second]
-    if begin == 0:
-        raise AssertionError(f"{call}: the second example comes first, so that it can see no other")
-    return hidden[begin : begin + count].numpy()
+    windows = tokens.unfold(0, len(second), 1).tolist()
+    begin = windows.index(second)
+    assert begin, f"{call}: the second example comes first, so that it can see no other"
+    return hidden[begin : begin + len(second)].numpy()
 
 
 def _tokenizer(words: int) -> Any:

@@ -129,6 +129,8 @@ def is_sharded(model: Any) -> bool:
 
 def refuse_unfit(model: Any) -> None:
     """Raise ValueError for a model that cannot be probed, or that counts tokens from the begin of the row."""
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"the model is a {type(model).__name__}; pass a loaded torch.nn.Module")
     if in_first_fsdp(model):
         raise ValueError(
             "the model is in FullyShardedDataParallel (FSDP1), which cannot be probed; call use_padding_free(model) "

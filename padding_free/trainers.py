@@ -149,6 +149,8 @@ def _print_once(trainer: Any, text: str) -> None:
 
 def _check_trainer(trainer: Any, way: str) -> None:
     """Raise ValueError for a trainer if its batches cannot be replaced."""
+    if not hasattr(trainer, "get_train_dataloader"):
+        raise ValueError(f"the trainer is a {type(trainer).__name__}; pass a Trainer or SFTTrainer")
     args = trainer.args
     dataset = trainer.train_dataset
     columns = getattr(dataset, "column_names", None) or ["input_ids"]

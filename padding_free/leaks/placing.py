@@ -13,7 +13,7 @@ from padding_free.losses import IGNORED
 Example = Dict[str, np.ndarray]
 
 
-class Row(NamedTuple):
+class PlacedRow(NamedTuple):
     """A collated batch, its examples, and the places of their tokens in the flattened input_ids."""
 
     inputs: Inputs
@@ -26,7 +26,7 @@ class Row(NamedTuple):
         return [len(places) for places in self.places]
 
 
-def place(examples: Sequence[Example], inputs: Inputs) -> Row:
+def place(examples: Sequence[Example], inputs: Inputs) -> PlacedRow:
     """Find the tokens of each example in a batch.
 
     A collator may reorder examples.  If it changes tokens but keeps the lengths of the examples, as those of masked
@@ -50,16 +50,16 @@ def place(examples: Sequence[Example], inputs: Inputs) -> Row:
         in_order.append(tokens_in_batch)
         begin = int(tokens_in_batch[-1]) + 1
     if len(in_order) == len(examples):
-        return Row(inputs, list(examples), in_order)
+        return PlacedRow(inputs, list(examples), in_order)
 
     segments = list(_segments(ids, inputs))
     reordered = _match(examples, flat, segments)
     if reordered is not None:
-        return Row(inputs, list(examples), reordered)
+        return PlacedRow(inputs, list(examples), reordered)
     lengths = sorted(len(example["input_ids"]) for example in examples)
     if sorted(map(len, segments)) == lengths:
         returned = _examples_of_batch(flat, inputs, segments)
-        return Row(inputs, returned, segments, is_changed=True)
+        return PlacedRow(inputs, returned, segments, is_changed=True)
     number = len(in_order)
     tokens = len(examples[number]["input_ids"])
     raise ValueError(

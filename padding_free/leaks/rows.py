@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 from pack_data.batching.collators import padding_free_batch
 from padding_free.collators import Inputs, attends_both_ways, inputs_for, to_device
-from padding_free.leaks.placing import Example, Row, place
+from padding_free.leaks.placing import Example, PlacedRow, place
 from padding_free.leaks.randomness import (
     has_dropout,
     seeded,
@@ -457,13 +457,13 @@ class RowProbe:
         labels[:first_predicted] = IGNORED
         return {"input_ids": ids, "labels": labels}
 
-    def _row(self, examples: Sequence[Example]) -> Row:
+    def _row(self, examples: Sequence[Example]) -> PlacedRow:
         """Collate examples; a collator that draws at random gets the same seed each time."""
         row = place(examples, to_device(self.probe.collated(examples), self.probe.device))
         self.draws |= row.is_changed
         return row
 
-    def _row_of_one(self, example: Example) -> Row:
+    def _row_of_one(self, example: Example) -> PlacedRow:
         """Collate one example; if the collator draws at random, use ours, which keeps the tokens."""
         if not self.draws:
             row = self._row([example])
@@ -471,7 +471,7 @@ class RowProbe:
                 return row
         batch = padding_free_batch([example], causal=self.causal)
         inputs = to_device(inputs_for(self.model, batch), self.probe.device)
-        return Row(inputs, [example], [torch.arange(len(example["input_ids"]))])
+        return PlacedRow(inputs, [example], [torch.arange(len(example["input_ids"]))])
 
     def _predictions(self, example: Example) -> int:
         labels = np.asarray(example.get("labels", example["input_ids"]))
@@ -504,7 +504,7 @@ class RowProbe:
         name = row_name(row.lengths)
         return [fault._replace(what=f"{name}, {fault.what}") for fault in faults]
 
-    def _is_random(self, row: Row, trained: _Result, evaluated: torch.Tensor) -> bool:
+    def _is_random(self, row: PlacedRow, trained: _Result, evaluated: torch.Tensor) -> bool:
         """Return True if training differs from evaluation, and from itself with another seed."""
         if largest_error(trained.values, evaluated) <= self.limit:
             return False
@@ -522,7 +522,7 @@ class RowProbe:
         logits: torch.Tensor = self.probe.plain(*ids)
         return logits.flatten(0, 1)
 
-    def _row_values(self, row: Row, model: Any = None) -> torch.Tensor:
+    def _row_values(self, row: PlacedRow, model: Any = None) -> torch.Tensor:
         """Compute the logits of all examples of a row, [tokens, words]."""
         self.probe.prepare()
         inputs = {name: value for name, value in row.inputs.items() if name != "labels"}
@@ -530,7 +530,7 @@ class RowProbe:
         call = partial(self.training.forward, model, inputs)
         return _of_examples(call(), row.places)
 
-    def _result(self, row: Row) -> _Result:
+    def _result(self, row: PlacedRow) -> _Result:
         """Compute a row with gradients."""
         result = self._with_gradients(partial(self._row_values, row), row.examples)
         return result._replace(gradients=_of_examples(result.gradients, row.places))
@@ -567,18 +567,18 @@ class RowProbe:
 
     # ---- logits or gradients of each example, in half precision
 
-    def drawn_row(self, lengths: Sequence[int]) -> Row:
+    def drawn_row(self, lengths: Sequence[int]) -> PlacedRow:
         """Collate examples of new tokens."""
         return self._row([self._labelled(self.probe.tokens(n, self.probe.draw)) for n in lengths])
 
-    def values_in_row(self, row: Row, of_gradients: bool) -> List[torch.Tensor]:
+    def values_in_row(self, row: PlacedRow, of_gradients: bool) -> List[torch.Tensor]:
         """Compute the logits of each example, or its gradient at the embeddings, [1, its tokens, width]."""
         with self._mode_of(of_gradients):
             values = self._result(row).gradients if of_gradients else self._row_values(row)
         return list(values[None].split(row.lengths, dim=1))
 
     def values_alone(
-        self, row: Row, numbers: Sequence[int], of_gradients: bool
+        self, row: PlacedRow, numbers: Sequence[int], of_gradients: bool
     ) -> Dict[int, torch.Tensor]:
         """Compute the same of some examples, each alone."""
         alone: Dict[int, torch.Tensor] = {}
@@ -598,7 +598,7 @@ class RowProbe:
 
     def _compare_alone(
         self,
-        row: Row,
+        row: PlacedRow,
         trained: _Result,
         evaluated: torch.Tensor,
     ) -> List[Fault]:
@@ -634,7 +634,7 @@ class RowProbe:
 
     def _errors_of_examples(
         self,
-        row: Row,
+        row: PlacedRow,
         trained: _Result,
         evaluated: torch.Tensor,
         scales: Tuple[float, float],
@@ -657,7 +657,7 @@ class RowProbe:
 
     def _is_tie(
         self,
-        row: Row,
+        row: PlacedRow,
         errors: _Errors,
         is_above: torch.Tensor,
         scales: Tuple[float, float],
@@ -718,7 +718,7 @@ class RowProbe:
         """Return the faults above `factor` times the limit, and those whose error is not a number."""
         return [fault for fault in faults if not fault.error <= self.limit * factor]
 
-    def _worst_example(self, row: Row, errors: torch.Tensor, what: str) -> Fault:
+    def _worst_example(self, row: PlacedRow, errors: torch.Tensor, what: str) -> Fault:
         """Describe the example with the largest error; `errors` are those of the tokens of all examples."""
         worst = int(errors.argmax())
         number, token = _locate(row.lengths, worst)
@@ -730,7 +730,7 @@ class RowProbe:
 
     def _first_difference(
         self,
-        row: Row,
+        row: PlacedRow,
         errors: torch.Tensor,
     ) -> Optional[FirstDifference]:
         different = (errors > self.limit).nonzero().flatten().tolist()
@@ -786,7 +786,7 @@ class RowProbe:
             *self._above_limit(gradient_fault, factor=GRADIENT_FACTOR),
         ]
 
-    def _loss_of(self, row: Row) -> Tuple[float, torch.Tensor]:
+    def _loss_of(self, row: PlacedRow) -> Tuple[float, torch.Tensor]:
         """Compute the trained loss, and its gradient at the tokens of the examples, [tokens, width]."""
         compute = self.training.loss or self._label_loss
         with contextlib.ExitStack() as stack:

@@ -233,6 +233,13 @@ def test_attention_that_it_does_not_compute_is_refused(keys, arguments, names):
 
 
 @pytest.mark.parametrize("model", [None, "bert-base-uncased", transformers.LlamaForCausalLM])
-def test_what_is_no_loaded_model_is_refused(model):
+@pytest.mark.parametrize("call", [check_no_leak, use_padding_free])
+def test_what_is_no_loaded_model_is_refused(call, model):
     with refused(type(model).__name__, "loaded torch.nn.Module"):
-        check_no_leak(model)
+        call(model)
+
+
+def test_what_is_no_trainer_is_refused():
+    for trainer in ("gpt2", a_model()):
+        with refused(type(trainer).__name__, "SFTTrainer"):
+            pack_into(trainer)
