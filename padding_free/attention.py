@@ -167,16 +167,16 @@ class _Call(NamedTuple):
 _calls: List[_Call] = []  # the last first
 
 
-def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep torch.compile out of a function that reads numbers: it would compile again for each row."""
-    disable = getattr(getattr(torch, "compiler", None), "disable", None)
-    return disable(function) if disable else function
+def _for_compiler(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Apply a decorator of torch.compiler, if this torch has it."""
+    decorate = getattr(getattr(torch, "compiler", None), name, None)
+    return decorate(function) if decorate else function
 
 
-def _constant(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let torch.compile call a function once and keep its result."""
-    assume_constant = getattr(getattr(torch, "compiler", None), "assume_constant_result", None)
-    return assume_constant(function) if assume_constant else function
+# Keep torch.compile out of a function that reads numbers: it would compile again for each row.
+_uncompiled = functools.partial(_for_compiler, "disable")
+# Let torch.compile call a function once and keep its result.
+_constant = functools.partial(_for_compiler, "assume_constant_result")
 
 
 @_uncompiled

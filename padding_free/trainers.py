@@ -116,7 +116,9 @@ def pack_into(
     row_tokens = _row_tokens(trainer, max_sequence_length, way, lengths)
 
     if check:
-        _choose_attention(trainer, row_tokens)
+        tokens = trainer._train_batch_size * row_tokens
+        _, probed = find_choice(trainer.model, longest=row_tokens, row=tokens)
+        _print_once(trainer, str(probed))
     choice_of(trainer.model, tried=True)
     _average_over_update(trainer)
 
@@ -253,19 +255,6 @@ def _row_tokens(
     raise ValueError(
         "max_sequence_length is None and the trainer has no max_length; pass max_sequence_length=N"
     )
-
-
-def _choose_attention(trainer: Any, row_tokens: int) -> None:
-    """Switch the model to an attention that keeps examples apart, and print the probed rows."""
-    _, probed = find_choice(
-        trainer.model, longest=row_tokens, row=trainer._train_batch_size * row_tokens
-    )
-    _print_once(trainer, str(probed))
-
-
-def _takes_use_cache(model: Any) -> bool:
-    """Return True if a batch can switch the key cache off."""
-    return "use_cache" in inspect.signature(base_of(model).forward).parameters
 
 
 def _average_over_update(trainer: Any) -> None:
@@ -628,7 +617,7 @@ class _JoiningCollator:
                 f"the examples of a batch have {tokens} tokens after the data collator, but {self._most_tokens} are "
                 "planned; use a collator that adds no tokens"
             )
-        if _takes_use_cache(self._model):
+        if "use_cache" in inspect.signature(base_of(self._model).forward).parameters:
             inputs["use_cache"] = False
         return inputs
 

@@ -348,7 +348,6 @@ class _Probe:
         # The reference: the library's attention; for ours and for sdpa it is sdpa or eager code, if the model has them.
         replaced = self.choice.attention in (NAME, "sdpa")
         self.references = ["sdpa", "eager"] if replaced else [self.choice.attention]
-        self.vocabulary = getattr(config, "vocab_size", None) or 2
         types = self._first_call()
         for parameter in parameters:
             if parameter is not self.embedding.weight:  # `in_dtype` may convert only its outputs
@@ -602,10 +601,10 @@ class _Probe:
 
     def check_batch(self, examples: List[Example]) -> Probed:
         """Compare the examples of an existing batch, with its tokens and labels, with each of them alone."""
-        tokens = sum(len(example["input_ids"]) for example in examples)
-        what = f"fails in the batch, {WAY_OUT}"
-        rows = RowProbe(self, tokens)
-        probed: Probed = self._try(lambda: rows.run([rows.step_of_batch(examples)]), what)
+        lengths = [len(example["input_ids"]) for example in examples]
+        step = LayerStep("_compare", lengths, 0, examples=examples)
+        rows = RowProbe(self, sum(lengths))
+        probed: Probed = self._try(lambda: rows.run([step]), f"fails in the batch, {WAY_OUT}")
         return probed
 
     # ---- half precision

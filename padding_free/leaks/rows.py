@@ -384,11 +384,6 @@ class RowProbe:
         types = (str(self.probe.dtype),)
         return Probed(tuple(shapes), types, seconds, self.update, notes=tuple(notes))
 
-    def step_of_batch(self, examples: List[Example]) -> LayerStep:
-        """Return the comparison of the examples of an existing batch."""
-        lengths = [len(example["input_ids"]) for example in examples]
-        return LayerStep("_compare", lengths, 0, examples=examples)
-
     def steps(self, longest: int, quick: bool) -> List[LayerStep]:
         """List the steps, the most important first.
 
