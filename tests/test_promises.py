@@ -11,7 +11,7 @@ PROMISING = re.compile(
     re.I,
 )
 # These pages report results of runs, former behaviour or the help of commands, not what the program promises.
-OF_NO_PROMISE = {"evidence.md", "upgrading.md", "commands.md", "padding_free_leaks.md", "paper_tables.md"}
+OF_NO_PROMISE = {"evidence.md", "upgrading.md", "commands.md", "paper_tables.md"}
 # Sentences with such words that state a condition, a comparison, a result or what a user has to do.
 NOT_PROMISED = """
 Packed and unpacked training make the same updates; The same holds on Wikipedia; the same answer in a pack
