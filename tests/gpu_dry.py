@@ -35,8 +35,7 @@ from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.reading.fields import one_line
-from padding_free.collators import PaddingFreeCollator
-from padding_free.collators import to_device
+from padding_free.collators import PaddingFreeCollator, to_device
 from padding_free.update import take_step
 from tests.fakes.gpu import CannotPretend, FakeGpu
 from tests.fine_tuning_files import MODEL, VOCABULARY, training_file
