@@ -36,8 +36,11 @@ def _cuts_of(longest: int) -> Dict[str, List[int]]:
 
 def collate_cuts(
     collate: Callable[[List[int]], Inputs], longest: int
-) -> Tuple[Inputs, Dict[str, Inputs]]:
-    """Collate one stream with all cuts; return the correct batch and the others with the same tokens."""
+) -> Tuple[Inputs, Dict[str, Inputs], List[str]]:
+    """Collate one stream with all cuts.
+
+    Return the correct batch, the others with the same tokens, and the names of the inputs that carry the boundaries.
+    """
     batches = {}
     for kind, lengths in _cuts_of(longest).items():
         try:
@@ -49,10 +52,10 @@ def collate_cuts(
     for kind, inputs in batches.items():
         if _is_equal(inputs.get("input_ids"), correct.get("input_ids")):
             others[kind] = inputs
-    return correct, others
+    return correct, others, _carriers(correct, others) if others else []
 
 
-def carriers_of(correct: Inputs, others: Dict[str, Inputs]) -> List[str]:
+def _carriers(correct: Inputs, others: Dict[str, Inputs]) -> List[str]:
     """List the inputs that carry the boundaries: those that differ between cuts of the same tokens."""
     names = []
     for name, value in correct.items():

@@ -21,10 +21,6 @@ class PlacedRow(NamedTuple):
     places: List[torch.Tensor]  # of each example: int64 [its tokens]
     is_changed: bool = False  # the collator changed tokens, so the examples are those of the batch
 
-    @property
-    def lengths(self) -> List[int]:
-        return [len(places) for places in self.places]
-
 
 def place(examples: Sequence[Example], inputs: Inputs) -> PlacedRow:
     """Find the tokens of each example in a batch.

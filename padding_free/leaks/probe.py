@@ -37,7 +37,6 @@ from padding_free.leaks.layers import one_of_each_kind, usual_longest
 from padding_free.leaks.metadata import (
     MOST_TOKENS,
     broken_inputs,
-    carriers_of,
     collate_cuts,
 )
 from padding_free.leaks.placing import Example, place
@@ -640,9 +639,10 @@ class _Probe:
     ) -> Dict[int, float]:
         """Return the errors of the suspects that differ from float32 more in a row of new tokens than alone."""
         limit = self.limit * (GRADIENT_FACTOR if of_gradients else 1)
-        row = rows.drawn_row(lengths)
-        in_row = rows.values_in_row(row, of_gradients)
-        alone = rows.values_alone(row, suspects, of_gradients)
+        drawn = [self.tokens(length, self.draw) for length in lengths]
+        examples = [{"input_ids": ids, "labels": ids} for ids in drawn]
+        examples, in_row = rows.values_in_row(examples, of_gradients)
+        alone = rows.values_alone(examples, suspects, of_gradients)
         errors = {}
         for number, values in alone.items():
             error = largest_error(in_row[number], values, typical=True)
@@ -653,7 +653,7 @@ class _Probe:
         errors_in_row = {}
         errors_alone = {}
         with in_dtype(self.model, torch.float32, self.embedding):
-            for number, exact in rows.values_alone(row, list(errors), of_gradients).items():
+            for number, exact in rows.values_alone(examples, list(errors), of_gradients).items():
                 errors_in_row[number] = largest_error(in_row[number], exact, typical=True)
                 errors_alone[number] = largest_error(alone[number], exact, typical=True)
         usual = float(np.quantile(list(errors_alone.values()), 0.75))
@@ -728,8 +728,7 @@ class _Probe:
             parts = np.split(stream[: ends[-1]], ends[:-1])
             return self.collated([{"input_ids": ids, "labels": ids} for ids in parts])
 
-        correct, others = collate_cuts(collate, longest)
-        return correct, others, carriers_of(correct, others) if others else []
+        return collate_cuts(collate, longest)
 
     def _mixes_tokens(self, longest: int) -> bool:
         """Return True if the first token of an example affects the others."""
@@ -750,7 +749,7 @@ class _Probe:
         if hasattr(self.base, "set_attn_implementation"):
             advice.insert(0, "; call use_padding_free(model)")
         step = fault.step
-        if step is not None and step.can_be_drawn:
+        if step is not None and step.examples is None and step.method != "_auxiliary":
             number = max(fault.number, 0)
             lengths = step.lengths
             rows = RowProbe(self, sum(lengths))
@@ -758,7 +757,9 @@ class _Probe:
             ids = torch.as_tensor(examples[number]["input_ids"])
             length = lengths[number]
             begin = sum(lengths[:number])
-            in_row = _TracedCall(lambda: rows.logits_of(examples), begin, length, sum(lengths))
+            in_row = _TracedCall(
+                lambda: rows.values_in_row(examples, False), begin, length, sum(lengths)
+            )
             alone = _TracedCall(lambda: self.plain(ids), 0, length, length)
             with rows.few_words():
                 cause = self._first_layer(in_row, alone)

@@ -90,7 +90,7 @@ def has_dropout(model: Any) -> bool:
 
 
 @contextlib.contextmanager
-def training(model: Any) -> Iterator[None]:
+def _training(model: Any) -> Iterator[None]:
     """Set training mode in the block."""
     with kept_modes(model):
         model.train()
@@ -100,7 +100,7 @@ def training(model: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def without_dropout(model: Any) -> Iterator[None]:
     """Set training mode in the block, with every dropout and noise rate of 0."""
-    with changed(_rates(model), 0.0), training(model):
+    with changed(_rates(model), 0.0), _training(model):
         yield
 
 
@@ -115,6 +115,6 @@ def with_fixed_noise(model: Any, width: int) -> Iterator[None]:
         if torch.cuda.is_available() and hasattr(kernels, "sdpa_kernel"):
             # Fused kernels on GPUs draw their dropout themselves.
             stack.enter_context(kernels.sdpa_kernel(kernels.SDPBackend.MATH))
-        stack.enter_context(training(model))
+        stack.enter_context(_training(model))
         stack.enter_context(FixedNoise(width))
         yield

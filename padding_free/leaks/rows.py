@@ -112,11 +112,6 @@ class LayerStep(NamedTuple):
     shares_prefix: bool = False  # the examples begin with the same tokens
     examples: Optional[List[Example]] = None  # of an existing batch, instead of random ones
 
-    @property
-    def can_be_drawn(self) -> bool:
-        """True if the row can be drawn again."""
-        return self.examples is None and self.method != "_auxiliary"
-
 
 class Fault(NamedTuple):
     """A difference above its limit."""
@@ -214,6 +209,10 @@ def _filled(
 # ---- a row and its examples
 
 
+def _lengths(examples: Sequence[Example]) -> List[int]:
+    return [len(example["input_ids"]) for example in examples]
+
+
 def _locate(lengths: Sequence[int], index: int) -> Tuple[int, int]:
     """Return the example that has token `index` of all examples, and the place of the token in it."""
     ends = np.cumsum(lengths)
@@ -256,7 +255,7 @@ def _scale_of(values: torch.Tensor) -> float:
     return max(_largest(values), 1e-30)
 
 
-def token_errors(
+def _token_errors(
     actual: torch.Tensor,
     expected: torch.Tensor,
     scale: float,
@@ -277,7 +276,7 @@ def largest_error(actual: torch.Tensor, expected: torch.Tensor, typical: bool = 
 
     The result is infinite if a value is not finite.  typical: ignore the worst quarter of the tokens of each example.
     """
-    errors = token_errors(actual, expected, _scale_of(expected))
+    errors = _token_errors(actual, expected, _scale_of(expected))
     if typical:
         errors = torch.quantile(errors, 0.75, dim=-1)
     return float(errors.nan_to_num(nan=math.inf).max())
@@ -445,7 +444,7 @@ class RowProbe:
             examples.append(shared[kind])
         return examples
 
-    def _labelled(self, ids: np.ndarray, has_prompt: bool = False) -> Example:
+    def _labelled(self, ids: np.ndarray, has_prompt: bool) -> Example:
         labels = ids.copy()
         # Some collators of masked models keep the label of a first token; causal ones and others leave it out.
         first_predicted = len(ids) // 2 if has_prompt else int(not self.causal)
@@ -496,7 +495,7 @@ class RowProbe:
                 for fault in self._compare_alone(row, noisy, noisy.values):
                     text = f"in training with fixed noise, {fault.what}"
                     faults.append(fault._replace(what=text))
-        name = row_name(row.lengths)
+        name = row_name(_lengths(row.examples))
         return [fault._replace(what=f"{name}, {fault.what}") for fault in faults]
 
     def _is_random(self, row: PlacedRow, trained: _Result, evaluated: torch.Tensor) -> bool:
@@ -506,10 +505,6 @@ class RowProbe:
         with seeded(1), torch.no_grad():
             again = self._row_values(row)
         return largest_error(again, trained.values) > 1e-6
-
-    def logits_of(self, examples: Sequence[Example]) -> torch.Tensor:
-        """Compute the logits of a row of examples, [tokens, words]."""
-        return self._row_values(self._row(examples))
 
     def _plain(self, examples: Sequence[Example]) -> torch.Tensor:
         """Compute the logits of a plain batch of examples of one length, [tokens, words]."""
@@ -562,25 +557,27 @@ class RowProbe:
 
     # ---- logits or gradients of each example, in half precision
 
-    def drawn_row(self, lengths: Sequence[int]) -> PlacedRow:
-        """Collate examples of new tokens."""
-        return self._row([self._labelled(self.probe.tokens(n, self.probe.draw)) for n in lengths])
+    def values_in_row(
+        self, examples: Sequence[Example], of_gradients: bool
+    ) -> Tuple[List[Example], List[torch.Tensor]]:
+        """Compute the logits of each example, or its gradient at the embeddings, [1, its tokens, width].
 
-    def values_in_row(self, row: PlacedRow, of_gradients: bool) -> List[torch.Tensor]:
-        """Compute the logits of each example, or its gradient at the embeddings, [1, its tokens, width]."""
+        Also return the examples: those of the batch, if the collator changes them.
+        """
+        row = self._row(examples)
         with self._mode_of(of_gradients):
             values = self._result(row).gradients if of_gradients else self._row_values(row)
-        return list(values[None].split(row.lengths, dim=1))
+        return row.examples, list(values[None].split(_lengths(row.examples), dim=1))
 
     def values_alone(
-        self, row: PlacedRow, numbers: Sequence[int], of_gradients: bool
+        self, examples: Sequence[Example], numbers: Sequence[int], of_gradients: bool
     ) -> Dict[int, torch.Tensor]:
         """Compute the same of some examples, each alone."""
         alone: Dict[int, torch.Tensor] = {}
-        for length, same in _by_length(row.examples, numbers).items():
-            examples = [row.examples[number] for number in same]
+        for length, same in _by_length(examples, numbers).items():
+            batch = [examples[number] for number in same]
             with self._mode_of(of_gradients):
-                values = self._alone(examples).gradients if of_gradients else self._plain(examples)
+                values = self._alone(batch).gradients if of_gradients else self._plain(batch)
             alone.update(zip(same, values[None].split(length, dim=1)))
         return alone
 
@@ -638,14 +635,14 @@ class RowProbe:
         logits = torch.zeros(len(evaluated), dtype=torch.float64)
         gradients = torch.zeros(len(evaluated), dtype=torch.float64)
         weights = [torch.zeros_like(parameter) for parameter in self.parameters]
-        begins = np.cumsum(row.lengths) - row.lengths
+        begins = np.cumsum(_lengths(row.examples)) - _lengths(row.examples)
         for length, numbers in _by_length(row.examples, range(len(row.examples))).items():
             alone = self._alone([row.examples[number] for number in numbers])
             tokens = torch.as_tensor(begins[numbers, None] + np.arange(length)).flatten()
             on_device = tokens.to(evaluated.device)
-            logits[tokens] = token_errors(evaluated[on_device], alone.values, scales[0])
+            logits[tokens] = _token_errors(evaluated[on_device], alone.values, scales[0])
             in_row = trained.gradients[on_device]
-            gradients[tokens] = token_errors(in_row, alone.gradients, scales[1])
+            gradients[tokens] = _token_errors(in_row, alone.gradients, scales[1])
             for total, gradient in zip(weights, alone.weights):
                 total += gradient
         return _Errors(logits, gradients, _weight_error(trained.weights, weights))
@@ -691,9 +688,9 @@ class RowProbe:
 
             with seeded(exponent), kept_outputs(self.probe.embedding, perturb):
                 other = self._alone([example])
-            changed = token_errors(other.values, alone.values, scales[0])
+            changed = _token_errors(other.values, alone.values, scales[0])
             logits = torch.maximum(logits, changed)
-            changed = token_errors(other.gradients, alone.gradients, scales[1])
+            changed = _token_errors(other.gradients, alone.gradients, scales[1])
             gradients = torch.maximum(gradients, changed)
         return logits, gradients
 
@@ -705,7 +702,7 @@ class RowProbe:
         with without_dropout(self.model), seeded(), _compiling():
             compiled = self._row_values(row, self.probe.compiled).detach()
         error = largest_error(compiled, eager)
-        text = f"{row_name(row.lengths)}, the compiled model scores otherwise"
+        text = f"{row_name(_lengths(row.examples))}, the compiled model scores otherwise"
         is_certain = error > self.probe.rounding_bound(self.row)
         return self._above_limit(Fault(text, error, is_certain=is_certain))
 
@@ -716,8 +713,8 @@ class RowProbe:
     def _worst_example(self, row: PlacedRow, errors: torch.Tensor, what: str) -> Fault:
         """Describe the example with the largest error; `errors` are those of the tokens of all examples."""
         worst = int(errors.argmax())
-        number, token = _locate(row.lengths, worst)
-        length = row.lengths[number]
+        number, token = _locate(_lengths(row.examples), worst)
+        length = _lengths(row.examples)[number]
         example_errors = errors[worst - token :][:length]
         first = int((example_errors > self.limit).float().argmax())
         text = f"example {number} of {length:,} tokens {what} from its token {first} on"
@@ -732,7 +729,7 @@ class RowProbe:
         if not different:
             return None
         index = different[0]
-        number, token = _locate(row.lengths, index)
+        number, token = _locate(_lengths(row.examples), index)
         place = int(row.places[number][token])
         return FirstDifference(number, token, place, float(errors[index]))
 
@@ -764,8 +761,8 @@ class RowProbe:
             expected += share * example_loss
             gradients.append(share * example_gradient)
 
-        lengths = row.lengths
-        errors = token_errors(gradient, torch.cat(gradients), _scale_of(gradient))
+        lengths = _lengths(row.examples)
+        errors = _token_errors(gradient, torch.cat(gradients), _scale_of(gradient))
         number, _ = _locate(lengths, int(errors.argmax()))
         name = f"{row_name(lengths)}, the loss"
         loss_text = f"{name} is {value:.6g}, and the mean of its examples is {expected:.6g}"

@@ -310,12 +310,12 @@ def test_all_words_of_a_usual_vocabulary_are_compared():
 def test_differences_are_the_same_in_blocks(monkeypatch):
     draw = torch.Generator().manual_seed(0)
     actual, expected = (torch.randn(3, 7, 11, generator=draw) for _ in range(2))
-    whole = rows.token_errors(actual, expected, 2.0)
+    whole = rows._token_errors(actual, expected, 2.0)
     assert torch.equal(whole, (actual - expected).abs().amax(-1).double() / 2)
     monkeypatch.setattr(rows, "_MOST_LOGITS", 25)
-    assert torch.equal(rows.token_errors(actual, expected, 2.0), whole)
+    assert torch.equal(rows._token_errors(actual, expected, 2.0), whole)
     actual[1, 2, 3] = float("nan")
-    assert rows.token_errors(actual, expected, 2.0)[1, 2] == float("inf")
+    assert rows._token_errors(actual, expected, 2.0)[1, 2] == float("inf")
 
 
 def test_a_large_model_is_judged_at_usual_lengths_unless_one_is_given(monkeypatch):
