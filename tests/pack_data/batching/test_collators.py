@@ -9,7 +9,6 @@ from evidence.batching_report import collate
 from pack_data.batching.collators import padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions, Piece, get_way
 from tests.batching_ways import MSL, batches, drawn, every_way
-from tests.refusals import refused
 
 PAPER = [list(range(10, 14)), list(range(20, 28)), list(range(30, 35)), list(range(40, 50)) + [410]]
 
@@ -47,24 +46,12 @@ def test_boundaries_for_context_parallelism(options, real, padded):
         assert np.array_equal(row, example["input_ids"])
 
 
-def test_more_examples_than_boundaries_are_refused():
-    with refused("3 examples", "max_examples is 2"):
-        padding_free_batch([{"input_ids": [1]}] * 3, max_examples=2)
-
-
 def test_padding_the_example_of_the_paper():
     batch = padded_batch([{"input_ids": ids} for ids in PAPER[:2]], pad_id=9)
     assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 9, 9, 9, 9], PAPER[1]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [1] * 8]
     assert batch["labels"].tolist() == [[10, 11, 12, 13, -100, -100, -100, -100], PAPER[1]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0, 0, 0, 0], list(range(8))]
-
-
-def test_labels_of_their_own_are_kept_and_not_changed_in_place():
-    labels = np.array([5, -100, 7])
-    for collator, expected in ((padding_free_batch, [[-100, -100, 7]]), (padded_batch, [[5, -100, 7]])):
-        assert collator([{"input_ids": [1, 2, 3], "labels": labels}])["labels"].tolist() == expected
-    assert labels.tolist() == [5, -100, 7]
 
 
 @pytest.mark.parametrize("collator", [padding_free_batch, padded_batch])

@@ -6,9 +6,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from pack_data import BuildOptions, PackDataset, PackMixture, build, pack_dataset
+from pack_data import PackMixture, pack_dataset
 from pack_data.batching.mixture import _shuffled
-from tests.refusals import refused
 from tests.token_sequences import random_sequences
 
 S = 16
@@ -100,16 +99,3 @@ def test_rows_and_batches_of_a_data_loader(data_sets, tmp_path):
     for batch, numbers in zip(loader, islice(mixture.batches(4), 3)):
         rows = [row["input_ids"][row["input_mask"] > 0].tolist() for row in mixture.__getitems__(numbers)]
         assert batch["input_ids"][0].tolist() == [token for row in rows for token in row]
-
-
-def test_data_sets_with_different_columns_are_refused(data_sets, tmp_path):
-    bert = []
-    for slots in (384, 448):
-        options = BuildOptions(
-            out=tmp_path / str(slots), synthetic="squad_1_1_384", sequences=300, max_sequence_length=slots
-        )
-        bert.append(PackDataset(build(options)))
-    for different in (bert, [data_sets[0], bert[0]]):
-        with refused("data set 1", "columns"):
-            PackMixture(different)
-    assert len(PackMixture([bert[0], bert[0]])) == 2 * len(bert[0])

@@ -10,7 +10,6 @@ from pack_data import BuildOptions, PackDataset, build, pack, pack_dataset
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
 from pack_data.formats.records import RowWidths
-from pack_data.stream.rows import packed_rows
 from tests.format_samples import example, records, write_mlperf
 from tests.refusals import refused
 from tests.token_sequences import random_sequences, sequences_of, write_megatron
@@ -83,22 +82,6 @@ def test_the_rows_of_pack_are_its_bins():
         assert set(row) == {"input_ids", "input_mask", "positions"}
 
 
-def test_an_example_without_labels_learns_its_tokens_and_others_keep_theirs():
-    examples = [{"input_ids": [1, 2, 3], "labels": [-100, -100, 3]}, {"input_ids": [4, 5], "labels": None}]
-    rows = pack_dataset(examples, max_sequence_length=8)
-    assert rows.collate([rows[0]])["labels"].tolist() == [[-100, -100, 3, -100, 5]]
-    assert next(packed_rows(examples, 8))["labels"] == [-100, -100, 3, 4, 5]
-    wrong = {"labels": [5], "loss_mask": [1]}, {"input_ids": np.array([[4, 5]])}
-    for each, words in zip(wrong, ("has 2 input_ids and 1 labels", r"input_ids has the shape \(1, 2\)")):
-        with refused(words):
-            next(packed_rows([{**examples[1], **each}], 8))
-
-
-def test_a_loss_mask_ignores_labels():
-    rows = pack_dataset([{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 0]}], max_sequence_length=4)
-    assert rows.collate([rows[0]])["labels"].tolist() == [[-100, 6, -100]]
-
-
 def test_a_worker_opens_the_built_data_set_itself(tmp_path):
     store = built(tmp_path)
     rows = PackDataset(store)
@@ -112,8 +95,6 @@ def test_a_worker_opens_the_built_data_set_itself(tmp_path):
         build(BuildOptions(tmp_path / "built", **other)).close()
         with refused("built", "again"):
             pickle.loads(data)
-    with refused("built", "packed already"):
-        PackDataset(tmp_path / "built", max_sequence_length=8)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 
-from pack_data import BuildOptions, PackDataset, PackMixture, build, pack, pack_dataset
+from pack_data import BuildOptions, PackDataset, PackMixture, build, micro_batches, pack, pack_dataset
 from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
-from pack_data.batching.sampler import IndexBatchSampler
+from pack_data.batching.sampler import IndexBatchSampler, MicroBatchSampler
 from pack_data.batching.shard_files import ShardFiles
 from pack_data.batching.share import Share
 from tests.refusals import faults_of_refusals
@@ -68,6 +68,18 @@ def mixture(weights=None):
     return PackMixture([rows(), rows()], weights)
 
 
+def with_labels():
+    return rows([{"input_ids": [1], "labels": [2]}])
+
+
+def planned(lengths, **options):
+    return micro_batches(lengths, **{"ranks": 2, "max_tokens": 8, **options})
+
+
+def micro_sampler(lengths=LENGTHS, rank=0, **options):
+    return MicroBatchSampler(lengths, 2, rank, **{"ranks": 2, "max_tokens": 8, **options})
+
+
 class Endless(list):
     restart_on_stop_iteration = True
 
@@ -96,6 +108,26 @@ REFUSED = [
     # collators
     ('padding_free_batch([{"input_ids": []}])', ["example 0", "0 input_ids"]),
     ('padding_free_batch([{"input_ids": [1, 2], "labels": [1]}])', ["example 0", "2 input_ids", "1 labels"]),
+    ("padding_free_batch([{'input_ids': [1]}] * 3, max_examples=2)", ["3 examples", "max_examples is 2"]),
+    ("padding_free_batch([{'input_ids': [1]}], slots=3, multiple_of=2)", ["slots is 3", "multiple_of = 2"]),
+    ("padding_free_batch([{'input_ids': [1, 2]}], slots=1)", ["2 tokens", "slots is 1"]),
+    # micro-batches
+    ("planned([9, 3, 12, 30, 11])", ["4 of 5", "max_tokens = 8", "sequence 0 has length 9", "3 has length 30"]),
+    ("planned([0])", ["sequence 0", "length 0"]),
+    ("planned([1.5])", ["lengths", "whole numbers"]),
+    ("planned([1], ranks=0)", ["ranks = 0", "1"]),
+    ("planned([1], max_tokens=0)", ["max_tokens = 0", "1"]),
+    ("planned([1], max_sequences=0)", ["max_sequences = 0", "1"]),
+    ("planned([1], token_work=-0.5)", ["token_work = -0.5", "0"]),
+    ("planned([1], square_work=np.nan)", ["square_work = nan", "0"]),
+    ("planned([1], square_work='1')", ["square_work", "1"]),
+    ("planned([8], square_work=2**57)", ["square_work", "64-bit"]),
+    ("micro_sampler(lengths=[9])", ["max_tokens = 8", "length 9"]),
+    ("micro_sampler(seed=-1)", ["seed = -1", "0"]),
+    ("micro_sampler(max_sequences=0)", ["max_sequences = 0", "1"]),
+    ("micro_sampler(rank=3)", ["rank is 3", "0 to 1"]),
+    ("micro_sampler(max_tokens=9).load_state_dict(micro_sampler().state_dict())", ["max_tokens", "8", "9"]),
+    ("micro_sampler().load_state_dict({**micro_sampler().state_dict(), 'step': 999})", ["step 999", "epoch 0"]),
     # rows of a packing
     ("pack_dataset(lines(directory, *EXAMPLES))", ["a.jsonl", "max_sequence_length"]),
     ("rows(max_sequences_per_pack=0)", ["max_sequences_per_pack = 0", 1]),
@@ -122,6 +154,7 @@ REFUSED = [
     ("mixture().batches(12, ranks=5)", [12, "0 of 5"]),
     ("mixture().batches(12, rank=2, ranks=2)", [12, "2 of 2"]),
     ("mixture([2, 1]).batches(12, state=mixture().state_at(0))", ["weights", "seed"]),
+    ("PackMixture([rows(), with_labels()])", ["data set 1", "columns"]),
     # shares of a source
     ("Share(iter(EXAMPLES))", ["source", "iterator"]),
     ("Share(Endless(EXAMPLES))", ["source", "restart_on_stop_iteration=False"]),

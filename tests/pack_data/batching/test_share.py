@@ -160,15 +160,6 @@ def test_each_process_reads_its_own_shards():
     assert source.read == [len(numbered()[1::2]) + COUNT]
 
 
-def test_an_epoch_of_the_source_is_kept(tmp_path):
-    source = hugging_face(tmp_path, 4).shuffle(seed=0, buffer_size=8)
-    share, orders = Share(source, 1, 2), []
-    for epoch in range(3):
-        source.set_epoch(epoch)
-        orders.append([number_of(example) for example in share])
-    assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1] != orders[2]
-
-
 def test_a_stream_reads_nothing_again():
     """The sequences that wait are in the stream's state; the source goes on behind them."""
 
@@ -232,27 +223,6 @@ def test_a_state_is_refused_after_a_file_was_written_again(tmp_path, kind, rewri
     paths[rewritten].write_bytes(paths[rewritten - 1].read_bytes())
     with refused("state of the files", paths[rewritten]):
         ShardFiles(paths).load_state_dict(state)
-
-
-@pytest.mark.parametrize("damage", ["page", "cut"])
-def test_a_damaged_parquet_file_is_named(tmp_path, damage):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
-    arrow = pytest.importorskip("pyarrow")
-    path = tmp_path / "a.parquet"
-    options = dict(write_page_checksum=True, compression="none", use_dictionary=False)
-    parquet.write_table(arrow.Table.from_pylist(numbered(1000)), path, **options)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content if damage == "page" else content[: len(content) // 2])
-    with refused(path):
-        list(ShardFiles([path]))
-
-
-def test_a_line_longer_than_the_limit_is_named(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"input_ids": [1]}\n{"input_ids": [' + b"1, " * (22 << 20) + b"1]}\n")
-    with refused(path, "line 2", "67,108,864 bytes"):
-        list(ShardFiles([path]))
 
 
 def test_a_state_of_another_iterable_data_set_is_refused():

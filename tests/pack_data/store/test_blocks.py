@@ -5,13 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from pack_data.building.convert import main as convert_main
 from pack_data.building.verify import verify
 from pack_data.store import data_set
 from pack_data.store.data_set import PackStore, StoreWriter
-from pack_data.store.packs import PackSchema
 from tests.pack_data.store.test_data_set import SCHEMA, records
-from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.refusals import refused
 
 PACKS = 3  # in a block: shards of 7, 7, 6 packs have 3, 3, 2 blocks
@@ -101,29 +98,3 @@ def test_a_pack_larger_than_a_block(tmp_path, monkeypatch):
     writer.add(records(4))
     with writer.finish(algorithm="none") as store:
         assert store.manifest.shards[0].blocks.packs == 1 and len(store.records(np.arange(4))) == 4
-
-
-def test_every_build_writes_them(tmp_path, monkeypatch):
-    """Also with any number of workers, and on the held-out side."""
-    monkeypatch.undo()  # workers have blocks of their full size
-    corpus = write_corpus(tmp_path / "corpus", 30)
-    build_small(corpus, tmp_path / "one", held_out=0.2).close()
-    build_small(corpus, tmp_path / "two", held_out=0.2, workers=2).close()
-    for name in ("one", "one-held-out"):
-        shards = verify(tmp_path / name).manifest.shards
-        assert shards == verify(tmp_path / name.replace("one", "two")).manifest.shards
-        assert all(len(entry.blocks.crc32) >= 8 for entry in shards)
-
-
-def test_packs_are_not_converted_either(folder, tmp_path):
-    shard = sorted(folder.glob("packs-*.npy"))[1]
-    content = shard.read_bytes()
-    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with refused(shard.name, "pack 13", "block 2 "):
-        convert_main([str(folder), str(tmp_path / "copy"), "--to-format", "store"])
-
-
-def test_an_empty_data_set_has_none(tmp_path):
-    with StoreWriter(tmp_path, PackSchema.bert(8, 2, 4, vocabulary_size=50)).finish(algorithm="none") as store:
-        assert len(store.records(np.zeros(0, int))) == 0 and list(store.shards()) == []
-    assert verify(tmp_path).manifest.packs == 0

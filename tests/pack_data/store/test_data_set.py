@@ -9,7 +9,7 @@ import pytest
 from pack_data.building.verify import verify
 from pack_data.reading.durable import temporary_name
 from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, _checksum, remove_leftovers
-from pack_data.store.packs import SLOT, PackSchema, StoredColumn, assemble
+from pack_data.store.packs import SLOT, PackSchema, assemble
 from pack_data.store.sequences import Example, Sequences
 from tests.refusals import refused
 
@@ -65,21 +65,6 @@ def test_what_was_written_is_read_in_any_order(folder):
     assert verify(folder).manifest == manifest
 
 
-def test_the_manifest_accounts_for_its_slots(folder):
-    with PackStore.open(folder) as store:
-        lengths, manifest = store.lengths()["lengths"], store.manifest
-        assert np.array_equal(lengths, records(20)["lengths"])
-        assert manifest.tokens == lengths.sum() > 0 and manifest.sequences == (lengths > 0).sum()
-        assert manifest.efficiency == lengths.sum() / (len(lengths) * SCHEMA.max_sequence_length)
-        assert manifest.packing_factor == (lengths > 0).sum() / len(lengths)
-
-
-@pytest.mark.parametrize("index", [20, -1])
-def test_a_pack_that_is_not_there(folder, index):
-    with PackStore.open(folder) as store, refused(index, "packs 0 to 19"):
-        store.batch(np.array([0, index]))
-
-
 def test_a_reader_keeps_its_data_set_while_another_takes_its_place(folder):
     with PackStore.open(folder) as old:
         writer = StoreWriter(folder, SCHEMA, packs_per_shard=7)
@@ -98,17 +83,6 @@ def test_the_same_packs_give_the_same_bytes(folder, tmp_path):
     writer.finish(algorithm="none", vocabulary_size=50, seed=4)
     content = [{path.name: path.read_bytes() for path in place.iterdir()} for place in (folder, tmp_path / "other")]
     assert content[0] == content[1]
-
-
-def test_a_data_set_of_tokens(tmp_path):
-    schema = PackSchema.of_tokens(6, 2, [StoredColumn("ids", SLOT, "<u2")])
-    sequences = Sequences.of_tokens(np.array([6, 2, 3]), {"ids": np.arange(11)})
-    writer = StoreWriter(tmp_path, schema)
-    writer.add(assemble(schema, sequences, np.array([0, 1, 1]), np.array([0, 0, 1]), 2))
-    with writer.finish(algorithm="none") as store:
-        assert store.manifest.kind == "tokens"
-        assert store.batch(np.array([1]))["ids"].tolist() == [[6, 7, 8, 9, 10, 0]]
-    assert verify(tmp_path).manifest.sequences == 3
 
 
 def test_no_packs_at_all(tmp_path):
@@ -192,14 +166,6 @@ def test_a_broken_data_set_does_not_open(folder, name, change, names):
         path.write_bytes(change(content))
     with refused(folder, *names):
         PackStore.open(folder)
-
-
-def test_what_is_no_data_set(tmp_path, folder):
-    (tmp_path / "packs").write_text("")
-    with refused(tmp_path / "packs", "file", MANIFEST):
-        PackStore.open(tmp_path / "packs")
-    with refused("PackStore.open", folder, kind=TypeError):
-        PackStore(folder)
 
 
 def test_only_shards_that_no_manifest_names_are_leftovers(folder):

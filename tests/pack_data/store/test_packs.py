@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 from pack_data.store.packs import (
     FIELDS,
     PREDICTION,
-    SEQUENCE,
-    SLOT,
     PackSchema,
     StoredColumn,
     assemble,
@@ -17,7 +15,6 @@ from pack_data.store.packs import (
     predictions_per_pack,
 )
 from pack_data.store.sequences import Example, Sequences, digest, mix_bits, smallest_type
-from tests.refusals import refused
 
 VOCABULARY = 300
 
@@ -48,7 +45,8 @@ def packed(draw):
             slot.append(place)
     order = draw(st.permutations(range(len(chosen))))
     masked = [sum(len(e.masked_lm_ids) for e, p in zip(chosen, pack) if p == number) for number in range(packs)]
-    schema = PackSchema.bert(S, D, max(masked, default=0) + 1, vocabulary_size=VOCABULARY)
+    spare = draw(st.integers(0, 1)) or not any(masked)
+    schema = PackSchema.bert(S, D, max(masked, default=0) + spare, vocabulary_size=VOCABULARY)
     return (
         schema,
         [chosen[i] for i in order],
@@ -151,35 +149,6 @@ def test_a_pack_at_512_takes_1358_bytes():
     assert wide["input_ids"].base == np.dtype("<u4") and wide["lengths"].base == np.dtype("<u4")
 
 
-@pytest.mark.parametrize(
-    "lengths, pack, slot, said",
-    [
-        ([4, 3], [0, 0], [0, 1], "7 tokens, at most 6"),
-        ([1, 1, 1], [0, 0, 0], [0, 1, 2], "3 sequences, at most 2"),
-        ([1, 1], [0, 0], [0, 0], "same place"),
-        ([2, 2], [0, 0], [0, 1], "2 masked tokens, at most 1"),
-    ],
-)
-def test_an_overfull_pack_is_refused(lengths, pack, slot, said):
-    masked = [0] if "masked" in said else []  # of each sequence
-    chosen = Sequences.from_examples([Example([1] * length, 1, masked, masked, 0) for length in lengths])
-    with refused(*said.split(", ")):
-        assemble(PackSchema.bert(6, 2, 1, vocabulary_size=10), chosen, np.array(pack), np.array(slot), 1)
-
-
-def test_a_pack_may_be_full_in_every_way():
-    """Fill a pack with tokens, sequences and masked tokens up to its limits."""
-    a, b = Example([7, 8, 9], 2, [1, 2], [5, 6], 1), Example([4, 6, 5], 1, [0, 1], [2, 3], 0)
-    schema = PackSchema.bert(6, 2, 4, vocabulary_size=10)
-    batch = decode(schema, assemble(schema, Sequences.from_examples([a, b]), np.array([0, 0]), np.array([0, 1]), 1))
-    assert batch["input_mask"].tolist() == [[1, 1, 1, 2, 2, 2]] and batch["masked_lm_weights"].tolist() == [
-        [1, 1, 2, 2]
-    ]
-    assert batch["masked_lm_positions"].tolist() == [[1, 2, 3, 4]] and batch["next_sentence_weights"].tolist() == [
-        [1, 1]
-    ]
-
-
 @pytest.mark.parametrize("S, M", [(128, 20), (384, 56), (512, 76)])
 def test_the_published_width_suffices_for_every_pack_at_the_published_lengths(S, M):
     """Masked tokens of the worst pack of at most D sequences and S tokens, by dynamic programming over all packs."""
@@ -206,9 +175,6 @@ def test_types_at_their_limits():
         assert smallest_type(largest) == kind and np.array([largest]).astype(kind)[0] == largest
     for low, kind in ((-1, "|i1"), (-128, "|i1"), (-129, "<i2"), (-(2**15) - 1, "<i4")):
         assert smallest_type(1, low) == kind
-    for largest, low in ((2**31, 0), (1, -(2**31) - 1)):
-        with refused(largest if low == 0 else low, "int32", "2147483647"):
-            smallest_type(largest, low)
 
 
 def test_the_mixing_of_the_digest_is_splitmix64():
@@ -226,32 +192,6 @@ def test_the_mixing_of_the_digest_is_splitmix64():
 def test_schema_survives_json():
     schema = PackSchema.bert(512, 3, 79, vocabulary_size=70000, extra=[StoredColumn("x", PREDICTION, "<u4")])
     assert PackSchema.from_json(schema.to_json()) == schema
-
-
-A = StoredColumn("a", SLOT, "|u1")
-
-
-@pytest.mark.parametrize(
-    "make, names",
-    [
-        (lambda: StoredColumn("a\nb", SLOT, "|u1"), ["a column", "quotes"]),
-        (lambda: StoredColumn(5, SLOT, "|u1"), ["a column", "5"]),  # type: ignore[arg-type]
-        (lambda: StoredColumn("a" * 201, SLOT, "|u1"), ["a column", "200"]),
-        (lambda: StoredColumn("a", "pixel", "|u1"), ["column a", "'pixel'", SEQUENCE]),
-        (lambda: StoredColumn("a", SLOT, "<f4"), ["column a", "'<f4'", "<i4"]),
-        (lambda: PackSchema(8, 2, 4, kind="images"), ["'images'", "bert_pretraining", "tokens"]),
-        (lambda: PackSchema(0, 2, 4), ["max_sequence_length", "0"]),
-        (lambda: PackSchema(8, 2, 4, multiple_of=3), ["max_sequence_length = 8", "multiple_of", "3"]),
-        (lambda: PackSchema(8, 2, 4, columns=(A,)), ["bert_pretraining", "input_ids"]),
-        (lambda: PackSchema.of_tokens(4, 1, [A, A]), ["column a", "twice"]),
-        (lambda: PackSchema.of_tokens(4, 1, [A, StoredColumn("lengths", SLOT, "|u1")]), ["column lengths"]),
-        (lambda: PackSchema.of_tokens(4, 1, [StoredColumn("a", SEQUENCE, "|u1")]), ["tokens", "each slot"]),
-        (lambda: PackSchema.of_tokens(1 << 24, 1, [StoredColumn(str(n), SLOT, "|u1") for n in range(65)]), ["bytes"]),
-    ],
-)
-def test_columns_and_schemas_that_cannot_be(make, names):
-    with refused(*names):
-        make()
 
 
 def test_published_numbers_of_predictions():
