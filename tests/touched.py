@@ -68,8 +68,9 @@ def _imported_files(path):
     names = set(modules_imported_by(source, without=("TYPE_CHECKING",)))
     # A package loads its public names when they are first used.
     if path.name != "__init__.py":
-        # A message of the product may advise a command; a test may start it.
-        named = set(_named_in(ast.parse(source), follows_texts=TESTS in path.parents))
+        # A message of the product may advise a command; a test may start it, a fixture does not.
+        follows_texts = TESTS in path.parents and path.name != "conftest.py"
+        named = set(_named_in(ast.parse(source), follows_texts=follows_texts))
         places = _public_names()
         names |= {places[name] for name in places.keys() & (names | named)}
         names |= named & MODULES.keys()
