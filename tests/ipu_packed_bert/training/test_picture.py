@@ -8,7 +8,6 @@ import yaml
 
 from ipu_packed_bert.training.picture import _loss_picture, _losses, draw_curves, page_of_run
 from tests.pages import check_page
-from tests.refusals import refused
 
 
 def record(step, sequences, **values):
@@ -23,17 +22,21 @@ RECORDS = [
 EVALUATIONS = [record(2, 40, loss=7.0, mlm_loss=6.5), record(3, 40, loss=6.5, mlm_loss=6.0)]
 
 
+def points(line):
+    return list(zip(line.x, line.y))
+
+
 def test_the_curves_are_the_logs():
-    losses = _loss_picture(_losses(RECORDS, EVALUATIONS, unigram=7.5))
-    training, held_out = losses.lines
-    assert (training.x, training.y) == ((3, 9), (8.0, 5.5)) and losses.levels[0][1] == 7.5
-    assert (held_out.x, held_out.y) == ((5, 9), (6.5, 6.0))  # at the sequences that training had seen
+    picture = _loss_picture(_losses(RECORDS, EVALUATIONS, unigram=7.5))
+    training, held_out = picture.lines
+    assert points(training) == [(3, 8.0), (9, 5.5)] and picture.levels[0][1] == 7.5
+    assert points(held_out) == [(5, 6.5), (9, 6.0)]  # at the sequences that training had seen
 
 
 def test_other_tasks_are_drawn_by_their_loss_and_scores_are_no_loss():
-    losses = _loss_picture(_losses([record(1, 3, loss=9.0)], [record(1, 9, exact=50.0)], unigram=7.5))
-    (training,) = losses.lines
-    assert (training.x, training.y) == ((3,), (9.0,)) and not losses.levels and "masked" not in losses.y.label
+    picture = _loss_picture(_losses([record(1, 3, loss=9.0)], [record(1, 9, exact=50.0)], unigram=7.5))
+    (training,) = picture.lines
+    assert points(training) == [(3, 9.0)] and not picture.levels and "masked" not in picture.y.label
 
 
 def test_the_file_is_both_pictures(tmp_path):
@@ -41,7 +44,7 @@ def test_the_file_is_both_pictures(tmp_path):
     path = tmp_path / "run.svg"
     draw_curves(path, RECORDS, EVALUATIONS, title="a run", max_sequence_length=100, unigram=None)
     title = ElementTree.parse(path).getroot().find("{http://www.w3.org/2000/svg}title").text
-    assert title == "a run: loss over the sequences seen; Slots of the rows that these sequences need"
+    assert "a run: loss" in title and "Slots" in title
 
 
 LOG = [
@@ -51,100 +54,73 @@ LOG = [
 ]
 EVALUATED = [dict(step=2, mlm_loss=7.25, mlm_accuracy=0.125, packs=2, sequences=3, tokens=150, seconds=0.1)]
 SUMMARY = dict(task="pretraining", steps=3, loss=7.5, held_out=dict(step=2, unigram_loss=7.5), compare_unpacked=None)
+# Of 966 tokens: the padding of 10 packs and of 19 rows of one sequence.
+PACKED = 10 * 100 - 966
+UNPACKED = 19 * 100 - 966
 
 
-@pytest.fixture
-def run(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for name, lines in (("log.jsonl", LOG), ("evaluation.jsonl", EVALUATED)):
-        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "summary.json").write_text(json.dumps(SUMMARY))
+def page_of(folder, *, lines=LOG, evaluations=EVALUATED, summary=SUMMARY, slots=100):
+    """Write the files of a run and return its page, and the page as a browser reads it."""
+    for name, records in (("log.jsonl", lines), ("evaluation.jsonl", evaluations)):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in records))
     (folder / "environment.json").write_text(json.dumps({"device": "CPU", "versions": {"python": "3.8"}}))
-    (folder / "config.yml").write_text(yaml.safe_dump({"data": {"max_sequence_length": 100}}))
-    return folder
+    if summary:
+        (folder / "summary.json").write_text(json.dumps(summary))
+    if slots:
+        (folder / "config.yml").write_text(yaml.safe_dump({"data": {"max_sequence_length": slots}}))
+    page = page_of_run(folder)
+    return page, check_page(page.html())
 
 
-def page_of(run):
-    made = page_of_run(run)
-    return made, check_page(made.html())
-
-
-def test_the_tables_are_the_files(run):
-    made, page = page_of(run)
-    summary = {row["what"]: row["value"] for row in page.tables["summary"]}
-    assert summary.pop("held_out.unigram_loss") == 7.5 and summary.pop("held_out.step") == 2
+def test_the_page_has_the_tables_curves_and_figures_of_the_files(tmp_path):
+    page, shown = page_of(tmp_path)
+    summary = {row["what"]: row["value"] for row in shown.tables["summary"]}
+    assert (summary.pop("held_out.unigram_loss"), summary.pop("held_out.step")) == (7.5, 2)
     assert summary == {key: value for key, value in SUMMARY.items() if key != "held_out"}
-    assert page.tables["evaluations"] == EVALUATED and page.shown["evaluations"][0]["mlm_accuracy"] == "12.50%"
-    assert {row["what"]: row["value"] for row in page.tables["environment"]}["versions.python"] == "3.8"
-    packed, unpacked = 10 * 100 - 966, 19 * 100 - 966
-    tokens, padding = next(each for each in made.pictures() if each.title.startswith("Slots")).series
-    assert (tokens.values, padding.values) == ((966, 966), (unpacked, packed))
+    assert shown.tables["evaluations"] == EVALUATED and shown.shown["evaluations"][0]["mlm_accuracy"] == "12.50%"
+    environment = {row["what"]: row["value"] for row in shown.tables["environment"]}
+    assert environment["versions.python"] == "3.8"
+
+    losses, throughput, slots = (picture for picture in page.pictures())
+    training, held_out = losses.lines
+    assert points(training) == [(7.0, 8.0), (19.0, 6.5)] and points(held_out) == [(15.0, 7.25)]
+    assert losses.levels[0][1] == 7.5 and throughput.lines[0].y == (3.5, 8.0, 8.0)
+    tokens, padding = slots.series
+    assert (tokens.values, padding.values) == ((966, 966), (UNPACKED, PACKED))
+
+    assert all(words in page.answer for words in ("3 updates", "6.500", "8.000", "7.250"))
+    avoided = 1 - PACKED / UNPACKED
+    figures = [figure.value for figure in page.figures]
+    assert figures == ["7.250", f"{19 / 3.5:,.1f}", f"{avoided:.1%}"]
+    assert "7.500" in page.figures[0].words and len(page.first) == 1
 
 
-def test_the_curves_of_the_page_are_the_logs(run):
-    pictures = {picture.title: picture for picture in page_of(run)[0].pictures()}
-    training, held_out = pictures["Loss over the sequences seen"].lines
-    assert (training.x, training.y) == ((7.0, 19.0), (8.0, 6.5)) and (held_out.x, held_out.y) == ((15.0,), (7.25,))
-    assert pictures["Loss over the sequences seen"].levels == (("always the token frequencies", 7.5),)
-    assert pictures["Throughput of each update"].lines[0].y == (3.5, 8.0, 8.0)
+def test_a_run_that_goes_on_has_no_summary_yet(tmp_path):
+    page, shown = page_of(tmp_path, summary=None, slots=None)
+    assert "summary" not in shown.tables and len(shown.pictures) == 2
+    assert page.figures[2].value == f"{19 / 10:.3f}"
 
 
-def test_a_run_that_goes_on_has_no_summary_yet(run):
-    (run / "summary.json").unlink()
-    (run / "config.yml").unlink()
-    made, page = page_of(run)
-    assert "summary" not in page.tables and len(page.pictures) == 2
-    assert made.figures[2].value == f"{19 / 10:.3f}"
+def test_a_run_without_a_finite_loss_has_pictures(tmp_path):
+    page, _ = page_of(tmp_path, lines=[{**record(1, 3), "seconds": 1.0, "loss": None}], evaluations=())
+    losses, _, slots = page.pictures()
+    assert losses.lines == () and slots.ends == ("50.0% padding", "25.0% padding")
 
 
-@pytest.mark.parametrize(
-    "name, text",
-    [
-        ("log.jsonl", ""),
-        ("log.jsonl", "[]\n"),
-        ("summary.json", "{"),
-        ("summary.json", "[1]"),
-        ("summary.json", '{"held_out": {"unigram_loss": "low"}}'),
-        ("summary.json", '{"compare_unpacked": {"speedup": 2.0}}'),
-        ("config.yml", "- 1"),
-    ],
-)
-def test_a_damaged_file_is_named(run, name, text):
-    (run / name).write_text(text)
-    with refused(name, unchanged=run):
-        page_of_run(run)
-
-
-def test_a_run_without_a_finite_loss_has_pictures(run):
-    (run / "evaluation.jsonl").unlink()
-    (run / "log.jsonl").write_text(json.dumps({**record(1, 3), "seconds": 1.0, "loss": None}) + "\n")
-    pictures = {picture.title: picture for picture in page_of(run)[0].pictures()}
-    assert pictures["Loss over the sequences seen"].lines == ()
-    (slots,) = [picture for title, picture in pictures.items() if title.startswith("Slots")]
-    assert slots.ends == ("50.0% padding", "25.0% padding")
-
-
-def test_the_answer_says_what_was_learnt(run):
-    made, _ = page_of(run)
-    assert all(words in made.answer for words in ("3 updates", "6.500", "8.000", "7.250"))
-    avoided = 1 - (10 * 100 - 966) / (19 * 100 - 966)
-    assert [each.value for each in made.figures] == ["7.250", f"{19 / 3.5:,.1f}", f"{avoided:.1%}"]
-    assert "7.500" in made.figures[0].words and len(made.first) == 1
+def test_the_answer_compares_the_accuracy_with_that_of_the_most_frequent_token(tmp_path):
     accuracy = dict(mlm_accuracy=0.25, most_frequent_token_accuracy=0.125, unigram_loss=7.5)
-    (run / "summary.json").write_text(json.dumps({**SUMMARY, "held_out": accuracy}))
-    answer = page_of(run)[0].answer
-    assert "25.0%" in answer and "12.5%" in answer
+    page, _ = page_of(tmp_path, summary={**SUMMARY, "held_out": accuracy})
+    assert "25.0%" in page.answer and "12.5%" in page.answer
 
 
-def test_packed_stands_beside_unpacked_where_that_was_measured(run):
+def test_packed_stands_beside_unpacked_where_that_was_measured(tmp_path):
     """The median of the ratios, 1.9, is not the ratio of the medians; its quartiles contain it."""
     sides = dict(updates=5, packed_sequences_per_second=90.0, unpacked_sequences_per_second=50.0, packing_factor=2.0)
     sides.update(speedup=1.9, speedup_quartiles=[1.8, 1.95], loss_difference=None, gradient_difference=1e-7)
-    (run / "summary.json").write_text(json.dumps({**SUMMARY, "compare_unpacked": sides}))
-    made, page = page_of(run)
-    _, speed = made.first
+    page, shown = page_of(tmp_path, summary={**SUMMARY, "compare_unpacked": sides})
+    _, speed = page.first
     (series,) = speed.series
     assert series.values == (1.0, 1.9) and (series.lower, series.upper) == ((None, 1.8), (None, 1.95))
-    assert speed.levels[0][1] == 2.0 and speed.title in page.pictures and speed.ends == ("50.0/s", "90.0/s")
-    assert made.figures[1].value == "1.90 times" and "90.0 and 50.0" in made.figures[1].words
+    assert speed.levels[0][1] == 2.0 and speed.title in shown.pictures
+    assert speed.ends == ("50.0/s", "90.0/s")
+    assert page.figures[1].value == "1.90 times" and "90.0 and 50.0" in page.figures[1].words
