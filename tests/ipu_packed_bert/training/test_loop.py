@@ -116,13 +116,18 @@ def test_the_log_counts_what_the_batches_hold(store, tmp_path):
 def test_a_signal_lets_the_update_finish_and_saves(store, tmp_path, name):
     number = getattr(signal, name)
     engine = Recorder({5: lambda: os.kill(os.getpid(), number)})
-    before = signal.getsignal(number)
-    _, outcome = run(store, tmp_path, engine)
+    found = signal.getsignal(number)
+    before = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    signal.signal(number, before)  # below nohup, SIGHUP is ignored
+    try:
+        _, outcome = run(store, tmp_path, engine)
+        assert signal.getsignal(number) is before
+    finally:
+        signal.signal(number, found)
     assert outcome == (5, number)
     assert engine.calls[-1] == ("state", 5) and ("evaluate", 4) not in engine.calls
     assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1]).step == 5
     assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4, 5]
-    assert signal.getsignal(number) is before
     assert outcome.status == 128 + number
 
 
