@@ -11,6 +11,7 @@ from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, _gradient_difference, compare_unpacked, side_by_side
 from pack_data.cli.command import progress_bar
 from pack_data.store.data_set import PackStore
+from tests.packed_examples import with_scales
 from tests.pretraining import global_batches, host_engine
 from tests.tiny_runs import tiny_data, tiny_settings
 from tests.tolerances import relative_tolerance
@@ -38,53 +39,11 @@ def in_float64(engine, pairs):
     engine.optimizer = build_optimizer(engine.model, engine._config.optimizer, betas=(0.9, 0.999))
 
     def exact(batch):
-        masked, sequences = np.count_nonzero(batch["masked_lm_weights"]), batch["next_sentence_weights"].sum()
-        rows = len(batch["input_ids"])
-        micro_batches = rows // engine._config.batch.micro_batch
-        of_masked = masked if engine._config.loss.normalisation == "token" else sequences
-        scales = {"mlm_scale": micro_batches / of_masked, "nsp_scale": micro_batches / sequences}
-        return {**batch, **{name: np.full(rows, scale) for name, scale in scales.items()}}
+        micro_batches = len(batch["input_ids"]) // engine._config.batch.micro_batch
+        normalisation = engine._config.loss.normalisation
+        return with_scales(batch, micro_batches=micro_batches, normalisation=normalisation, dtype=np.float64)
 
     return [SameSequences(exact(pair.packed), exact(pair.unpacked)) for pair in pairs]
-
-
-def held(batch):
-    """The sequences of a batch: tokens, segments, positions, masked places and labels, next sentence."""
-    found = []
-    for row in range(len(batch["input_ids"])):
-        start = 0
-        for number in range(1, batch["next_sentence_weights"].shape[1] + 1):
-            own = batch["input_mask"][row] == number
-            if own.any():
-                assert batch["next_sentence_positions"][row, number - 1] == start
-                masked = batch["masked_lm_weights"][row] == number
-                found.append(
-                    (
-                        *(tuple(batch[name][row, own]) for name in ("input_ids", "segment_ids", "positions")),
-                        tuple(batch["masked_lm_positions"][row, masked] - start),
-                        tuple(batch["masked_lm_ids"][row, masked]),
-                        batch["next_sentence_labels"][row, number - 1],
-                    )
-                )
-            start += int(own.sum())
-    return sorted(found)
-
-
-def test_both_sides_hold_the_same_sequences_and_the_loader_stays_where_it_is(store):
-    _, batches = tiny(store)
-    next(batches)
-    position = batches.position
-    pairs = list(batches.same_sequences(2))
-    assert len(pairs) == 2 and batches.position == position
-    for pair in pairs:
-        assert held(pair.packed) == held(pair.unpacked) and len(held(pair.packed)) > len(pair.packed["input_ids"])
-        assert len(pair.unpacked["input_ids"]) % 2 == 0  # whole micro-batches
-        assert pair.unpacked["next_sentence_weights"].shape[1] == 1
-        assert (pair.unpacked["input_mask"] <= 1).all()
-    assert held(pairs[0].packed) != held(pairs[1].packed)
-    many = list(batches.same_sequences(10**6))  # no more than the epoch has without empty packs
-    assert len(many) == len(store) // batches.packs_per_update
-    batches.close()
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
@@ -97,18 +56,25 @@ def test_packed_and_unpacked_updates_are_equal(store, attention, normalisation):
         "batch": {"micro_batch": 4},
     }
     engine, batches = tiny(store, **sections)
+    next(batches)
+    position = batches.position
     pairs = list(batches.same_sequences(3))
-    assert any(not (pair.unpacked["input_mask"] > 0).any(axis=1).all() for pair in pairs)
-    found = compare_unpacked(engine, batches, updates=3)
-    assert found.loss_difference <= 1e-5 and found.gradient_difference <= relative_tolerance(dtype=torch.float32)
-    assert len(found.packed) == len(found.unpacked) == 3 and (found.speed_ups > 0).all()
-    assert found.packing_factor == pytest.approx(
-        sum(len(held(pair.packed)) for pair in pairs) / sum(len(pair.packed["input_ids"]) for pair in pairs)
-    )
-    exact = in_float64(engine, pairs)
+    unpacked_rows = [pair.unpacked["input_mask"] for pair in pairs]
+    assert any(not rows.any(axis=1).all() for rows in unpacked_rows)
+    assert all(rows.max() == 1 and len(rows) % 4 == 0 for rows in unpacked_rows)
+    compared = compare_unpacked(engine, batches, updates=3)
+    assert compared.loss_difference <= 1e-5
+    assert compared.gradient_difference <= relative_tolerance(dtype=torch.float32)
+    assert len(compared.packed) == len(compared.unpacked) == 3 and (compared.speed_ups > 0).all()
+    counts = [engine.task.count(pair.packed) for pair in pairs]
+    sequences = sum(count["sequences"] for count in counts)
+    assert compared.packing_factor == sequences / sum(count["packs"] for count in counts)
     with progress_bar(None, "") as bar:
-        found = side_by_side(engine, exact, bar=bar)
-    assert found.loss_difference <= 1e-12 and found.gradient_difference <= 1e-12
+        exact = side_by_side(engine, in_float64(engine, pairs), bar=bar)
+    assert exact.loss_difference <= 1e-12 and exact.gradient_difference <= 1e-12
+    # The loader stays where it is; it gives no more than the epoch has without empty packs.
+    assert batches.position == position
+    assert len(list(batches.same_sequences(10**6))) == len(store) // batches.packs_per_update
     batches.close()
 
 
@@ -127,35 +93,28 @@ def test_a_missing_mask_is_seen(store):
     batches.close()
 
 
-def flat(state, prefix=""):
-    for name, value in state.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{name} ")
-        else:
-            yield f"{prefix}{name}", value
+def flat(state):
+    """The values of a state, tensors as lists, so that `==` compares all."""
+    if isinstance(state, dict):
+        return {name: flat(value) for name, value in state.items()}
+    return state.tolist() if isinstance(state, torch.Tensor) else state
 
 
 def test_it_changes_nothing_bit_for_bit(store):
     """Not the state, not the caller's generator; the next update, with dropout, is the same."""
     outcomes = []
-    for compared in (False, True):
+    for is_compared in (False, True):
         engine, batches = tiny(store)
         torch.manual_seed(3)
         engine.step(next(batches), 0.01)
-        before = dict(flat(engine.state()))
-        if compared:
+        before = flat(engine.state())
+        if is_compared:
             assert compare_unpacked(engine, batches, updates=2) is not None
-            after = dict(flat(engine.state()))
-            assert before.keys() == after.keys()
-            for name, value in before.items():
-                assert torch.equal(value, after[name]) if isinstance(value, torch.Tensor) else value == after[name]
-            assert engine.model.training or all(parameter.grad is None for parameter in engine.model.parameters())
-        result = engine.step(next(batches), 0.01)
-        outcomes.append((result.loss, batches.state(), torch.rand(1).item(), dict(flat(engine.state()))))
+            assert flat(engine.state()) == before
+        loss = engine.step(next(batches), 0.01).loss
+        outcomes.append((loss, batches.state(), torch.rand(1).item(), flat(engine.state())))
         batches.close()
-    one, other = outcomes
-    assert one[:3] == other[:3]
-    assert all(torch.equal(value, other[3][name]) for name, value in one[3].items() if isinstance(value, torch.Tensor))
+    assert outcomes[0] == outcomes[1]
 
 
 class OtherProgram(Engine):
@@ -179,24 +138,23 @@ def test_engines_without_a_second_program_are_not_compared(store):
 
 
 class Timed(OtherProgram):
-    """Seconds as they are told, and no gradients."""
+    """Seconds as they are told, and the same gradients in every round."""
 
     def __init__(self, engine, seconds):
         super().__init__(engine)
-        self.seconds, self.calls = iter(seconds), []
+        self.seconds = iter(seconds)
+        self.calls = []
 
     def gradients(self, batch, *, alone=False, dropout=False):
         self.calls.append(alone)
-        result = StepResult({"loss": 2.0 if alone else 1.5}, next(self.seconds))
-        return Gradients(result, {"w": torch.tensor([3.0, 4.0]) if alone else torch.tensor([3.0, 4.5])})
+        loss, weight = (2.0, 4.0) if alone else (1.5, 4.5)
+        return Gradients(StepResult({"loss": loss}, next(self.seconds)), {"w": torch.tensor([3.0, weight])})
 
 
 def test_figures_by_hand(store):
     def batch(*sequences_of_row):
-        width = 3
-        mask = np.array([[1] * width if number else [0] * width for number in sequences_of_row], np.int32)
-        present = np.array([[1] * number + [0] * (2 - number) for number in sequences_of_row], np.int32)
-        return {"input_mask": mask, "next_sentence_weights": present, "masked_lm_weights": present}
+        present = np.array([[number > 0, number > 1] for number in sequences_of_row], np.int32)
+        return {"input_mask": present, "next_sentence_weights": present, "masked_lm_weights": present}
 
     # Three sequences: in two rows of 2 and 1; unpacked in three rows and an empty one, whose time does not count.
     pair = SameSequences(batch(2, 1), batch(1, 1, 1, 0))
@@ -204,11 +162,19 @@ def test_figures_by_hand(store):
     # First a round that does not count; then rounds of (packed 1.5 s, unpacked 4 s) and, unpacked first, (8 s, 1 s).
     timed = Timed(engine, [9.0, 9.0, 4.0, 1.5, 1.0, 8.0])
     with progress_bar(None, "") as bar:
-        found = side_by_side(timed, [pair, pair], bar=bar)
+        compared = side_by_side(timed, [pair, pair], bar=bar)
     assert timed.calls == [False, True, True, False, False, True]
-    assert found.packed.tolist() == [2.0, 3.0] and found.unpacked.tolist() == [1.0, 0.5]
-    assert found.packing_factor == 1.5
-    assert found.loss_difference == 0.25 and found.gradient_difference == pytest.approx(0.1)
-    values = found.to_json()
-    assert (values["speedup"], values["speedup_quartiles"]) == (4.0, [3.0, 5.0])
-    assert values["packed_sequences_per_second"] == 2.5 and values["unpacked_sequences_per_second"] == 0.75
+    assert compared.packed.tolist() == [2.0, 3.0] and compared.unpacked.tolist() == [1.0, 0.5]
+    values = compared.to_json()
+    assert values.pop("speedup_quartiles") == [3.0, 5.0]
+    assert values == pytest.approx(
+        {
+            "updates": 2,
+            "packed_sequences_per_second": 2.5,
+            "unpacked_sequences_per_second": 0.75,
+            "speedup": 4.0,
+            "packing_factor": 1.5,
+            "loss_difference": 0.25,
+            "gradient_difference": 0.1,
+        }
+    )
