@@ -30,7 +30,7 @@ from pack_data.text.vocabulary import (
     train_vocabulary,
 )
 from tests.fine_tuning_files import tiny_config, tiny_table
-from tests.pack_data.text.test_vocabulary import byte_level, wordpiece
+from tests.pack_data.text.tokenizer_files import byte_level, wordpiece
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.tiny_runs import TINY
 

@@ -11,7 +11,7 @@ from ipu_packed_bert.tasks.questions import QuestionsTask
 from ipu_packed_bert.tasks.tokens import TokensTask
 from pack_data.text.vocabulary import TokenizerFile
 from tests.fine_tuning_files import MODEL
-from tests.pack_data.text.test_vocabulary import A, B, roberta_processing, word_tokenizer
+from tests.pack_data.text.tokenizer_files import A, B, roberta_processing, word_tokenizer
 
 SLOTS = 10
 PARAGRAPH = "b b b b b b a b b"

@@ -6,10 +6,9 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from pack_data.reading.durable import link, replacing_folder, write_array, write_atomically
+from pack_data.reading.durable import link, replacing_folder, write_atomically
 from tests.imports import ROOT
 
 PRODUCT = [path for name in ("pack_data", "ipu_packed_bert") for path in sorted((ROOT / name).rglob("*.py"))]
@@ -88,16 +87,6 @@ def test_an_array_that_does_not_fit_is_an_error(tmp_path):
     lines = subprocess.run(command, stdout=subprocess.PIPE, check=True, encoding="utf-8", cwd=ROOT).stdout.splitlines()
     assert len(lines) == 2 and all("File too large" in line and "a.npy" in line for line in lines)
     assert [(item.name, item.read_bytes()) for item in tmp_path.iterdir()] == [("a.npy", b"before")]
-
-
-@pytest.mark.parametrize(
-    "values", [np.arange(6).reshape(2, 3).T, np.zeros(0, np.uint16), np.zeros(2, [("a", "<i4"), ("b", "u1", 3)])]
-)
-def test_an_array_has_the_bytes_that_numpy_writes(tmp_path, values):
-    values = np.ascontiguousarray(values)
-    write_array(tmp_path / "ours.npy", values)
-    np.save(tmp_path / "numpy.npy", values)
-    assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
 
 
 @pytest.mark.parametrize("before", ["nothing", "a directory", "a file"])

@@ -11,10 +11,8 @@ import types
 
 import pytest
 
-from pack_data.lengths.counting import count
 from pack_data.reading import durable, files
 from pack_data.reading.files import locked
-from pack_data.text.corpus import documents
 
 
 def holding(path, more=""):
@@ -110,18 +108,6 @@ def test_a_lock_that_cannot_be_signed_is_held_and_ends_in_silence(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "lock")], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "held\n", "")
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
-@pytest.mark.parametrize("content", [b"", bytes(5000), b"text"])
-def test_a_lost_compressed_file_is_not_an_empty_one(tmp_path, suffix, content):
-    path = tmp_path / f"a.txt{suffix}"
-    path.write_bytes(content)
-    readers = [lambda: count([str(path)])] + ([lambda: list(documents(path))] if suffix != ".bz2" else [])
-    for read in readers:
-        with pytest.raises(ValueError, match="copy it again") as raised:
-            read()
-        assert str(path) in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("replaced", [False, True])

@@ -1,3 +1,5 @@
+"""Examples of pre-training from documents: laws of segments, masks and random draws, over every script."""
+
 import random
 
 import numpy as np
@@ -5,94 +7,88 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pack_data.text import DRAWS
 from pack_data.text.corpus import Document, cut_document
-from pack_data.text.examples import DRAWS, ExampleOptions, _inner_ends, masked_count, tokenise
+from pack_data.text.examples import ExampleOptions, _inner_ends, masked_count, tokenise
 from pack_data.text.vocabulary import train_vocabulary
 from tests.pack_data.text_corpus import document, examples_of
 
 DOCUMENTS = [Document(str(number), document(random.Random(number)).split("\n")) for number in range(120)]
 VOCABULARY = train_vocabulary(DOCUMENTS, 150)
 OPTIONS = ExampleOptions(128, 20, duplication_factor=4, seed=1)
-EXAMPLES = examples_of(DOCUMENTS, VOCABULARY, OPTIONS)
+SEQUENCES = examples_of(DOCUMENTS, VOCABULARY, OPTIONS)
+EXAMPLES = SEQUENCES.to_examples()
+CLS = VOCABULARY.ids["[CLS]"]
+SEP = VOCABULARY.ids["[SEP]"]
+MASK = VOCABULARY.ids["[MASK]"]
 
 
 def restored(example):
-    """The example as it was before masking."""
+    """Return the ids of an example as they were before masking."""
     ids = list(example.input_ids)
     for position, label in zip(example.masked_lm_positions, example.masked_lm_ids):
         ids[position] = label
     return ids
 
 
-def test_every_example_is_cls_a_sep_b_sep():
-    cls, sep = VOCABULARY.ids["[CLS]"], VOCABULARY.ids["[SEP]"]
-    examples = EXAMPLES.to_examples()
-    assert len(examples) > 400
-    for example in examples:
+def segments(example):
+    """Return the ids of A and of B before masking."""
+    ids = restored(example)
+    return ids[1 : example.first_segment_length - 1], ids[example.first_segment_length : -1]
+
+
+def test_every_example_is_cls_a_sep_b_sep_with_as_many_masks_as_the_reference():
+    assert len(EXAMPLES) > 400
+    for example in EXAMPLES:
+        a, b = segments(example)
         ids = restored(example)
-        assert (
-            5 <= len(ids) <= 128 and ids[0] == cls and ids[-1] == sep and ids[example.first_segment_length - 1] == sep
-        )
-        assert [i for i, token in enumerate(ids) if token in (cls, sep)] == [
-            0,
-            example.first_segment_length - 1,
-            len(ids) - 1,
-        ]
-        assert 3 <= example.first_segment_length <= len(ids) - 2
-
-
-def test_as_many_masked_tokens_as_the_reference_asks_and_none_of_them_special():
-    for example in EXAMPLES.to_examples():
+        assert a and b and len(ids) <= 128
+        assert ids == [CLS, *a, SEP, *b, SEP]
+        assert not {CLS, SEP}.intersection(a + b)
         positions = example.masked_lm_positions
-        assert len(positions) == min(20, max(1, round(0.15 * len(example.input_ids))))
+        assert len(positions) == min(20, max(1, round(0.15 * len(ids))))
         assert positions == sorted(set(positions))
-        assert not {0, example.first_segment_length - 1, len(example.input_ids) - 1} & set(positions)
+        assert not {0, example.first_segment_length - 1, len(ids) - 1}.intersection(positions)
 
 
 def test_shares_of_masking_and_of_random_segments():
-    mask = VOCABULARY.ids["[MASK]"]
-    inputs = [example.input_ids[p] for example in EXAMPLES.to_examples() for p in example.masked_lm_positions]
-    labels = EXAMPLES.predictions["masked_lm_ids"].tolist()
-    n = len(inputs)
-    masked = sum(token == mask for token in inputs) / n
-    kept = sum(token == label for token, label in zip(inputs, labels)) / n
-    # Four standard deviations of a share of about 0.8 and 0.1 in n draws (a random token may equal the label or
-    # [MASK]).
-    assert (
-        n > 5000
-        and abs(masked - 0.8) < 4 * (0.16 / n) ** 0.5 + 0.002
-        and abs(kept - 0.1) < 4 * (0.09 / n) ** 0.5 + 0.002
-    )
-    assert 0.45 < EXAMPLES.scalars["next_sentence_labels"].mean() < 0.7
+    """Within four standard deviations of a share in n draws; a random token may equal the label or [MASK]."""
+    fates = []
+    for example in EXAMPLES:
+        for position, label in zip(example.masked_lm_positions, example.masked_lm_ids):
+            token = example.input_ids[position]
+            fates.append((token == MASK, token == label))
+    n = len(fates)
+    masked, kept = np.mean(fates, axis=0)
+    assert n > 5000
+    assert abs(masked - 0.8) < 4 * (0.16 / n) ** 0.5 + 0.002
+    assert abs(kept - 0.1) < 4 * (0.09 / n) ** 0.5 + 0.002
+    assert 0.45 < SEQUENCES.scalars["next_sentence_labels"].mean() < 0.7
 
 
 def test_label_0_means_the_text_goes_on_and_1_that_it_does_not():
     """With label 0, A + B is a run of the document; with 1, B is a run of another document."""
-    text = " ".join(map(str, tokenise(DOCUMENTS, VOCABULARY, OPTIONS).ids.tolist())) + " "
-    real = random_ones = 0
-    for example in EXAMPLES.to_examples():
-        ids = restored(example)
-        a = ids[1 : example.first_segment_length - 1]
-        b = ids[example.first_segment_length : -1]
-        for part in (a, b):
-            assert " ".join(map(str, part)) + " " in text
-        found = " ".join(map(str, a + b)) + " " in text
-        assert found or example.next_sentence_label
-        real += not example.next_sentence_label
-        random_ones += not found
-    assert real > 200 and random_ones > 200
+
+    def written(ids):
+        return " ".join(map(str, ids)) + " "
+
+    text = written(tokenise(DOCUMENTS, VOCABULARY, OPTIONS).ids.tolist())
+    goes_on = []
+    for example in EXAMPLES:
+        a, b = segments(example)
+        assert written(a) in text and written(b) in text
+        goes_on.append(written(a + b) in text)
+        assert goes_on[-1] or example.next_sentence_label
+    assert min(sum(goes_on), len(goes_on) - sum(goes_on)) > 200
 
 
 def test_the_same_seed_gives_the_same_examples_and_passes_differ():
-    again = examples_of(DOCUMENTS, VOCABULARY, OPTIONS)
-    assert np.array_equal(again.tokens["input_ids"], EXAMPLES.tokens["input_ids"])
-    other = examples_of(DOCUMENTS, VOCABULARY, ExampleOptions(128, 20, duplication_factor=4, seed=2))
-    assert other.tokens["input_ids"].tolist() != EXAMPLES.tokens["input_ids"].tolist()
-    part = examples_of(DOCUMENTS, VOCABULARY, OPTIONS, part=1)
-    assert part.tokens["input_ids"].tolist() != EXAMPLES.tokens["input_ids"].tolist()
+    assert examples_of(DOCUMENTS, VOCABULARY, OPTIONS).to_examples() == EXAMPLES
+    assert examples_of(DOCUMENTS, VOCABULARY, OPTIONS, part=1).to_examples() != EXAMPLES
+    other = ExampleOptions(128, 20, duplication_factor=4, seed=2)
+    assert examples_of(DOCUMENTS, VOCABULARY, other).to_examples() != EXAMPLES
     one = examples_of(DOCUMENTS, VOCABULARY, ExampleOptions(128, 20, duplication_factor=1, seed=1)).to_examples()
-    four = EXAMPLES.to_examples()
-    assert four[: len(one)] == one and four[len(one) : 2 * len(one)] != one
+    assert EXAMPLES[: len(one)] == one != EXAMPLES[len(one) : 2 * len(one)]
 
 
 @pytest.mark.parametrize("draw_documents", DRAWS)
@@ -107,16 +103,15 @@ def test_documents_are_drawn_by_their_tokens_or_all_alike(draw_documents):
     expected = dict.fromkeys(lines, 0.0)
     for example in examples_of(documents, vocabulary, options).to_examples():
         if example.next_sentence_label:
-            ids = restored(example)
-            own = vocabulary.tokens[ids[1]]
-            drawn[vocabulary.tokens[ids[example.first_segment_length]]] += 1
-            for other in lines.keys() - {own}:
-                expected[other] += weights[other] / (sum(weights.values()) - weights[own])
+            own, other = (vocabulary.tokens[segment[0]] for segment in segments(example))
+            drawn[other] += 1
+            for letter in lines.keys() - {own}:
+                expected[letter] += weights[letter] / (sum(weights.values()) - weights[own])
     assert sum(drawn.values()) > 1000
     for letter, count in expected.items():
         assert abs(drawn[letter] - count) < 4 * count**0.5
-    of_short = sum(drawn[letter] for letter in lines if lines[letter] == 2) / sum(drawn.values())
-    assert of_short > 0.9 if draw_documents == "uniform" else of_short < 0.2
+    of_long = (drawn["u"] + drawn["v"]) / sum(drawn.values())
+    assert of_long < 0.1 if draw_documents == "uniform" else of_long > 0.8
 
 
 SCRIPTS = {
@@ -144,20 +139,17 @@ def texts(draw):
 
 
 @given(st.lists(texts(), min_size=1, max_size=4), st.integers(5, 64), st.integers(1, 3), st.integers(0, 9))
-def test_every_pass_uses_every_token_once(found, length, passes, seed):
+def test_every_pass_uses_every_token_once(corpus, length, passes, seed):
     """Text without punctuation, of other scripts, in one line, one word a line: the A and the real B are the text."""
-    parts = [part for number, text in enumerate(found) for part in cut_document(str(number), [text])]
+    parts = [part for number, text in enumerate(corpus) for part in cut_document(str(number), [text])]
     options = ExampleOptions(length, 20, duplication_factor=passes, seed=seed)
-    as_one_line = [" ".join(text.split()) for text in found]
-    ids = OF_ALL_SCRIPTS.encode(as_one_line)[0].tolist()
+    ids, _ = OF_ALL_SCRIPTS.encode([" ".join(text.split()) for text in corpus])
     used = []
     for example in examples_of(parts, OF_ALL_SCRIPTS, options).to_examples():
         assert len(example.input_ids) <= length
-        tokens = restored(example)
-        used += tokens[1 : example.first_segment_length - 1]
-        if not example.next_sentence_label:
-            used += tokens[example.first_segment_length : -1]
-    assert used == ids * passes
+        a, b = segments(example)
+        used += a if example.next_sentence_label else a + b
+    assert used == ids.tolist() * passes
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 20))
@@ -172,26 +164,12 @@ def test_pieces_of_a_long_sentence_end_between_words(sizes, length):
 
 
 def test_no_example_of_a_long_line_is_shorter_than_those_of_sentences():
-    """Twenty documents of 3,000 words in one line: half of the second segments are random, and rows are full."""
+    """Eight documents of 3,000 words in one line: half of the second segments are random, and rows are full."""
     rng = random.Random(5)
-    found = [Document("", [" ".join(rng.choice(["word", "other"]) for _ in range(3000))]) for _ in range(20)]
-    examples = examples_of(found, OF_ALL_SCRIPTS, OPTIONS)
+    lines = [Document("", [" ".join(rng.choices(["word", "other"], k=3000))]) for _ in range(8)]
+    examples = examples_of(lines, OF_ALL_SCRIPTS, OPTIONS)
     assert 0.45 < examples.scalars["next_sentence_labels"].mean() < 0.6
     assert np.mean(examples.lengths == 128) > 0.75
-
-
-def test_short_and_long_documents_keep_their_proportions():
-    """A token of a short document is in the examples about as often as one of a long document (it was 9 times that)."""
-    rng = random.Random(5)
-    short = [Document("", ["word " * 15]) for _ in range(50)]
-    long = [Document("", ["other " * rng.randint(5, 15) for _ in range(400)]) for _ in range(10)]
-    vocabulary = train_vocabulary(short + long, 100)
-    ids = [
-        token for example in examples_of(short + long, vocabulary, OPTIONS).to_examples() for token in restored(example)
-    ]
-    text = " ".join(line for found in short + long for line in found.lines).split()
-    of_short, of_long = (ids.count(vocabulary.ids[word]) / text.count(word) for word in ("word", "other"))
-    assert 0.6 < of_short / of_long < 1.2
 
 
 def test_the_number_of_masked_tokens():
@@ -204,36 +182,17 @@ def test_a_random_segment_fills_its_example_or_ends_with_its_document():
     tokens = tokenise(DOCUMENTS, VOCABULARY, options)
     ends = [([0] + tokens.sentence_ends)[end] for end in tokens.document_ends]
     texts = [tokens.ids[begin:end].tolist() for begin, end in zip([0] + ends, ends)]
-    short = full = 0
+    is_full = []
     for example in examples_of(DOCUMENTS, VOCABULARY, options).to_examples():
         if example.next_sentence_label:
-            segment = restored(example)[example.first_segment_length : -1]
-            if len(example.input_ids) == 128:
-                full += 1
-            else:
-                short += 1
-                assert any(text[-len(segment) :] == segment for text in texts)
-    assert min(short, full) > 10
+            _, segment = segments(example)
+            is_full.append(len(example.input_ids) == 128)
+            assert is_full[-1] or any(text[-len(segment) :] == segment for text in texts)
+    assert 10 < sum(is_full) < len(is_full) - 10
 
 
 @pytest.mark.parametrize("texts", [[], ["", " "], ["Word."], ["Word.", "Other."]])
 def test_hardly_any_text(texts):
-    examples = examples_of(
-        [Document("", [text]) for text in texts if text.strip()], VOCABULARY, ExampleOptions(16, 3, 1)
-    )
+    documents = [Document("", [text]) for text in texts]
+    examples = examples_of(documents, VOCABULARY, ExampleOptions(16, 3, 1))
     assert len(examples) == sum(bool(text.strip()) for text in texts)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        dict(max_sequence_length=4),
-        dict(max_predictions_per_sequence=0),
-        dict(duplication_factor=0),
-        dict(masked_lm_probability=1.5),
-        dict(short_sequence_probability=-0.1),
-    ],
-)
-def test_options_that_cannot_be(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        ExampleOptions(**{**dict(max_sequence_length=128, max_predictions_per_sequence=20), **wrong})
