@@ -1,6 +1,8 @@
 """Hypothesis strategies and small helpers for everything that packs."""
 
-from typing import Optional
+from functools import lru_cache
+from itertools import combinations
+from typing import Optional, Sequence, Tuple
 
 import numpy as np
 from hypothesis import strategies as st
@@ -39,3 +41,22 @@ def depths(largest: Optional[int] = None):
 def lengths_of(histogram: LengthHistogram) -> np.ndarray:
     """The lengths one by one, ascending."""
     return np.repeat(np.arange(len(histogram.counts)), histogram.counts)
+
+
+def fewest_packs(lengths: Sequence[int], slots: int, depth: Optional[int]) -> int:
+    """The true optimum, by every set that may share a pack with the longest sequence left; for a few sequences."""
+
+    @lru_cache(None)
+    def fewest(left: Tuple[int, ...]) -> int:
+        if not left:
+            return 0
+        others = range(1, len(left))
+        best = len(left)
+        for size in range(min(depth or len(left), len(left))):
+            for chosen in combinations(others, size):
+                if left[0] + sum(left[index] for index in chosen) <= slots:
+                    rest = tuple(left[index] for index in others if index not in chosen)
+                    best = min(best, 1 + fewest(rest))
+        return best
+
+    return fewest(tuple(sorted(lengths, reverse=True)))

@@ -1,6 +1,6 @@
 """The pages in a real browser: `make test-pages`, which needs chromium; `make test` skips and counts all of this."""
 
-import base64
+import html
 import json
 import os
 import re
@@ -10,11 +10,8 @@ import sys
 
 import numpy as np
 import pytest
-import yaml
 
-from pack_data.display.picture import Axis, Bars, Line, Lines, Series, drawing
 from tests.imports import ROOT
-from tests.pages import Browser
 from tests.tiny_runs import tiny_data
 
 pytestmark = [
@@ -22,7 +19,8 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on the path (apt-get install chromium)"),
 ]
 
-PHONE, DESK = (390, 844), (1600, 1000)
+PHONE = (500, 844)  # headless Chromium has no narrower window
+DESK = (1600, 1000)
 
 # What cannot be read: [words, contrast] of each text whose contrast with what lies below it is under 4.5 (AA).
 FAINT = """(() => {
@@ -88,44 +86,16 @@ BOTTOMS = """["h1", ".answer", "dl", "header figure"].map(each => {
 })"""
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
-
-
 def lengths(folder):
     path = folder / "lengths.npy"
     np.save(path, np.minimum(64, np.random.default_rng(3).gamma(1.0, 9.0, 900).astype(int) + 2))
     return ["look", path, "--depth", "unlimited"]
 
 
-def run(folder):
-    """A pre-training as its files say, compared with unpacked rows."""
-    counts = dict(packs=4, sequences=8, tokens=380)
-    log = [dict(step=n, loss=9 / n, mlm_loss=8 / n, seconds=0.5 + 1 / n, **counts) for n in range(1, 30)]
-    evaluation = [dict(step=n, loss=9 / n, mlm_loss=8 / n, mlm_accuracy=n / 99, seconds=1.0, **counts) for n in (9, 29)]
-    constant = dict(most_frequent_token_accuracy=0.05, unigram_loss=5.0)
-    sides = dict(packed_sequences_per_second=90.0, unpacked_sequences_per_second=48.0, packing_factor=2.0)
-    sides.update(speedup=2.1, speedup_quartiles=[2.0, 2.2], updates=5, loss_difference=0.0, gradient_difference=1e-7)
-    made = folder / "run"
-    made.mkdir()
-    for name, lines in (("log.jsonl", log), ("evaluation.jsonl", evaluation)):
-        (made / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = dict(task="pretraining", held_out={**evaluation[-1], **constant}, compare_unpacked=sides)
-    (made / "summary.json").write_text(json.dumps(summary))
-    (made / "environment.json").write_text(
-        json.dumps({"device": "CPU", "commit": "9de14421137d2044e972c3c0a124d25aa1"})
-    )
-    (made / "config.yml").write_text(yaml.safe_dump({"data": {"max_sequence_length": 100}}))
-    return ["look", made]
-
-
 PAGES = {
     "histogram": lambda folder: ["look", "wikipedia_512"],
     "lengths": lengths,
     "data set": lambda folder: ["look", tiny_data(folder / "data")],
-    "run": run,
     "report": lambda folder: ["report"],
     "part of a report": lambda folder: ["report", "--table", "1", "--figure", "1", "--packing-factor", "1.996"],
 }
@@ -140,78 +110,77 @@ def page(request, tmp_path_factory):
     return path
 
 
+MEASURES = {
+    "bottoms": BOTTOMS,
+    "width": "(opened(), document.documentElement.scrollWidth)",
+    "faint": FAINT,
+    "drawings": DRAWINGS,
+    "cut": CUT_TITLES,
+    "words": "document.body.innerText",
+    # A resource that fails has no entry in `performance`, so every address counts as asked for.
+    "asked": "[...document.querySelectorAll('[src], link[href]')].map(each => each.src || each.href)"
+    ".concat(performance.getEntriesByType('resource').map(each => each.name))"
+    ".filter(each => !each.startsWith('data:'))",
+}
+# Measures the page when it is loaded, and leaves the values in it.
+SCRIPT = """<script>addEventListener("load", () => {
+  const opened = () => document.querySelectorAll("details").forEach(each => { each.open = true });
+  const found = {MEASURES};
+  const holder = document.createElement("pre");
+  holder.id = "found";
+  holder.textContent = JSON.stringify(found);
+  document.body.append(holder);
+})</script>"""
+
+
+def measured(page, folder, size, *options):
+    """Open a page in a window of this size, and return its `MEASURES`."""
+    terms = ", ".join(f"{name}: {script}" for name, script in MEASURES.items())
+    copy = folder / "measured.html"
+    script = SCRIPT.replace("MEASURES", terms)
+    # The policy of a page allows no script.
+    text = page.read_text(encoding="utf-8").replace("default-src 'none'", "script-src 'unsafe-inline'")
+    copy.write_text(text + script, encoding="utf-8")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    command += [f"--user-data-dir={folder}", "--window-size={},{}".format(*size), *options]
+    done = subprocess.run([*command, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
+    found = re.search('<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stderr
+    return json.loads(html.unescape(found[1]))
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-def test_a_page_is_silent_asks_for_nothing_fits_and_can_be_read(browser, page, size, scheme):
-    browser.open(page, width=size[0], height=size[1], scheme=scheme)
-    title, answer, figures, picture = browser.of(BOTTOMS)
-    assert 0 < title < answer <= size[1] and figures <= size[1]
-    assert 0 < picture <= size[1] or size == PHONE  # where the picture comes next
-    browser.of("document.querySelectorAll('details').forEach(each => { each.open = true })")
-    assert browser.of("document.documentElement.scrollWidth") <= size[0]
-    assert browser.of("document.querySelectorAll('figure img').length") >= 4
-    contrast = browser.of(FAINT)
-    assert contrast["found"] == [] and contrast["read"] > 60
-    assert browser.said == [] and browser.asked == [page.as_uri()]
-
-
-def test_pictures_and_titles_are_whole(browser, page):
+def test_a_page_asks_for_nothing_fits_and_can_be_read(page, tmp_path, size, scheme):
     """No cut title or text, no interval without its value, no empty chart, no "1 packs"."""
-    browser.open(page, width=DESK[0], height=DESK[1])
-    browser.of("document.querySelectorAll('details').forEach(each => { each.open = true })")
-    drawings = browser.of(DRAWINGS)
+    width, height = size
+    preferred = int(scheme == "light")
+    found = measured(page, tmp_path, size, f"--blink-settings=preferredColorScheme={preferred}")
+    title, answer, figures, picture = found["bottoms"]
+    assert 0 < title < answer <= height
+    assert figures <= height
+    assert 0 < picture <= height or size == PHONE  # where the picture comes next
+    assert found["width"] <= width
+    assert found["asked"] == found["cut"] == found["faint"]["found"] == []
+    assert found["faint"]["read"] > 60
+    drawings = found["drawings"]
     assert len(drawings) >= 4
-    for each in drawings:
-        assert each["cut"] == [] and each["shapes"] > 0 and each["missed"] == 0, each
-    words = [browser.of("document.body.innerText"), *(text for each in drawings for text in each["words"])]
-    assert [found.group() for text in words for found in PLURAL_OF_ONE.finditer(text)] == []
-    for width in (PHONE[0], 820, DESK[0]):
-        browser.resize(width, 1000)
-        assert browser.of(CUT_TITLES) == []
+    words = [found["words"]]
+    for drawing in drawings:
+        assert drawing["cut"] == [] and drawing["shapes"] > 0 and drawing["missed"] == 0, drawing
+        words += drawing["words"]
+    assert [plural.group() for text in words for plural in PLURAL_OF_ONE.finditer(text)] == []
 
 
-def test_links_lead_to_their_sections(browser, page):
-    browser.open(page, width=PHONE[0], height=PHONE[1])
-    links = browser.of("[...document.querySelectorAll('a')].map(each => each.getAttribute('href'))")
-    assert len(links) >= 2
-    for number, link in enumerate(links):
-        browser.of(f"document.querySelectorAll('a')[{number}].click()")
-        assert browser.of("location.hash") == link
-        top, height = browser.of("[document.querySelector(location.hash).getBoundingClientRect().top, innerHeight - 2]")
-        assert -1 <= top < height  # scrolled to
-
-
-def test_what_is_wrong_is_seen(browser, tmp_path):
-    wrong = tmp_path / "wrong.html"
-    wrong.write_text(
-        "<body style='background: #fff; color: #000'><p>clear</p><p style='color: #999'>faint</p><img src='none.png'>"
-        "<div style='width: 700px'>wide</div>"
-        "<script>console.error('complaint')</script>"
+def test_what_is_wrong_is_measured(tmp_path):
+    page = tmp_path / "wrong.html"
+    page.write_text(
+        "<body style='background: #fff; color: #000'><p>clear</p><p style='color: #999'>faint</p>"
+        "<h1 style='width: 50px; white-space: nowrap'>A long title</h1>"
+        "<img src='none.png'><div style='width: 700px'>wide</div>"
     )
-    browser.open(wrong, width=PHONE[0], height=PHONE[1])
-    assert any("complaint" in each for each in browser.said) and any("none.png" in each for each in browser.asked)
-    contrast = browser.of(FAINT)
-    assert [words for words, _ in contrast["found"]] == ["faint"] and contrast["read"] == 3
-    assert browser.of("document.documentElement.scrollWidth") > PHONE[0]
-
-
-def test_faults_of_pictures_are_seen(browser, tmp_path):
-    """An interval beside its value, a chart without data, a text beyond the edge, one pack in the plural."""
-    axis = Axis("slots")
-    missed = Bars("Missed", ("1 packs",), axis, (Series("a", (4.0,), (5.0,), (6.0,)),), across=True)
-    met = Bars("Met", ("two",), axis, (Series("a", (4.0,), (3.0,), (6.0,)),))
-    empty = Lines("Empty", axis, axis, (Line("a", (), ()),))
-    svg = [drawing(each) for each in (missed, met, empty)]
-    svg.append(re.sub(rb'viewBox="0 0 (\d+)', rb'viewBox="40 0 \1', svg[1]))
-    images = [
-        f"<figure><img src='data:image/svg+xml;base64,{base64.b64encode(each).decode()}'></figure>" for each in svg
-    ]
-    page = tmp_path / "faults.html"
-    page.write_text("<!DOCTYPE html><h2 style='width: 50px; white-space: nowrap'>A long title</h2>" + "".join(images))
-    browser.open(page, width=DESK[0], height=DESK[1])
-    found = browser.of(DRAWINGS)
-    assert [(each["intervals"], each["missed"]) for each in found] == [(1, 1), (1, 0), (0, 0), (1, 0)]
-    assert [each["shapes"] > 0 for each in found] == [True, True, False, True]
-    assert [bool(each["cut"]) for each in found] == [False, False, False, True]
-    assert any(PLURAL_OF_ONE.search(text) for text in found[0]["words"])
-    assert browser.of(CUT_TITLES) == ["A long title"]
+    found = measured(page, tmp_path, PHONE)
+    assert [words for words, _ in found["faint"]["found"]] == ["faint"]
+    assert any("none.png" in name for name in found["asked"])
+    assert found["cut"] == ["A long title"]
+    assert found["width"] > PHONE[0]

@@ -31,28 +31,10 @@ def test_greedy_packs_in_the_order_of_arrival(lengths, depth, chunk):
     )
 
 
-def test_greedy_hand_worked():
-    # S = 10, arriving 4 4 4 1 9 2 2 2 2: 4+4 | 4+1 | 9 | 2+2+2 at depth 3 | 2
-    histogram = LengthHistogram.from_lengths([4, 4, 4, 1, 9, 2, 2, 2, 2], 10)
-    packing = greedy.pack(histogram, max_sequences_per_pack=3, order=[4, 4, 4, 1, 9, 2, 2, 2, 2])
-    assert packing.strategies == ((9,), (4, 4), (4, 1), (2, 2, 2), (2,))
-
-
 def test_greedy_takes_a_seed():
     histogram = LengthHistogram.from_lengths(list(range(1, 40)), 40)
     first, again, other = (greedy.pack(histogram, max_sequences_per_pack=None, seed=seed) for seed in (1, 1, 2))
     assert first == again != other
-
-
-def test_greedy_refuses_an_order_of_other_lengths():
-    with pytest.raises(ValueError, match="order: its lengths do not add up"):
-        greedy.pack(LengthHistogram.from_lengths([1, 2], 5), max_sequences_per_pack=2, order=[1, 1])
-
-
-def test_greedy_packs_many_short_sequences_together():
-    # More lengths than one 64-bit key can hold: rows are compared by several keys.
-    histogram = LengthHistogram.from_lengths([1, 2, 3] * 500, 300)
-    greedy.pack(histogram, max_sequences_per_pack=None).check(histogram)
 
 
 def test_greedy_on_wikipedia_is_what_the_paper_saw():
@@ -94,9 +76,3 @@ def test_sort_shuffles_its_batches_by_the_seed():
     with pytest.raises(ValueError, match="batch_size = 0; must be a whole number of at least 1"):
         sort.batch(histogram, batch_size=0)
     assert np.mean(np.diff(first.lengths) < 0) < 0.9  # no longer sorted
-
-
-def test_batches_of_nothing_waste_nothing():
-    batching = sort.batch(LengthHistogram.from_lengths([], 16), batch_size=4, seed=0)
-    assert (batching.batches, batching.slots, batching.padding_tokens) == (0, 0, 0)
-    assert batching.efficiency == batching.speedup == 1.0

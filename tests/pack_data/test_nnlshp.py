@@ -59,38 +59,3 @@ def test_strategies_by_exhaustive_search(S, depth):
 def test_more_rounds_place_everything_too(histogram, rounds, depth):
     packing = nnlshp.pack(histogram, max_sequences_per_pack=depth, rounds=rounds)
     packing.check(histogram)
-
-
-def test_more_rounds_leave_less_alone(wikipedia):
-    """The MLPerf variant rounds down and solves again: fewer sequences end alone in a pack."""
-    histogram, once = wikipedia
-    packing = nnlshp.pack(histogram, max_sequences_per_pack=3, rounds=3)
-    packing.check(histogram)
-    assert packing.packs < once.packs
-    assert round(packing.packing_factor, 3) == 1.997
-
-
-def test_padding_leaves_the_strategies():
-    # S = 4: only 3 and 1 make a full pack with a 3, and there is no 1: the padding sequences of length 1 must not stay.
-    histogram = LengthHistogram.from_lengths([3] * 10, 4)
-    packing = nnlshp.pack(histogram, max_sequences_per_pack=3)
-    assert packing.strategies == ((3,),)
-    assert packing.repeats == (10,)
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"max_sequences_per_pack": 4}, "at most 3 sequences together, not 4; for deeper packs use optimal or spfhp"),
-        ({"max_sequences_per_pack": None}, "not any number; for deeper packs use optimal or spfhp"),
-        ({"max_sequences_per_pack": 3, "rounds": 0}, "rounds = 0; must be a whole number of at least 1"),
-    ],
-)
-def test_what_it_refuses(options, words):
-    with pytest.raises(ValueError, match=words):
-        nnlshp.pack(LengthHistogram.from_lengths([3], 8), **options)
-
-
-def test_too_long_for_a_list_of_strategies():
-    with pytest.raises(ValueError, match="too many for max_sequence_length 16384"):
-        nnlshp.pack(LengthHistogram.from_lengths([3], 16384), max_sequences_per_pack=3)

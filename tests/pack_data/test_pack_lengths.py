@@ -1,19 +1,12 @@
 """`pack`: plain lengths in, bins of indices out."""
 
 from collections import Counter
-from dataclasses import replace
-from functools import partial
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ipu_packed_bert
-import pack_data
-from pack_data import optimal, pack, pack_groups, pack_in_order, pack_with_capacity, prove
-from pack_data.cli.command import progress_bar
-from tests.refusals import refused
+from pack_data import pack, pack_groups, pack_in_order, prove
 
 
 @given(st.data(), st.integers(1, 40), st.sampled_from([None, 1, 2, 3, 7]), st.integers(0, 3))
@@ -37,60 +30,6 @@ def test_the_seed_decides_who_meets_whom_and_nothing_else():
     assert np.array_equal(one.pack, again.pack) and np.array_equal(one.slot, again.slot)
     assert not np.array_equal(one.pack, other.pack) and one.packing == other.packing
     assert np.array_equal(pack(lengths, max_sequence_length=64).pack, one.pack)
-
-
-def test_the_example_of_the_documentation():
-    packed = pack([5, 3, 2, 7], max_sequence_length=8)
-    assert sorted(sorted(members.tolist()) for members in packed.bins) == [[0, 1], [2], [3]]
-    assert packed.packing.lower_bound == 3 and packed.packing.efficiency == 17 / 24
-
-
-@pytest.mark.parametrize(
-    "lengths, options, said",
-    [
-        (
-            [3, 9],
-            {},
-            "1 of 2 lengths is not from 1 to max_sequence_length = 8 (counted from 0, sequence 1 has length 9",
-        ),
-        ([0], {}, "sequence 0 has length 0"),
-        ([1.5], {}, "whole numbers"),
-        ([[1, 2]], {}, "2 dimensions"),
-        ([1], {"max_sequences_per_pack": 0}, "at least 1"),
-        ([1], {"max_sequence_length": 0}, "a whole number from 1"),
-        ([1], {"seed": -1}, "a whole number of at least 0"),
-    ],
-)
-def test_what_cannot_be_packed_is_named(lengths, options, said):
-    with refused(said):
-        pack(lengths, **{"max_sequence_length": 8, **options})
-
-
-KINDS = [*(partial(np.array, dtype=kind) for kind in (np.uint8, np.int16, np.uint32, np.uint64)), iter]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_lengths_of_any_integer_type(kind):
-    found = pack(kind([5, 3, 2, 7]), max_sequence_length=8)
-    assert np.array_equal(found.pack, pack([5, 3, 2, 7], max_sequence_length=8).pack)
-
-
-def test_what_prints_is_short():
-    packed = pack(np.arange(1, 500).repeat(100), max_sequence_length=512)
-    packs = packed.packing.packs
-    assert repr(packed) == f"PackedLengths(49,900 sequences in {packs:,} packs: .bins, .packing, .fitted)"
-    assert repr(pack([2], max_sequence_length=2)) == "PackedLengths(1 sequence in 1 pack: .bins, .packing, .fitted)"
-
-
-def test_a_call_that_is_no_way_in_says_the_way_in(tmp_path):
-    with pytest.raises(TypeError, match=r"PackStore\.open\("):
-        pack_data.PackStore(tmp_path)
-    with pytest.raises(TypeError, match=r"build\(BuildOptions\("):
-        pack_data.build("x")
-
-
-def test_the_version_is_one_for_both_packages():
-    assert pack_data.__version__ == ipu_packed_bert.__version__
 
 
 @given(st.lists(st.integers(1, 24), max_size=40), st.sampled_from([None, 2, 3]), st.sampled_from([2, 4, 6]))
@@ -157,74 +96,3 @@ def test_a_group_longer_than_a_row_is_dropped_whole_and_counted(pairs, multiple_
     alone = pack_groups([lengths[number] for number in kept], [groups[n] for n in kept], max_sequence_length=8)
     if multiple_of == 1:
         assert packed.pack.tolist() == alone.pack.tolist() and packed.slot.tolist() == alone.slot.tolist()
-
-
-def test_the_partner_of_a_dropped_sequence_is_named_in_the_counts():
-    packed = pack_groups([9, 3, 4], [0, 0, 1], max_sequence_length=8, longer="drop")
-    assert packed.fitted.example.tolist() == [2] and packed.fitted.longer.partners == 1
-    assert "1 of 3 examples" in str(packed.fitted.longer) and "12 of 16 tokens" in str(packed.fitted.longer)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"multiple_of": 3}, "multiple_of = 3"),
-        ({"multiple_of": 0}, "multiple_of"),
-    ],
-)
-def test_options_that_pack_does_not_take_are_refused_in_one_line(options, message):
-    with refused(message):
-        pack([8, 5, 3], max_sequence_length=8, **options)
-
-
-@pytest.mark.parametrize(
-    "groups, message",
-    [
-        ([1, 1], "2 groups for 3 lengths"),
-        ([1, np.nan, np.nan], "groups .* float64"),
-        ([1, 1, 2], "group of sequence 0 has 13 tokens"),
-    ],
-)
-def test_groups_that_cannot_be_packed_are_refused(groups, message):
-    with refused(message):
-        pack_groups([8, 5, 3], groups, max_sequence_length=8)
-
-
-@pytest.mark.parametrize(
-    "call, name",
-    [
-        (lambda: pack_in_order([1], max_sequence_length=8, budget=1), "budget"),
-        (lambda: pack_with_capacity([1], [1], capacity=1, max_sequence_length=8, budget=1), "budget"),
-        (lambda: pack([1], max_sequence_length=8, bugdet=1), "bugdet"),
-    ],
-)
-def test_an_option_that_does_not_combine_is_no_argument(call, name):
-    with refused(name, kind=TypeError):
-        call()
-
-
-def test_packs_in_order_of_another_order_are_not_proved():
-    packed = pack_in_order([5, 3, 2, 7], max_sequence_length=8)
-    with refused("in order"):
-        replace(packed, pack=np.array([0, 1, 1, 2])).prove()
-
-
-def test_a_library_call_shows_no_progress_unless_asked(monkeypatch):
-    hidden = []
-
-    def packed(histogram, **options):
-        with progress_bar(None, "packing") as bar:
-            hidden.append(bar.disable)
-        return optimal.pack(histogram, **options)
-
-    monkeypatch.setattr("pack_data.pack_lengths.pack_optimally", packed)
-    for progress in (False, True):
-        pack([5, 3], max_sequence_length=8, progress=progress)
-    assert hidden == [True, False]
-
-
-def test_a_budget_is_handed_on():
-    lengths = np.random.default_rng(0).lognormal(np.log(73), 0.6, 3000).astype(int).clip(1, 256)
-    packed = pack(lengths, max_sequence_length=256, budget=1e-9)
-    full = pack(lengths, max_sequence_length=256, budget=60)
-    assert prove(packed.packing).lower_bound <= full.packing.packs < packed.packing.packs

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 
 from pack_data.packers import PACKERS, get_packer, packs_at_depth
 from pack_data.packing.histogram import LengthHistogram
@@ -50,12 +50,6 @@ def assert_lawful(packing: Packing, histogram: LengthHistogram, depth) -> None:
 @given(histogram=histograms(), depth=depths())
 def test_nothing_is_lost_and_nothing_overfull(name, histogram, depth):
     assume(packs_at_depth(name, depth))
-    assert_lawful(get_packer(name)(histogram, max_sequences_per_pack=depth), histogram, depth)
-
-
-@pytest.mark.parametrize("name", PACKERS)
-@given(histogram=histograms(max_sequence_length=12, max_count=3), depth=depths(3))
-def test_small_sets_at_small_depths(name, histogram, depth):
     assert_lawful(get_packer(name)(histogram, max_sequences_per_pack=depth), histogram, depth)
 
 
@@ -114,11 +108,6 @@ def test_spfhp_opens_a_pack_for_each_sequence_that_fits_nowhere():
     assert packing.strategies == ((2,),)
 
 
-def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match="'fastest'.* " + ", ".join(PACKERS)):
-        get_packer("fastest")
-
-
 def test_counts_beyond_32_bits():
     histogram = LengthHistogram(np.array([0, 2**40, 0, 2**40, 2**41]), "huge")
     for name in ("none", "first_fit", "best_fit", "spfhp", "lpfhp", "nnlshp"):
@@ -128,11 +117,17 @@ def test_counts_beyond_32_bits():
         assert packing.tokens == histogram.tokens == 2**40 + 3 * 2**40 + 4 * 2**41
 
 
+FEW_SEATS = LengthHistogram.from_lengths([20] * 30 + [1] * 200, 40)
+
+
 @pytest.mark.parametrize("name", [name for name in PACKERS if name != "none"])
-@given(histograms(), depths(3))
+@given(histogram=histograms(), depth=depths(3))
+@example(histogram=FEW_SEATS, depth=2)
 def test_the_advice_to_lift_the_depth_keeps_its_promise(name, histogram, depth):
     advice = cost_of_depth(get_packer(name)(histogram, max_sequences_per_pack=depth))
-    assume(advice)
+    if not advice:
+        assert histogram != FEW_SEATS
+        return
     promised = int(re.search(r"at most ([\d,]+);", advice)[1].replace(",", ""))
     advised = re.search(r"the packer (\w+)", advice)
     packer = advised[1] if advised else name

@@ -10,7 +10,7 @@ import termios
 
 import pytest
 
-from pack_data.cli.command import progress_bar, progress_shown, run_main
+from pack_data.cli.command import progress_bar, progress_shown
 from pack_data.cli.timing import left_text
 
 
@@ -50,30 +50,12 @@ def test_a_file_gets_a_line_every_ten_seconds_with_the_time_left(clock, capsys):
         assert line.endswith(f", {left_text(400 - number)}")
 
 
-def test_what_was_done_before_is_no_speed(clock, capsys):
-    with progress_bar(100, "parts", unit=" parts", done=90) as bar:
-        for _ in range(10):
-            clock.now += 1.25
-            bar.update()
-    assert capsys.readouterr().err.splitlines() == ["parts: 98 of 100 parts, 3 s left"]
-
-
 def test_a_long_step_is_announced(clock, capsys):
     with progress_bar(None, "one long solve") as bar:
         bar.announce()
     assert capsys.readouterr().err == "one long solve\n"
     assert "one long solve" in on_a_terminal(lambda: progress_bar(None, "one long solve").announce())
     assert "writing ..." in on_a_terminal(lambda: progress_bar(None, "writing", at_once=True).close())
-
-
-def test_without_a_total_the_line_says_how_many(clock, capsys):
-    work(clock, 4.0, total=None, of=5)
-    assert capsys.readouterr().err.splitlines()[0] == "experiment: 3 cells"
-
-
-def test_what_is_quickly_done_says_nothing(clock, capsys):
-    work(clock, 0.02)
-    assert capsys.readouterr().err == ""
 
 
 def on_a_terminal(task, *, size=(24, 80)):
@@ -108,11 +90,6 @@ def test_without_a_standard_error_the_work_goes_on(clock, monkeypatch, closed):
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
     work(clock, 5.0, of=4)
-
-
-def test_a_command_runs_without_a_standard_error(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", None)
-    assert run_main(lambda argv: 3, []) == 3
 
 
 def test_the_time_left_in_words():

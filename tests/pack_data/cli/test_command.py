@@ -4,13 +4,13 @@ import argparse
 import contextlib
 import os
 import re
-import subprocess
 import sys
 from functools import partial
 from unittest import mock
 
 import pytest
 
+from pack_data.__main__ import COMMANDS
 from pack_data.cli import bars
 from pack_data.cli.command import (
     ArgumentParser,
@@ -35,25 +35,55 @@ def raising(error):
     return main
 
 
-@pytest.mark.parametrize(
-    "error, printed",
-    [
-        (ValueError("a\n  b"), "error: a   b\n"),
-        (FileNotFoundError("No such file: 'x'"), "error: No such file: 'x'\n"),
-        (Problems("config.yml: 2 problems\n  one\n  two"), "error: config.yml: 2 problems\n  one\n  two\n"),
-    ],
-)
-def test_one_line_unless_it_is_several_problems(error, printed, capsys):
-    assert run_main(raising(error), []) == 2
-    assert capsys.readouterr().err == printed
+NO_MEMORY = RuntimeError("DefaultCPUAllocator: can't allocate memory:\n8 bytes")
+NO_DIRECTORY = NotADirectoryError(20, "Not a directory", "a/y")
+# An error of a command -> its exit status, and what is printed.
+ENDS = [
+    (ValueError("a\n  b"), 2, "error: a   b\n"),
+    (Problems("x.yml: 2 problems\n  one\n  two"), 2, "error: x.yml: 2 problems\n  one\n  two\n"),
+    (NO_DIRECTORY, 2, "error: a/y: Not a directory; .*choose another.*\n"),
+    (MemoryError((10, 3)), 2, "error: not enough memory.*\n"),
+    (NO_MEMORY, 2, "error: not enough memory.*8 bytes.*\n"),
+    (ModuleNotFoundError("no torch", name="torch"), 2, "error: .*pip install torch\n"),
+    (NotFinite("update 3: the loss is nan"), 3, "error: update 3: the loss is nan\n"),
+    (KeyboardInterrupt(), 130, "interrupted\n"),
+]
+
+
+def test_every_end_of_a_command_has_its_status_and_one_line(capsys):
+    for error, status, printed in ENDS:
+        assert run_main(raising(error), []) == status
+        assert re.fullmatch(printed, capsys.readouterr().err)
+    assert run_main(lambda argv: None, []) == 0
+    assert run_main(lambda argv: 3, []) == 3
+    for ours in (ZeroDivisionError(), RuntimeError("a mistake of ours")):
+        with pytest.raises(type(ours)):
+            run_main(raising(ours), [])
+
+
+def test_the_package_lists_the_commands_of_its_modules(capsys):
+    programs = []
+    for path in (ROOT / "pack_data").glob("*.py"):
+        if path.stem != "__main__" and '__name__ == "__main__"' in path.read_text(encoding="utf-8"):
+            programs.append(path.stem)
+    assert sorted(COMMANDS) == sorted(programs)
+    main = partial(list_commands, "p", {"one": "does it", "other": "does more"})
+    assert "python -m p.one --fast" in refusal_of(main, ["one", "--fast"], capsys)
+    assert "one, other" in refusal_of(main, ["three"], capsys)
+    assert main(["--help"]) == 0
+    assert "  other  does more" in capsys.readouterr().out
+
+
+def test_numbers_may_have_separators_between_thousands_only():
+    for typed, number in (("7", 7), ("1,000", 1000), ("12,345,678", 12_345_678), ("1_000", 1000)):
+        assert positive_int(typed) == count_from_zero(typed) == number
+    for typed in ("2,4", "1,5", "8,64", "1024,2048", ",", "1,", "1e3", "-1", "", "9" * 5000):
+        for parse in (positive_int, count_from_zero, byte_count):
+            with pytest.raises(argparse.ArgumentTypeError):
+                parse(typed)
 
 
 EVIL = "a\x1b]0;title\x07\x1b[31m\rerror: all is well\x9b2K\u202egnp.csv"
-
-
-def test_a_name_moves_no_cursor_and_changes_no_colour(capsys):
-    assert run_main(raising(ValueError(f"{EVIL}: no such file")), []) == 2
-    assert capsys.readouterr().err.rstrip("\n").isprintable()
 
 
 def everything_in(terminal):
@@ -90,19 +120,6 @@ def test_no_control_character_comes_to_a_terminal_but_those_of_bars(monkeypatch)
     assert sys.stdout is streams[0] and sys.stderr is streams[1]
 
 
-def test_other_errors_are_our_own():
-    with pytest.raises(ZeroDivisionError):
-        run_main(raising(ZeroDivisionError()), [])
-
-
-def test_interruption_and_status(capsys):
-    assert run_main(raising(NotFinite("update 3: the loss is nan")), []) == 3
-    assert capsys.readouterr().err == "error: update 3: the loss is nan\n"
-    assert run_main(raising(KeyboardInterrupt()), []) == 130
-    assert run_main(lambda argv: None, []) == 0 and run_main(lambda argv: 3, []) == 3
-    assert capsys.readouterr().err == "interrupted\n"
-
-
 @pytest.mark.parametrize(
     "given, words",
     [
@@ -127,58 +144,6 @@ def test_an_option_that_is_nearly_one(given, words):
     with pytest.raises(ValueError) as caught:
         parser.parse_args(given)
     assert words in str(caught.value)
-
-
-def commands_of(package):
-    """The modules of a package's top that run as programs, read from the source."""
-    folder = ROOT / package
-    files = [
-        path.stem
-        for path in folder.glob("*.py")
-        if path.stem != "__main__" and '__name__ == "__main__"' in path.read_text(encoding="utf-8")
-    ]
-    return files + [path.parent.name for path in folder.glob("*/__main__.py")]
-
-
-def test_the_package_lists_its_commands():
-    done = subprocess.run([sys.executable, "-m", "pack_data"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    listed = re.findall(r"^  (\w+) +\S", done.stdout, re.M)
-    assert sorted(listed) == sorted(commands_of("pack_data")) and len(set(listed)) == len(listed) > 4
-
-
-def test_the_list_runs_no_command(capsys):
-    main = partial(list_commands, "p", {"one": "does it", "other": "does more"})
-    assert refusal_of(main, ["one", "--fast"], capsys).endswith("type python -m p.one --fast\n")
-    assert refusal_of(main, ["three"], capsys).endswith("the commands are one, other\n")
-    assert main(["--help"]) == 0 and "  other  does more" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "error", [MemoryError(), MemoryError((10, 3)), RuntimeError("DefaultCPUAllocator: can't allocate memory:\n8 bytes")]
-)
-def test_memory_that_is_not_there_is_one_line(capsys, error):
-    assert refusal_of(raising(error), [], capsys).startswith("error: not enough memory")
-    with pytest.raises(RuntimeError, match="of ours"):
-        run_main(raising(RuntimeError("a mistake of ours")), [])
-
-
-@pytest.mark.parametrize("typed", ["7", "1,000", "12,345,678", "1_000"])
-def test_thousands_may_be_set_apart(typed):
-    assert positive_int(typed) == count_from_zero(typed) == int(typed.replace(",", "").replace("_", ""))
-
-
-@pytest.mark.parametrize("typed", ["2,4", "1,5", "8,64", "1024,2048", ",", "1,", "1e3", "-1", "", "9" * 5000])
-def test_several_numbers_are_not_read_as_one(typed):
-    for number in (positive_int, count_from_zero, byte_count):
-        with pytest.raises(argparse.ArgumentTypeError):
-            number(typed)
-
-
-def test_what_the_system_refuses_names_the_file_and_a_way_out(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert run_main(lambda argv: open(tmp_path / "file" / "y", "w").close()) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"error: {tmp_path / 'file' / 'y'}: ") and "choose another" in told and "Errno" not in told
 
 
 def test_cores_are_counted_without_affinity(monkeypatch):

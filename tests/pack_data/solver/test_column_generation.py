@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import OptimizeResult
 
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing.certificate import best_pack_value
-from pack_data.solver import column_generation
 from pack_data.solver.column_generation import _PackTables, relax
-from tests.refusals import refused
 
 
 def test_a_programme_stopped_early_bounds_the_full_one():
@@ -56,10 +53,3 @@ def test_pack_tables_find_the_best_packs(one_at_a_time, priced, sequences):
             for chosen in product(price_of, repeat=sequences)
             if sum(chosen) <= capacity
         )
-
-
-def test_a_programme_without_a_solution_is_an_error(monkeypatch):
-    failed = OptimizeResult(status=4, x=None, message="no pivot")
-    monkeypatch.setattr(column_generation, "linprog", lambda *args, **options: failed)
-    with refused("HiGHS", "no pivot", kind=RuntimeError):
-        relax(np.array([3, 5, 7]), np.array([2, 2, 2]), 16, 4)

@@ -1,7 +1,6 @@
 """Packs filled to the last slot or seat: nothing lost, no limit broken, near the bound where decreasing fit is not."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,19 +50,6 @@ def test_the_limit_on_sequences_is_used_where_it_binds():
     least = -(-histogram.tokens // 4096)
     assert filled(histogram, 8).packs <= 1.01 * least
     assert sum(count for _, count in longest_first(histogram, 8)) > 1.15 * least
-
-
-def test_filling_stops_at_the_target():
-    histogram = LengthHistogram.from_lengths([3] * 10, 9)
-    assert filled(histogram, None, target=99).packs == 4
-    assert fill_exactly(histogram.counts, 9, 4) == fill_exactly(histogram.counts, 9, 99)
-
-
-@pytest.mark.parametrize("S", [4, 5, 33])
-def test_a_single_sequence_is_no_pair(S):
-    # Half the room twice needs two sequences of that length.
-    packing = filled(LengthHistogram.from_lengths([1 + S // 2, S // 4 + 1], S), None)
-    assert packing.packs <= 2
 
 
 def seated(histogram, depth, least=1):

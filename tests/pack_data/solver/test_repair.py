@@ -42,14 +42,6 @@ def test_mending_recovers_most_slots_that_filling_wastes(depth):
     assert mended(histogram, depth, packs, number(packs)) == packs  # they are enough
 
 
-def test_counts_of_10_to_the_15_are_whole():
-    counts = np.zeros(65, np.int64)
-    counts[[5, 11, 20, 33, 47]] = [10**15 + 1, 10**14 + 3, 10**14 + 7, 10**13 + 9, 10**13 + 11]
-    histogram = LengthHistogram(counts)
-    packs = longest_first(histogram, 3)
-    assert number(mended(histogram, 3, packs)) <= number(packs)
-
-
 def test_mending_stops_at_the_deadline():
     histogram = LengthHistogram.from_lengths([7, 6, 6, 5, 5, 5, 5, 4, 4], 16)
     packs = [((length,), int(histogram.counts[length])) for length in histogram.lengths.tolist()]

@@ -1,8 +1,5 @@
 """Few sequences: as few packs as exist for up to 12, and the bound for known cases of up to 200."""
 
-from functools import lru_cache
-from itertools import combinations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,18 +10,7 @@ from pack_data.packing.histogram import LengthHistogram
 from pack_data.solver import programmes
 from pack_data.solver.free_slots import count_packs
 from pack_data.solver.search import Limits, ProvedPacks, pack_quickly
-
-
-@lru_cache(None)
-def fewest(left, S, depth):
-    """The least number of packs, over all sets that may share a pack with the first sequence."""
-    if not left:
-        return 0
-    others = range(1, len(left))
-    sets = [chosen for size in range(min(depth, len(left))) for chosen in combinations(others, size)]
-    fits = [chosen for chosen in sets if left[0] + sum(left[index] for index in chosen) <= S]
-    rests = [tuple(left[index] for index in others if index not in chosen) for chosen in fits]
-    return 1 + min(fewest(rest, S, depth) for rest in rests)
+from tests.pack_data_strategies import fewest_packs
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12).map(sorted), st.integers(30, 64), st.integers(2, 5))
@@ -32,7 +18,7 @@ def test_up_to_12_sequences_are_in_the_fewest_packs(lengths, S, depth):
     histogram = LengthHistogram.from_lengths(lengths, S)
     packing = optimal.pack(histogram, max_sequences_per_pack=depth)
     packing.check(histogram)
-    assert packing.packs == fewest(tuple(lengths), S, depth)
+    assert packing.packs == fewest_packs(lengths, S, depth)
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12).map(sorted), st.integers(30, 64))
@@ -42,7 +28,7 @@ def test_pairs_by_decreasing_fit_are_optimal_so_no_search_follows(lengths, S):
         patch.setattr(ProvedPacks, "mended", None)  # a search would raise an error
         patch.setattr(ProvedPacks, "exchanged", None)
         found = pack_quickly(histogram, Limits.of(histogram, 2, None))
-    assert count_packs(found.packs) == fewest(tuple(lengths), S, 2)
+    assert count_packs(found.packs) == fewest_packs(lengths, S, 2)
 
 
 def cut_rows(rows, depth, S, seed):
@@ -73,13 +59,6 @@ def test_few_sequences_near_a_third_of_a_row_are_packed_without_a_programme(seed
     lengths = np.random.default_rng(seed).normal(8192 / 3 - 20, 250, 150).round().astype(int)
     packing = optimal.pack(LengthHistogram.from_lengths(lengths, 8192), max_sequences_per_pack=None)
     assert packing.packs == packing.lower_bound
-
-
-@given(st.lists(st.integers(1, 64), min_size=13, max_size=60))
-def test_a_larger_limit_never_gives_more_packs_of_few_sequences(lengths):
-    histogram = LengthHistogram.from_lengths(lengths, 64)
-    packs = [optimal.pack(histogram, max_sequences_per_pack=depth).packs for depth in (*range(2, 12), 16, None)]
-    assert packs == sorted(packs, reverse=True)
 
 
 @pytest.mark.parametrize(

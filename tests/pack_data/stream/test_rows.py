@@ -4,64 +4,71 @@ import numpy as np
 import pytest
 
 from pack_data.stream.rows import PackRows, _row_of, packed_rows
-from tests.refusals import refused
 
 
 def examples(n, S=64, seed=0):
     """Each example's tokens are its number, so that a row tells whose they are."""
     lengths = np.random.default_rng(seed).integers(1, S, n).tolist()
-    return [
-        {"input_ids": [number + 1] * length, "labels": [-1] * length, "text": "x"}
-        for number, length in enumerate(lengths)
-    ]
+    made = []
+    for number, length in enumerate(lengths, start=1):
+        labels = [-1] * length
+        made.append({"input_ids": [number] * length, "labels": labels, "text": "x"})
+    return made
 
 
-def check_rows(rows, given, S, depth):
+def columns_of(rows):
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def rows_of(columns):
+    return [dict(zip(columns, values)) for values in zip(*columns.values())]
+
+
+def check_rows(rows, expected, S, depth):
     """Each example once and whole; positions begin anew in each."""
     found = []
     for row in rows:
-        assert sum(row["seq_lengths"]) == len(row["input_ids"]) == len(row["labels"]) == len(row["position_ids"]) <= S
+        tokens = len(row["input_ids"])
+        assert tokens == sum(row["seq_lengths"]) <= S
+        assert tokens == len(row["labels"]) == len(row["position_ids"])
         assert len(row["seq_lengths"]) <= depth
+        assert "text" not in row
         start = 0
         for length in row["seq_lengths"]:
             (number,) = set(row["input_ids"][start : start + length])
             assert row["position_ids"][start : start + length] == list(range(length))
             found.append((number, length))
             start += length
-        assert "text" not in row
-    assert sorted(found) == [(number, len(each["input_ids"])) for number, each in enumerate(given, start=1)]
+    assert sorted(found) == [(example["input_ids"][0], len(example["input_ids"])) for example in expected]
 
 
-def test_a_batch_becomes_rows():
-    given = examples(200)
-    batch = {name: [each[name] for each in given] for name in given[0]}
-    columns = PackRows(64, max_sequences_per_pack=4)(batch)
-    rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
-    check_rows(rows, given, 64, 4)
-    assert len({len(values) for values in columns.values()}) == 1 and len(rows) < 150
+def test_batches_and_streams_become_rows():
+    batch = examples(200)
+    columns = PackRows(64, max_sequences_per_pack=4)(columns_of(batch))
+    assert len(rows_of(columns)) < 150
+    check_rows(rows_of(columns), batch, 64, 4)
+    check_rows(packed_rows(batch, 64, max_sequences_per_pack=4, buffer_sequences=32), batch, 64, 4)
 
 
-def test_a_stream_becomes_rows():
-    given = examples(300)
-    check_rows(list(packed_rows(given, 64, max_sequences_per_pack=4, buffer_sequences=32)), given, 64, 4)
-
-
-def test_longer_examples_follow_the_rule():
-    given = [{"input_ids": list(range(1, 11))}, {"input_ids": [11, 12]}]
-    batch = {"input_ids": [each["input_ids"] for each in given]}
-    for rule, tokens in (("split", range(1, 13)), ("truncate", [1, 2, 3, 4, 11, 12]), ("drop", [11, 12])):
-        for rows in (list(packed_rows(given, 4, longer=rule)), None):
-            ids = PackRows(4, longer=rule)(batch)["input_ids"] if rows is None else [row["input_ids"] for row in rows]
-            assert sorted(token for row in ids for token in row) == list(tokens)
-    with refused("example 0 of the batch", 10):
-        PackRows(4)(batch)
-    with refused("example 0 of the stream", 10):
-        list(packed_rows(given, 4))
+@pytest.mark.parametrize(
+    "rule, tokens",
+    [("split", [*range(1, 13)]), ("truncate", [1, 2, 3, 4, 11, 12]), ("drop", [11, 12])],
+)
+def test_longer_examples_follow_the_rule(rule, tokens):
+    batch = [{"input_ids": list(range(1, 11))}, {"input_ids": [11, 12]}]
+    streamed = columns_of(list(packed_rows(batch, 4, longer=rule)))
+    mapped = PackRows(4, longer=rule)(columns_of(batch))
+    for columns in (streamed, mapped):
+        assert sorted(sum(columns["input_ids"], [])) == tokens
 
 
 @pytest.mark.parametrize("seed", range(4))  # the order of the rows
 def test_a_column_as_long_as_the_tokens_by_chance_is_left_out(seed):
-    batch = {"input_ids": [[1, 2], [3, 4, 5, 6]], "notes": [["a", "b"], ["c"]], "meta": [{"of": 1, "id": 2}, {}]}
+    batch = {
+        "input_ids": [[1, 2], [3, 4, 5, 6]],
+        "notes": [["a", "b"], ["c"]],
+        "meta": [{"of": 1, "id": 2}, {}],
+    }
     columns = PackRows(4, seed=seed)(batch)
     assert set(columns) == {"input_ids", "position_ids", "seq_lengths"}
     assert sorted(columns["input_ids"]) == [[1, 2], [3, 4, 5, 6]]
@@ -70,28 +77,24 @@ def test_a_column_as_long_as_the_tokens_by_chance_is_left_out(seed):
 def test_a_budget_reaches_the_packer():
     lengths = np.random.default_rng(0).lognormal(np.log(73), 0.6, 1000).astype(int).clip(1, 256)
     batch = {"input_ids": [[1] * length for length in lengths]}
-    fast, whole = (len(PackRows(256, budget=budget)(batch)["input_ids"]) for budget in (1e-9, 60))
-    assert whole < fast
+    hasty = PackRows(256, budget=1e-9)(batch)
+    patient = PackRows(256, budget=60)(batch)
+    assert len(patient["input_ids"]) < len(hasty["input_ids"])
 
 
-def test_a_batch_without_examples_has_no_rows():
-    assert PackRows(4)({"input_ids": []}) == {"input_ids": [], "position_ids": [], "seq_lengths": []}
-
-
-def test_a_row_by_hand():
+def test_a_row_by_hand_and_no_row():
     row = _row_of([{"input_ids": [5, 6, 7]}, {"input_ids": [8]}])
     assert row == {"input_ids": [5, 6, 7, 8], "position_ids": [0, 1, 2, 0], "seq_lengths": [3, 1]}
+    empty = {"input_ids": [], "position_ids": [], "seq_lengths": []}
+    assert PackRows(4)({"input_ids": []}) == empty
 
 
 def test_rows_in_hugging_face_datasets():
     datasets = pytest.importorskip("datasets")
-    given = examples(100)
-    columns = ["input_ids", "labels", "text"]
-    mapped = datasets.IterableDataset.from_generator(lambda: iter(given)).map(
-        PackRows(64, 4), batched=True, batch_size=50, remove_columns=columns
-    )
-    check_rows(list(mapped), given, 64, 4)
-    streamed = datasets.IterableDataset.from_generator(
-        packed_rows, gen_kwargs={"examples": given, "max_sequence_length": 64, "max_sequences_per_pack": 4}
-    )
-    check_rows(list(streamed), given, 64, 4)
+    batch = examples(100)
+    source = datasets.IterableDataset.from_generator(lambda: iter(batch))
+    options = dict(batched=True, batch_size=50, remove_columns=list(batch[0]))
+    check_rows(source.map(PackRows(64, 4), **options), batch, 64, 4)
+    arguments = {"examples": batch, "max_sequence_length": 64, "max_sequences_per_pack": 4}
+    streamed = datasets.IterableDataset.from_generator(packed_rows, gen_kwargs=arguments)
+    check_rows(streamed, batch, 64, 4)
