@@ -2,10 +2,9 @@
 
 import pytest
 
-from pack_data.building import inputs, stages
+from tests.pack_data.text_corpus import make_parts_small
 
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(inputs, "PART_CHARACTERS", 6000)
-    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
+    make_parts_small(monkeypatch)

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence
 
 import pytest
 
-from pack_data.building import stages
+from pack_data.building import inputs, stages
 from pack_data.building.command import BuildOptions, build
 from pack_data.store.data_set import PackStore
 from pack_data.store.sequences import Example
@@ -69,6 +69,12 @@ def build_small(corpus: Path, out: Path, **options: Any) -> PackStore:
     small = dict(vocabulary_size=200, max_sequence_length=64, packer="spfhp", max_sequences_per_pack=3)
     small.update(duplication_factor=2, seed=3, workers=1)
     return build(BuildOptions(out, corpus, **{**small, **options}))
+
+
+def make_parts_small(patch: Any) -> None:
+    """Give builds in this process several parts and shards."""
+    patch.setattr(inputs, "PART_CHARACTERS", 6000)
+    patch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
 
 
 def content(folder: Path) -> Dict[str, bytes]:

@@ -18,7 +18,6 @@ from pack_data.building.stretches import runs
 from pack_data.cli.command import run_main
 from pack_data.formats.records import RowWidths
 from pack_data.formats.source import Source, open_source
-from pack_data.inspection.verify_command import main as verify
 from pack_data.store.data_set import read_manifest
 from pack_data.text.corpus import Document
 from pack_data.text.examples import make_examples
@@ -66,38 +65,8 @@ def test_bad_lines_of_a_text_are_lines_not_records(tmp_path, capsys):
     assert run_main(main, [*how.split(), "--skip-bad", "1"]) == 2
     assert "2 bad lines, --skip-bad 1" in capsys.readouterr().err
     assert run_main(main, [*how.split(), "--skip-bad", "2"]) == 0
-    said = capsys.readouterr().out.split("\n")[0]
-    assert said.startswith("2 records of 2 files") and "; 2 lines of text unreadable" in said
     account = account_of(tmp_path / "out")
     assert (account["records"], account["unreadable"], account["unreadable_lines"]) == (2, 0, 2)
-
-
-@pytest.mark.parametrize(
-    "records, options, said",
-    [
-        (["One two. Three.", "", " ", "Four five.", "Six."], "", ["warning: only 3 of 5 records (not 2 empty)"]),
-        (
-            ["One two. Three."] * 3,
-            "--drop-copies",
-            ["warning: only 1 of 3 records (not 2 dropped copies)"],
-        ),
-        (["One two three four."] * 9, "", ["100% of the second segments are random (label 1):"]),
-    ],
-)
-def test_the_account_is_printed_before_the_summary(tmp_path, capsys, records, options, said):
-    corpus = tmp_path / "a.jsonl"
-    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in records))
-    how = f"--corpus {corpus} --out {tmp_path / 'out'} --workers 1 --max-sequence-length 64 --vocabulary-size 200"
-    assert run_main(main, [*how.split(), *options.split()]) == 0
-    lines = capsys.readouterr().out.split("\n")
-    summary = next(number for number, line in enumerate(lines) if line.startswith("OPTIMAL"))
-    account = account_of(tmp_path / "out")
-    begin = f"{account['tokens']} of {account['tokens']} tokens read are in sequences (100.0%)"
-    assert summary <= 3 and lines[1] == begin
-    for part in said:
-        assert part in "\n".join(lines[:summary])
-    assert run_main(verify, [str(tmp_path / "out")]) == 0
-    assert begin in capsys.readouterr().out
 
 
 def test_the_account_of_sequences_of_tokens(tmp_path):
@@ -135,13 +104,12 @@ def held_out_places(found):
     return {line for run, is_held_out in found if is_held_out for line in run.lines}
 
 
-@pytest.mark.parametrize("between", ["\n\n", "\n"])
-def test_a_book_keeps_its_context(tmp_path, between):
+def test_a_book_keeps_its_context(tmp_path):
     """Every paragraph became a document: the mean sequence fell from 489 to 81 tokens."""
     rng = random.Random(0)
     book = tmp_path / "book.txt"
-    paragraphs = [document(rng).replace("\n", " ") for _ in range(500)]
-    book.write_text(between.join(paragraphs))
+    paragraphs = [document(rng).replace("\n", " ") for _ in range(420)]
+    book.write_text("\n\n".join(paragraphs))
     how = dict(max_sequence_length=128, short_sequence_probability=0.0)
     with build_small(book, tmp_path / "whole", **how) as whole:
         mean = whole.manifest.tokens / whole.manifest.sequences

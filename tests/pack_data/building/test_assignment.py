@@ -7,7 +7,6 @@ from pack_data.building.assignment import _shuffled_numbers, assign
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
-from tests.refusals import refused
 
 
 def packed(lengths, S, depth=3):
@@ -84,12 +83,3 @@ def test_the_permutation_is_one():
     rng = np.random.default_rng(0)
     assert sorted(_shuffled_numbers(1000, np.int32, rng).tolist()) == list(range(1000))
     assert _shuffled_numbers(0, np.int32, rng).tolist() == []
-
-
-@pytest.mark.parametrize(
-    "lengths, said",
-    [([3, 3], "0 sequences of length 1, the packing places 1"), ([5, 3], "from 1 to 4"), ([0, 3], "from 0")],
-)
-def test_other_lengths_than_the_recipe_was_made_for(lengths, said):
-    with refused(said, "4" if "from" in said else "1"):
-        assign(np.array(lengths), packed([3, 1], 4), 0)

@@ -17,7 +17,7 @@ from pack_data.building.verify import verify
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn
-from tests.pack_data.building.test_assignment import assert_each_has_a_place_of_the_recipe, assert_spread, pairing_of
+from tests.pack_data.building.test_assignment import assert_each_has_a_place_of_the_recipe, pairing_of
 from tests.refusals import refused
 
 
@@ -76,20 +76,13 @@ def test_within_a_length_every_order_is_equally_likely(tmp_path, monkeypatch):
     monkeypatch.setattr(on_disk, "NUMBERS", 2)
     lengths, seen = [2, 2, 2, 1, 1, 1], {}
     job = Job(tmp_path / "work", lengths, 3, depth=2, part=4)
-    for seed in range(150):
+    for seed in range(60):
         for path in job.folder.glob("slot-*"):
             path.unlink()
         job.seed = (seed, 0)
         pack = job.run()[0]
         seen[pairing_of(pack)] = seen.get(pairing_of(pack), 0) + 1
-    assert len(seen) == 6 and min(seen.values()) > 8  # 25 expected, standard deviation 4.6
-
-
-def test_neighbours_are_spread(tmp_path, monkeypatch):
-    monkeypatch.setattr(on_disk, "NUMBERS", 1000)
-    lengths = np.random.default_rng(0).integers(1, 20, 50_000)
-    job = Job(tmp_path / "work", lengths, 32, part=1 << 12)
-    assert_spread(*job.run(), job.packing)
+    assert len(seen) == 6 and min(seen.values()) > 1  # 10 expected, standard deviation 2.9
 
 
 class Killed(Exception):

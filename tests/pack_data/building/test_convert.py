@@ -12,7 +12,6 @@ pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf
 pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pyarrow)")
 
-import pyarrow as pa
 
 from pack_data.building import convert
 from pack_data.building.work_folder import only_writer_of_packs
@@ -28,11 +27,9 @@ from pack_data.store.sequences import Sequences
 from tests.format_samples import (
     example,
     frame,
-    mlperf_row,
     pack_from_examples,
     random_examples,
     records,
-    tf_example,
     write_mlperf,
     write_packed,
 )
@@ -96,29 +93,6 @@ def test_unpacked_width_is_that_of_one_sequence(tmp_path):
     assert [record.value for record in open_source(tmp_path / "b.tfrecord").read()] == [example(), example(seed=1)]
 
 
-def test_a_folder_is_read_in_the_order_of_its_numbers(tmp_path):
-    folder = tmp_path / "parts"
-    folder.mkdir()
-    for number in (10, 9, 1):
-        data = b"".join(frame(tf_example(mlperf_row(example(seed=number * 2 + k), S, P))) for k in range(2))
-        (folder / f"part-{number}.tfrecord").write_bytes(data)
-        (folder / f"part-{number}.tfrecord.index").write_text("0 100")
-    (folder / "README.md").write_text("about")
-    got = list(open_source(folder).read())
-    assert [record.value for record in got] == [example(seed=n) for n in (2, 3, 18, 19, 20, 21)]
-    assert [record.origin.record for record in got] == [0, 1] * 3
-
-
-def test_an_empty_part_is_no_obstacle(tmp_path):
-    folder = tmp_path / "parts"
-    folder.mkdir()
-    (folder / "part-00000-of-00002").write_bytes(b"")
-    (folder / "part-00001-of-00002").write_bytes(frame(tf_example(mlperf_row(example(), S, P))))
-    source = open_source(folder)
-    assert (source.format, source.shape()) == ("mlperf_tfrecord", RowWidths(S, P, None))
-    assert [record.value for record in source.read()] == [example()]
-
-
 @pytest.mark.parametrize(
     "name, content, reason",
     [
@@ -154,23 +128,16 @@ def test_unreadable_files_are_named(tmp_path, capsys, name, content, reason):
         (["examples.tfrecord", "b.parquet", "--columns", "input_ids"], "columns can be chosen in Parquet"),
         (["examples.tfrecord", "b.parquet", "--skip-bad", "-1"], "not a whole number of at least 0"),
         (["empty", "b.parquet"], "part-NNNNN"),
+        (["tokens.jsonl", "b.tfrecord"], ".parquet"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, mlperf, packed, monkeypatch, capsys, arguments, reason):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "tokens.jsonl").write_text('{"input_ids": [1]}\n')
     before = mlperf.read_bytes()
     assert reason in refusal_of(convert.main, arguments, capsys)
     assert mlperf.read_bytes() == before and not list(tmp_path.glob("b.*"))
-
-
-def test_skipped_records_are_listed_and_counted(tmp_path, capsys):
-    good = frame(tf_example(mlperf_row(example(), S, P)))
-    (tmp_path / "a.tfrecord").write_bytes(good + frame(b"junk") + good)
-    assert command(tmp_path / "a.tfrecord", tmp_path / "b.tfrecord", "--skip-bad", 2) == 0
-    out, err = capsys.readouterr()
-    assert "2 of 3 records (not 1 bad" in out and ": 2 examples" in out
-    assert all(part in err for part in ("skipped", "record 1", "tf.train.Example"))
 
 
 def test_a_foreign_column_of_packs_stays_with_packs_and_is_named_when_they_are_taken_apart(tmp_path, examples, capsys):
@@ -213,51 +180,12 @@ def test_token_sequences_come_out_of_their_store(tmp_path, capsys):
     assert not parquet.exists()
 
 
-def test_blocks_are_what_the_build_takes(tmp_path, mlperf, packed, examples):
-    for path in (mlperf, packed):
-        blocks = list(open_source(path).blocks(4))
-        assert [len(block) for block in blocks] == [4, 4, 2]
-        assert Sequences.concatenate(blocks).to_examples() == examples
-    pq.write_table(pa.table({"input_ids": [[1, 2], [3]], "labels": [[-100, 2], [3]]}), tmp_path / "a.parquet")
-    (block,) = open_source(tmp_path / "a.parquet").blocks()
-    assert block.lengths.tolist() == [2, 1]
-    assert {name: column.tolist() for name, column in block.tokens.items()} == {
-        "input_ids": [1, 2, 3],
-        "labels": [-100, 2, 3],
-    }
-
-
-@pytest.mark.parametrize("name, needs", [("a.tfrecord", "google-crc32c"), ("a.parquet", "pyarrow"), ("a.hdf5", "h5py")])
-def test_a_missing_library_is_named_with_the_way_to_get_it(tmp_path, monkeypatch, capsys, name, needs):
-    from pack_data.formats import tfrecord
-
-    heads = {"a.tfrecord": frame(b"x"), "a.parquet": b"PAR1", "a.hdf5": b"\x89HDF\r\n\x1a\n"}
-    (tmp_path / name).write_bytes(heads[name])
-    tfrecord._crc32c.cache_clear()
-    for module in ("google_crc32c", "google.protobuf.descriptor_pb2", "pyarrow", "h5py"):
-        monkeypatch.setitem(sys.modules, module, None)
-    assert command(tmp_path / name, tmp_path / "b.parquet") == 2
-    monkeypatch.undo()
-    assert capsys.readouterr().err.endswith(f"this file format needs the package {needs}: pip install {needs}\n")
-
-
 def test_nothing_is_not_converted(tmp_path, capsys):
     (tmp_path / "a.tfrecord").write_bytes(frame(b"junk"))
     options = "--from-format mlperf_tfrecord --to-format mlperf_tfrecord --skip-bad 1".split()
     assert command(tmp_path / "a.tfrecord", tmp_path / "b", *options) == 2
     assert "a.tfrecord: has no record to convert" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["a.tfrecord"]
-
-
-def test_reading_streams(tmp_path):
-    """The first record is there before the second is read: a broken second one does not hide it."""
-    (tmp_path / "a.tfrecord").write_bytes(
-        frame(tf_example(mlperf_row(example(), S, P))) + b"broken from here on......."
-    )
-    reader = open_source(tmp_path / "a.tfrecord").read()
-    assert next(reader).value == example()
-    with pytest.raises(ValueError, match="record 1: the checksum of its length"):
-        next(reader)
 
 
 # Killed at the third record that is written: the first is read before, and a store reads all of them once more.

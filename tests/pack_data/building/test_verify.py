@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pack_data.building import stages
 from pack_data.building.verify import verify
 from pack_data.inspection.verify_command import main
 from pack_data.packers import get_packer
@@ -224,18 +223,6 @@ def test_values_that_no_batch_can_hold(tmp_path):
     writer.finish(algorithm="none").close()
     with refused("packs-00000", "pack 1: ", "ids", "int32"):
         verify(tmp_path)
-
-
-def test_several_processes_read_the_same_and_find_the_same(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 8)
-    build_small(write_corpus(tmp_path / "corpus"), tmp_path / "data").close()
-    found = verify(tmp_path / "data", workers=2)
-    assert found == verify(tmp_path / "data") and len(found.manifest.shards) > 3
-    path = tmp_path / "data" / found.manifest.shards[2].file
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    said = {refusal_of(main, [tmp_path / "data", "--workers", workers], capsys) for workers in ("1", "2")}
-    assert len(said) == 1 and path.name in said.pop()
 
 
 def test_a_data_set_that_version_1_appended_to_is_verified(tmp_path):
