@@ -35,6 +35,12 @@ def hidden_score(attention: str) -> float:
     return -1000.0 if attention == "eager" else float("-inf")
 
 
+def _additive(seen: torch.Tensor, hidden: float, dtype: torch.dtype) -> torch.Tensor:
+    """Return 0 where a slot is seen, else the number that hides it."""
+    zero = torch.zeros((), dtype=dtype, device=seen.device)
+    return torch.where(seen, zero, torch.full_like(zero, hidden))
+
+
 class AttentionMask(nn.Module):
     """Additive mask in which the slots of a sequence attend to one another (paper section 3.2.2).
 
@@ -60,8 +66,7 @@ class AttentionMask(nn.Module):
         """Map int32 sequence numbers [B, S], 0 in padding, to a mask [B, 1, S, S] of type `products` or ``dtype``."""
         dtype = dtype if self.products is None else self.products
         same_B1SS = (input_mask_BS.unsqueeze(2) == input_mask_BS.unsqueeze(1)).unsqueeze(1)
-        seen = torch.zeros((), dtype=dtype, device=input_mask_BS.device)
-        return torch.where(same_B1SS, seen, torch.full_like(seen, self.hidden))
+        return _additive(same_B1SS, self.hidden, dtype)
 
 
 class PaddingMask(nn.Module):
@@ -81,9 +86,7 @@ class PaddingMask(nn.Module):
         """Map sequence numbers [B, S] to a mask [B, 1, 1, S]."""
         real_BS = input_mask_BS > 0
         empty_B1 = ~real_BS.any(dim=1, keepdim=True)
-        seen_B11S = (real_BS | empty_B1)[:, None, None, :]
-        seen = torch.zeros((), dtype=dtype, device=input_mask_BS.device)
-        return torch.where(seen_B11S, seen, torch.full_like(seen, self.hidden))
+        return _additive((real_BS | empty_B1)[:, None, None, :], self.hidden, dtype)
 
 
 class GatherSlots(nn.Module):

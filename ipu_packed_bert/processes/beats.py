@@ -14,6 +14,8 @@ import sys
 import threading
 from typing import Any, Callable, Dict, Optional
 
+from pack_data.reading.fields import one_line
+
 # Seconds without a beat after which a rank counts as lost: all others have ended two beats later, within 30 s.
 SILENCE = 24.0
 _ROUNDS = 10  # beats in that time
@@ -111,7 +113,7 @@ class Beats:
             self._over.set()
 
     def _end_with(self, error: Dict[str, Any]) -> None:
-        text = " ".join(error["text"].split())[:150]
+        text = one_line(error["text"], 150)
         print(
             f"error: rank {error['rank']} on {error['host']} ended with an error ({text}), so rank"
             f" {self._rank} ends; fix it, then continue from the newest checkpoint",

@@ -20,6 +20,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, T
 
 from ipu_packed_bert.processes.beats import SILENCE, Beats, first_error, leave_error
 from pack_data.cli.command import NotFinite
+from pack_data.reading.fields import one_line
 
 _T = TypeVar("_T")
 
@@ -432,7 +433,7 @@ def joined(
                 raise SystemExit(status) from None
             if _is_lost_connection(error):
                 # The connection itself may have failed, so torch's message is included.
-                details = " ".join(str(error).split())[:200]
+                details = one_line(error, 200)
                 print(
                     f"error: rank {ranks.rank}: another process of this run ended{details and f' ({details})'}, so all"
                     f" end; continue from the newest checkpoint ({ranks.restart})",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
@@ -48,6 +49,10 @@ def _classified_errors() -> Iterator[None]:
         raise SdkError(problem) from error
 
 
+def _is_attached(executor: poptorch.PoplarExecutor) -> bool:
+    return executor.isCompiled() and executor.isAttachedToDevice()
+
+
 class _Inference:
     """A program without updates. It shares the IPUs with the training program; one program is attached at a time."""
 
@@ -57,18 +62,14 @@ class _Inference:
         self.stale = False  # True: its weights on the device are outdated
 
     def __call__(self, tensors: Tuple[torch.Tensor, ...]) -> Any:
-        if self.stale and self._attached:
+        if self.stale and _is_attached(self.executor):
             self.executor.copyWeightsToDevice()
         self.stale = False  # attaching copies the weights
         return self.executor(*tensors)
 
-    @property
-    def _attached(self) -> bool:
-        return self.executor.isCompiled() and self.executor.isAttachedToDevice()
-
     def detach(self) -> None:
         """Detach from the IPUs."""
-        if self._attached:
+        if _is_attached(self.executor):
             self.executor.detachFromDevice()
 
 
@@ -236,7 +237,7 @@ class IpuEngine(Engine):
         iterations = self._iterations(name, batch, fields)
         tensors = self._tensors(batch, fields)
         self.processes.summed(())  # see `step`
-        if self._training.isCompiled() and self._training.isAttachedToDevice():
+        if _is_attached(self._training):
             self._training.copyWeightsToHost()
             self._host_is_behind = False
             if self.device.kind == "ipu":
@@ -354,13 +355,10 @@ class IpuEngine(Engine):
             return state
 
         # No program has run: the moments are those of a loaded state, or zero.
-        pending = self._pending_optimizer or {}
         for moment in MOMENTS:
-            loaded = pending.get(moment, {})
-            optimizer_state[moment] = {}
-            for name, parameter in parameters.items():
-                tensor = loaded.get(name, torch.zeros_like(parameter))
-                optimizer_state[moment][name] = tensor.clone()
+            zeros = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+            loaded = (self._pending_optimizer or {}).get(moment, zeros)
+            optimizer_state[moment] = copy.deepcopy(loaded)
         return state
 
     def weights(self) -> Dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 import torch
 
 from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, Packs
+from pack_data.reading.fields import one_line
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Reader:
             yield from self._tensors()
         except (ValueError, OSError, MemoryError) as error:
             # An exception cannot be sent to the other process. A file has its message instead of a traceback.
-            line = " ".join(str(error).split()) or type(error).__name__
+            line = one_line(error) or type(error).__name__
             Path(self.error_file).write_text(line, encoding="utf-8", errors="replace")
             raise SystemExit(1) from None
 
@@ -97,7 +98,7 @@ class BatchesAhead:
     def _reading_error(self, error: Exception) -> ValueError:
         if self._error_file.is_file():
             return ValueError(self._error_file.read_text(encoding="utf-8"))
-        problem = " ".join(str(error).split())[:200] or type(error).__name__
+        problem = one_line(error, 200) or type(error).__name__
         return ValueError(
             f"the process that reads the batches has ended ({problem}), perhaps out of memory; use --set"
             " engine.asynchronous_loading=false to read them in the main process"

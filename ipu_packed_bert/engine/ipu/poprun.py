@@ -11,6 +11,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional
 
 from ipu_packed_bert.processes.ranks import Ranks, of_poprun
 from ipu_packed_bert.settings.config import Config
+from pack_data.reading.fields import one_line
 
 _initialised: List[Any] = []  # popdist, once it is initialised
 
@@ -122,7 +123,7 @@ def _meeting_point(rank: int, size: int, environment: Mapping[str, str] = os.env
     try:
         return dist.TCPStore(address, int(port), size, rank == 0, timedelta(minutes=10))
     except (RuntimeError, ValueError, TypeError) as error:
-        problem = " ".join(str(error).split())[:200]
+        problem = one_line(error, 200)
         raise ValueError(
             f"the instances cannot connect at {address}:{port} ({problem}); set MASTER_ADDR to the first host and "
             "MASTER_PORT to a free port there"
