@@ -12,7 +12,6 @@ import contextlib
 import io
 import os
 import signal
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
@@ -164,35 +163,6 @@ def _to_happen(engine: Any, at: int, what: str) -> None:
         return result(self, outputs, *arguments)
 
     engine.step, engine._result = stepped, spoilt
-
-
-def alone_on_the_device(work: Work, *, seconds: float) -> str:
-    """One instance reads its weights back, and the other does nothing for `seconds`: what the device says."""
-    with joined(instances=engines.instances):
-        pass
-    device, told = work.run.device, dist.FileStore(str(work.folder / "told"), work.size)
-    if work.rank:
-        told.wait(["told"], timedelta(minutes=5))
-        device.together("read the weights")  # what the first one has begun ends, too late
-        return ""
-    device.seconds = seconds  # from here on: the others may be slow to meet
-    try:
-        device.together("read the weights")
-    except RuntimeError as error:
-        return f"failed: {type(error).__name__}"
-    finally:
-        told.set("told", "yes")
-    return "done"
-
-
-def apart_on_the_device(work: Work) -> str:
-    with joined(instances=engines.instances):
-        pass
-    try:
-        work.run.device.together("run" if work.rank else "detach")
-    except work.sdk.devices.poptorch.Error as error:
-        return str(error)
-    return "done"
 
 
 def exchanged(work: Work) -> Dict[str, Any]:

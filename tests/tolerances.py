@@ -40,6 +40,16 @@ def same_state(one, several):
         assert_same(found=[found[name] for name in expected], expected=expected.values(), dtype=torch.float64)
 
 
+def same_records(one, several, *, rel=1e-11) -> None:
+    """Numbers of two logs, update by update, but for wall-clock seconds; what was not measured is null in both."""
+    assert len(one) == len(several) > 0
+    for expected, found in zip(one, several):
+        assert found.keys() == expected.keys()
+        for name in expected.keys() - {"seconds"}:
+            number = expected[name]
+            assert found[name] == (number if number is None else pytest.approx(number, rel=rel)), name
+
+
 def same(found, expected) -> None:
     """Compare the fields of two dataclasses of numbers, such as costs, but for rounding."""
     for field in expected.__dataclass_fields__:

@@ -12,7 +12,6 @@ from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.training import run
 from ipu_packed_bert.training.prepared import Beginning, Begun
 from ipu_packed_bert.training.pretraining import PacksRun
-from pack_data.cli.command import run_main
 from tests.fakes.cuda import pretend
 from tests.imports import CONFIGS
 from tests.refusals import refused
@@ -38,11 +37,6 @@ def test_without_ipus_a_gpu_comes_before_the_cpu_and_is_named(monkeypatch):
     assert not choose_engine(load_config(POD16, ["engine.device=cpu"])).cuda
 
 
-def test_a_configuration_for_gpus_is_refused_in_one_line_where_none_is():
-    with refused("engine.device=cpu"):
-        choose_engine(load_config(CONFIGS / "packed_phase2_gpu1.yml"))
-
-
 @pytest.mark.parametrize("gpu", [True, False])
 def test_it_still_shrinks_and_names_the_ways_to_run_in_full(gpu, monkeypatch, capsys):
     if gpu:
@@ -66,9 +60,3 @@ def test_whole_is_for_a_new_run():
     assert pretrain.parse(["--config", "packed_host", "--whole"]).whole
     with refused("--whole", "--resume"):
         pretrain.parse(["--resume", "runs/a", "--whole"])
-
-
-def test_a_gpu_configuration_ends_with_one_error_line_on_a_machine_without(capsys, tmp_path):
-    assert run_main(pretrain.main, ["--config", "packed_phase1_gpu1", "--out", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: engine.device is cuda") and error.count("\n") == 1

@@ -28,11 +28,12 @@ CONFIG = Config(
 
 
 def weights(engine):
-    return [engine.state()["model"][name] for name in sorted(engine.state()["model"])]
+    state = engine.state()["model"]
+    return [state[name] for name in sorted(state)]
 
 
 def same_bits(first, second):
-    return all(torch.equal(a, b) for a, b in zip(first, second)) and len(first) == len(second) > 0
+    return len(first) == len(second) > 0 and all(map(torch.equal, first, second))
 
 
 @pytest.mark.parametrize("name, normalisation", [("lamb", "token"), ("adamw", "sequence")])
@@ -59,9 +60,12 @@ def test_a_step_is_what_it_says():
     optimizer = build_optimizer(model, CONFIG.optimizer, betas=(0.9, 0.999), in_pieces=True)
     number = len(batch["input_ids"]) // 2
     assert number >= 2
-    loss, correct = 0.0, 0.0
+    loss = 0.0
+    correct = 0.0
     for index in range(number):
-        output = model(*(torch.from_numpy(batch[name][2 * index : 2 * index + 2]) for name in BATCH_FIELDS))
+        rows = slice(2 * index, 2 * index + 2)
+        fields = [torch.from_numpy(batch[name][rows]) for name in BATCH_FIELDS]
+        output = model(*fields)
         (output.loss / number).backward()
         loss += output.loss.item() / number
         correct += output.mlm_correct.item()
@@ -78,7 +82,8 @@ def test_a_step_is_what_it_says():
     assert result.loss == pytest.approx(result.metrics["mlm_loss"] + result.metrics["nsp_loss"])
     assert result.metrics["mlm_accuracy"] == correct / count(batch)["masked_tokens"]
     assert result.seconds > 0.0 and result.cycles is None
-    assert same_bits(weights(engine), [model.state_dict()[name] for name in sorted(model.state_dict())])
+    state = model.state_dict()
+    assert same_bits(weights(engine), [state[name] for name in sorted(state)])
 
 
 def test_continuation_is_bit_identical_with_dropout():
@@ -138,8 +143,10 @@ def test_compiled_it_is_as_many_graphs_for_each_mode_whatever_its_layers(monkeyp
     compiled.compile(batches[0])
     assert len(graphs) == graphs_of(plain.model)
     for batch in batches:
-        assert compiled.step(batch, 1e-2).loss == pytest.approx(plain.step(batch, 1e-2).loss, rel=1e-6)
-        assert compiled.evaluate(batch).loss == pytest.approx(plain.evaluate(batch).loss, rel=1e-6)
+        steps = [engine.step(batch, 1e-2).loss for engine in (compiled, plain)]
+        assert steps[0] == pytest.approx(steps[1], rel=1e-6)
+        evaluations = [engine.evaluate(batch).loss for engine in (compiled, plain)]
+        assert evaluations[0] == pytest.approx(evaluations[1], rel=1e-6)
     assert len(graphs) == 2 * graphs_of(plain.model)
     assert set(compiled.state()["model"]) == set(plain.state()["model"])
     count_graphs(monkeypatch, "no_compiler_here")
@@ -162,7 +169,11 @@ def test_gradients_change_nothing_and_have_no_dropout_unless_asked(alone):
     drawn = [engine.gradients(batch, alone=alone, dropout=True) for _ in range(2)]
     for found in (engine.gradients(batch, alone=alone), engine.gradients(batch)):
         assert found.result.loss == pytest.approx(expected.result.loss, rel=1e-6)
-        assert_same(found=[*found.by_name.values()], expected=[*expected.by_name.values()], dtype=torch.float32)
+        assert_same(
+            found=[*found.by_name.values()],
+            expected=[*expected.by_name.values()],
+            dtype=torch.float32,
+        )
     assert drawn[0].result.loss == drawn[1].result.loss != expected.result.loss
     assert same_bits(drawn[0].by_name.values(), drawn[1].by_name.values())
     assert engine.step(batch, 1e-2).loss == fresh.step(batch, 1e-2).loss
@@ -175,20 +186,16 @@ def test_an_empty_batch_moves_nothing_but_decay():
     engine = host_engine(CONFIG.changed("optimizer", weight_decay=0.0), device="cpu")
     before = weights(engine)
     result = engine.step(batch, 1e-2)
-    assert (result.loss, result.metrics["mlm_accuracy"], result.metrics["nsp_accuracy"]) == (0.0, 0.0, 0.0)
+    assert (
+        result.loss,
+        result.metrics["mlm_accuracy"],
+        result.metrics["nsp_accuracy"],
+    ) == (
+        0.0,
+        0.0,
+        0.0,
+    )
     assert same_bits(before, weights(engine))
-
-
-def test_training_learns_in_both_precisions():
-    batch = make_batches(1, depth=3, micro_batch=2)[0]
-    ends = {}
-    for precision in ("float32", "bfloat16"):
-        engine = host_engine(CONFIG.changed("engine", precision=precision), device="cpu")
-        losses = [engine.step(batch, 2e-2).loss for _ in range(12)]
-        assert losses[-1] < 0.7 * losses[0]
-        ends[precision] = losses[0]
-        assert all(value.dtype == torch.float32 for value in engine.state()["model"].values())
-    assert ends["bfloat16"] == pytest.approx(ends["float32"], rel=0.02)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -218,7 +225,8 @@ def test_attention_chosen_for_the_machine():
     assert attention(half) == attention(change(CONFIG, **dropout)) == within("eager")
     assert attention(half.changed("engine", attention="sdpa")) == Attention("sdpa")
     compiled = CONFIG.changed("engine", compile=True)  # one shape for all batches
-    assert attention(compiled) == Attention("sdpa") and attention(change(compiled, **dropout)) == Attention("eager")
+    assert attention(compiled) == Attention("sdpa")
+    assert attention(change(compiled, **dropout)) == Attention("eager")
     assert attention(CONFIG.changed("data", max_sequences_per_pack=None)) == within("sdpa")
 
 

@@ -4,6 +4,7 @@ test_ipu_tier.py has what also runs on what the stand-in stands for.
 """
 
 import contextlib
+import copy
 import itertools
 import json
 import re
@@ -169,20 +170,6 @@ def test_the_adapted_network_computes_the_same(sdk, next_sentence, mask):
     assert relative_error(*gradients) <= 1e-12
 
 
-def test_every_layer_is_a_checkpoint_and_the_product_is_serialised(sdk):
-    ipu, stand_in = sdk
-    config = make_config(layers_per_ipu=(1, 1), accumulation=5)
-    engine = make_engine(sdk, config)
-    engine.compile(make_batch(config))
-    program = machine.programs[-1]
-    graph = program.graph
-    assert graph.checkpoints == 2
-    assert graph.serialised == [(stand_in.MatMulSerializationMode.OutputChannels, 2)]
-    assert graph.blocks == [(block.name, block.ipu) for block in placed(config).blocks]
-    assert program.stages == [0, 1, 0]
-    assert {home for name, home in program.homes.items() if "word_embeddings" in name} == {0}
-
-
 def test_evaluation_equals_the_hosts_and_changes_nothing(sdk):
     config = make_config(layers_per_ipu=(1, 1), replicas=2, accumulation=5, model={"hidden_dropout": 0.1})
     batches = [make_batch(config, seed=seed) for seed in range(3)]
@@ -262,18 +249,18 @@ def test_a_resumed_run_is_bit_identical(sdk, name):
 def test_state_is_plain_and_survives_saving(sdk, tmp_path):
     config = make_config()
     engine = make_engine(sdk, config)
-    fresh = engine.state()
-    assert fresh["optimizer"]["step"] == 0
-    assert all(float(t.abs().max()) == 0.0 for t in fresh["optimizer"]["exp_avg"].values())
+    fresh = engine.state()["optimizer"]
+    assert fresh["step"] == 0
+    assert not any(moment.any() for moment in fresh["exp_avg"].values())
     engine.step(make_batch(config), 0.01)
     torch.save(engine.state(), tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     assert {t.dtype for t in state["model"].values()} == {torch.float32}
     engine.load_state(state)
     # It is a copy: training on does not change it.
-    kept = {name: tensor.clone() for name, tensor in state["model"].items()}
+    kept = copy.deepcopy(state)
     engine.step(make_batch(config), 0.01)
-    assert all(torch.equal(kept[name], tensor) for name, tensor in state["model"].items())
+    assert_same_weights(state, kept, tolerance=0.0)
 
 
 def test_moments_are_found_by_the_end_of_their_names(sdk):
@@ -297,23 +284,35 @@ def test_moments_are_found_by_the_end_of_their_names(sdk):
 def test_options_say_what_the_configuration_says(sdk):
     ipu, stand_in = sdk
     path = "configs/packed_phase2_pod16.yml"
-    settings = ("executable_cache=cache", "profile_directory=profile", "log_cycles=true", "automatic_loss_scaling=true")
+    settings = (
+        "executable_cache=cache",
+        "profile_directory=profile",
+        "log_cycles=true",
+        "automatic_loss_scaling=true",
+    )
     config = load_config(path, [f"engine.{each}" for each in settings])
     device = ipu.devices.Device("ipu", "")
     options = ipu.options.training_options(config, device, ipu.devices.Instance(0, 1, 4, False), accumulation=1027)
     values = options.toDict()
-    assert values["replication_factor"] == 4 and values["device_iterations"] == 1
-    assert values["output_mode"] == stand_in.OutputMode.Sum
-    assert values["random_seed"] == config.run.seed
-    assert values["available_memory_proportion"] == {0: 0.10, 1: 0.15, 2: 0.15, 3: 0.15}
-    assert values["execution_mode"] == 0  # pipelined
-    assert values["cachePath"] == "cache" and values["instrumentWithHardwareCycleCounter"] is True
-    assert values["syntheticDataMode"] == 0
-    assert values["gradient_accumulation"] == 1027 and values["automaticLossScalingSettings.enabled"] is True
-    assert values["accumulation_and_replication_reduction_type"] == stand_in.ReductionType.Mean
-    assert values["enableStochasticRounding"] is True and values["partialsTypeMatMuls"] == "half"
-    assert values["location_optimizer"] == {"onChip": 0, "useReplicatedTensorSharding": 1}
-    assert values["accumulateOuterFragmentSettings.schedule"] == 3
+    expected = {
+        "replication_factor": 4,
+        "device_iterations": 1,
+        "output_mode": stand_in.OutputMode.Sum,
+        "random_seed": config.run.seed,
+        "available_memory_proportion": {0: 0.10, 1: 0.15, 2: 0.15, 3: 0.15},
+        "execution_mode": 0,  # pipelined
+        "cachePath": "cache",
+        "instrumentWithHardwareCycleCounter": True,
+        "syntheticDataMode": 0,
+        "gradient_accumulation": 1027,
+        "automaticLossScalingSettings.enabled": True,
+        "accumulation_and_replication_reduction_type": stand_in.ReductionType.Mean,
+        "enableStochasticRounding": True,
+        "partialsTypeMatMuls": "half",
+        "location_optimizer": {"onChip": 0, "useReplicatedTensorSharding": 1},
+        "accumulateOuterFragmentSettings.schedule": 3,
+    }
+    assert {name: values[name] for name in expected} == expected
     # Engine options are set as a whole: those of profiling and the others must both be there.
     assert set(values["engineOptions"]) == {
         "opt.useAutoloader",
@@ -341,7 +340,12 @@ REACHED = [
     ({"stochastic_rounding": False}, "ipu", "enableStochasticRounding", False),
     ({"synthetic_data": True}, "ipu", "syntheticDataMode", 2),
     ({"log_cycles": False}, "ipu", "instrumentWithHardwareCycleCounter", False),
-    ({"recompute_layers": None}, "ipu", "autoRecomputation", 4),  # RecomputeAll: not PopTorch's default on one IPU
+    (
+        {"recompute_layers": None},
+        "ipu",
+        "autoRecomputation",
+        4,
+    ),  # RecomputeAll: not PopTorch's default on one IPU
     ({"recompute_layers": False}, "ipu", "autoRecomputation", 0),
     ({"ipu_model": True}, "ipu_model", "use_model", True),
     ({"ipu_model": True}, "ipu_model", "instrumentWithHardwareCycleCounter", False),
@@ -387,25 +391,40 @@ def test_half_first_moments_travel_as_float32(sdk):
 
 
 SDK_MESSAGES = [
-    ("host memory", "'poplar_stream_memory_allocation_error': memory allocation of a stream buffer failed"),
+    (
+        "host memory",
+        "'poplar_stream_memory_allocation_error': memory allocation of a stream buffer failed",
+    ),
     ("host memory", "std::bad_alloc"),
     ("host memory", "mmap: Cannot allocate memory"),
     ("tile memory", "'poplar_graph_memory_allocation_error': Out of memory on tile 12: 7 bytes"),
     ("tile memory", "Out of memory: Cannot fit all variable data onto one or more tiles"),
-    ("linker", "'poplar_link_error': Failed to link the program. Output: ld.lld: error: undefined symbol __x"),
+    (
+        "linker",
+        "'poplar_link_error': Failed to link the program. Output: ld.lld: error: undefined symbol __x",
+    ),
     # graphcore/poptorch, issues 3 and 14.
-    ("no device", "In a/Compiler.cpp:627: 'poptorch_cpp_error': Failed to acquire 1 IPU(s)\nError raised in:\n [0] x"),
+    (
+        "no device",
+        "In a/Compiler.cpp:627: 'poptorch_cpp_error': Failed to acquire 1 IPU(s)\nError raised in:\n [0] x",
+    ),
     ("no device", "Failed to acquire 4 IPU(s): IPUOF_VIPU_API_PARTITION_ID is not set"),
     ("no device", "Could not connect to the V-IPU controller"),
     ("no device", "Could not find a device that supports the IPU-Link configuration"),
-    ("link", "'poplar_unrecoverable_runtime_error': Fabric error: connection not established: CONNECTION_KILL"),
+    (
+        "link",
+        "'poplar_unrecoverable_runtime_error': Fabric error: connection not established: CONNECTION_KILL",
+    ),
     ("link", "IPUoF: IPU-Links are down"),
     ("reset needed", "'poplar_recoverable_runtime_error': host sync timeout [IPU_RESET]"),
     ("reset needed", "'poplar_recoverable_runtime_error': Fabric error"),
     ("wrong version", "Invalid file x: Version mismatch: 3.3 is not 3.4"),
     ("other", "'poplar_unrecoverable_runtime_error': the hardware has failed"),
     ("other", "'popart_exception': no device-to-host stream of tensor ipu_reset_counter"),
-    ("other", "'std::out_of_range': basic_string::replace: __pos (which is 5) > this->size() (which is 0)" * 9),
+    (
+        "other",
+        "'std::out_of_range': basic_string::replace: __pos (which is 5) > this->size() (which is 0)" * 9,
+    ),
 ]
 
 
@@ -451,8 +470,14 @@ def test_an_error_of_the_sdk_is_one_line(sdk, monkeypatch):
 @pytest.mark.parametrize(
     "fault, complaint",
     [
-        ("assert False, 'PopTorch only works with torch==2.0.1'", "torch==2.0.1"),  # as PopTorch compares versions
-        ("raise ImportError('libpopart.so: cannot open shared object file')", "libpopart.so"),  # the SDK is not enabled
+        (
+            "assert False, 'PopTorch only works with torch==2.0.1'",
+            "torch==2.0.1",
+        ),  # as PopTorch compares versions
+        (
+            "raise ImportError('libpopart.so: cannot open shared object file')",
+            "libpopart.so",
+        ),  # the SDK is not enabled
     ],
 )
 def test_a_broken_sdk_is_one_line(tmp_path, monkeypatch, fault, complaint):
@@ -502,17 +527,6 @@ def test_fewer_ipus_than_asked_for():
         config = load_config(Path("configs") / f"{name}.yml", [f"engine.kind={kind}"])
         with installed(ipus=ipus), refused(f"needs {config.ipus} IPU", f"has {ipus} IPU", way_out):
             choose_engine(config)
-
-
-def test_a_program_has_at_most_64_ipus():
-    config = load_config("configs/packed_phase2_pod64.yml", ["engine.kind=ipu"])
-    larger = config.changed("placement", replicas=64)
-    assert larger.ipus == 256 and not cross_check(larger)
-    with installed(ipus=256) as sdk:
-        sdk[0].devices.refuse_too_many(config, 16)
-        with refused("--num-instances 4 --num-replicas 64"):
-            sdk[0].engine.IpuEngine(larger, Pretraining(larger), sdk[0].devices.Device("ipu", ""), packing_factor=1.0)
-        sdk[0].devices.refuse_too_many(larger, 16)  # one of four processes
 
 
 @pytest.mark.parametrize("attached", [1, 2, 7])
@@ -617,7 +631,12 @@ def test_an_executable_of_another_configuration_or_another_file_is_one_line(tmp_
                 make_engine(sdk, change(config, **sections)).compile(batch)
         for content, damage, run_config, run_batch in (
             (program, note, config, narrow),
-            (program, {**note, "compiled_for": {**compiled_for, "poptorch": "3.3.0"}}, config, batch),
+            (
+                program,
+                {**note, "compiled_for": {**compiled_for, "poptorch": "3.3.0"}},
+                config,
+                batch,
+            ),
             (program[:100], note, config, batch),
             (program, {**note, "format": 2}, config, batch),
             # Another program under this note: PopTorch itself refuses it.
@@ -656,8 +675,22 @@ def test_a_program_compiled_away_from_the_data(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pretraining, "of_embedded_corpus", lambda manifest: True)
     config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
     file = tmp_path / "training.poptorch"
-    line = ["--config", config, "--engine", "ipu", "--steps", "5000", "--set", "engine.half_weights=false"]
-    line += ["--set", "batch.gradient_accumulation=24", "--set", "optimizer.packing_adjustment=accumulation"]
+    line = [
+        "--config",
+        config,
+        "--engine",
+        "ipu",
+        "--steps",
+        "5000",
+        "--set",
+        "engine.half_weights=false",
+    ]
+    line += [
+        "--set",
+        "batch.gradient_accumulation=24",
+        "--set",
+        "optimizer.packing_adjustment=accumulation",
+    ]
     with installed(ipus=0):
         assert command(*line, "--set", f"engine.offline_export={file}", "--packing-factor", "3") == 0
     printed = capsys.readouterr().out
@@ -673,7 +706,10 @@ def loading(tmp_path):
     folder = tiny_data(tmp_path / "data")
 
     def made(*overrides):
-        config, store = load_config(tiny_config(tmp_path / "tiny.yml", folder), list(overrides)), PackStore.open(folder)
+        config, store = (
+            load_config(tiny_config(tmp_path / "tiny.yml", folder), list(overrides)),
+            PackStore.open(folder),
+        )
         return store, config, global_batches(store, config, packing_factor=1.0)
 
     return made

@@ -35,7 +35,13 @@ def sources():
 def test_what_the_engine_uses_is_in_older_releases_too():
     """3.3, the oldest that engine/ipu/ takes, is the SDK of Argonne's Bow Pod64; 3.1 and 3.2 have other torch."""
     names = set().union(*map(attributes_of, sources()))
-    assert {"deviceIterations", "gradientAccumulation", "cycleCount", "LAMB", "recomputationCheckpoint"} <= names
+    assert {
+        "deviceIterations",
+        "gradientAccumulation",
+        "cycleCount",
+        "LAMB",
+        "recomputationCheckpoint",
+    } <= names
     for release in ("3.3", "3.2", "3.1"):
         assert newer_than(names, release) == []
     assert re.search(r"_OLDEST = \((\d), (\d)\)", "".join(sources())).groups() == ("3", "3")

@@ -25,14 +25,16 @@ def recomputing(config: Config, value: bool) -> Config:
 def test_it_changes_no_bit(attention, precision):
     config = CONFIG.changed("engine", attention=attention, precision=precision)
     batches = make_batches(3, depth=3, micro_batch=2)
-    ends = []
+    losses = []
+    weights = []
     for value in (False, True):
         engine = host_engine(recomputing(config, value), device="cpu")
-        losses = [engine.step(batch, 1e-2).loss for batch in batches] + [engine.evaluate(batches[0]).loss]
-        state = engine.state()
-        ends.append((losses, list(state["model"].values()), list(state["model"])))
-    assert ends[0][0] == ends[1][0] and ends[0][2] == ends[1][2]
-    assert all(torch.equal(a, b) for a, b in zip(ends[0][1], ends[1][1]))
+        steps = [engine.step(batch, 1e-2).loss for batch in batches]
+        losses.append([*steps, engine.evaluate(batches[0]).loss])
+        weights.append(engine.state()["model"])
+    assert losses[0] == losses[1]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
 
 
 def kept(config: Config) -> int:
@@ -45,7 +47,10 @@ def kept(config: Config) -> int:
     def keep(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            found[storage.data_ptr()] = (storage.nbytes(), storage)  # kept alive: no address comes twice
+            found[storage.data_ptr()] = (
+                storage.nbytes(),
+                storage,
+            )  # kept alive: no address comes twice
         return tensor
 
     engine.model.train()
@@ -71,10 +76,8 @@ def test_on_ipus_it_is_the_default_and_on_the_host_it_is_not():
     engine = CONFIG.engine
     assert engine.recomputes(ipus=True) and not engine.recomputes(ipus=False)
     for value in (True, False):
-        assert recomputing(CONFIG, value).engine.recomputes(ipus=True) is value
-        assert recomputing(CONFIG, value).engine.recomputes(ipus=False) is value
-    assert "layers recomputed" in host_engine(recomputing(CONFIG, True), device="cpu").description
-    assert "layers recomputed" not in host_engine(CONFIG, device="cpu").description
+        chosen = recomputing(CONFIG, value).engine
+        assert chosen.recomputes(ipus=True) is chosen.recomputes(ipus=False) is value
 
 
 def test_compiled_it_has_no_more_graphs(monkeypatch):

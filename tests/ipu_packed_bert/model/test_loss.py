@@ -45,11 +45,19 @@ NSP_LABELS = int32([1, 0, 0], [0, 0, 0])
 NSP_WEIGHTS = int32([1, 1, 0], [1, 0, 0])
 
 
-def loss_of(normalisation, *, next_sentence=True, mlm_scale=1.0, nsp_scale=1.0, mlm_logits=MLM_LOGITS):
+def loss_of(
+    normalisation,
+    *,
+    next_sentence=True,
+    mlm_scale=1.0,
+    nsp_scale=1.0,
+    mlm_logits=MLM_LOGITS,
+):
     loss = PretrainingLoss(LossConfig(normalisation=normalisation, next_sentence=next_sentence))
     nsp = NSP_LOGITS if next_sentence else None
-    scales = torch.full((2,), mlm_scale), torch.full((2,), nsp_scale)
-    return loss(mlm_logits, nsp, IDS, WEIGHTS, NSP_LABELS, NSP_WEIGHTS, *scales)
+    mlm_scale_B = torch.full((2,), mlm_scale)
+    nsp_scale_B = torch.full((2,), nsp_scale)
+    return loss(mlm_logits, nsp, IDS, WEIGHTS, NSP_LABELS, NSP_WEIGHTS, mlm_scale_B, nsp_scale_B)
 
 
 def test_token_normalisation_by_hand():
@@ -65,7 +73,8 @@ def test_token_normalisation_by_hand():
 def test_sequence_normalisation_by_hand():
     # Sequence 1: mean of log 4 and log 2; 2: 0; 3: log 2. Paper section 3.2.3: each weighs the same.
     output = loss_of("sequence", mlm_scale=1 / 3, nsp_scale=1 / 3)
-    assert output.mlm_loss.item() == pytest.approx(((LOG4 + LOG2) / 2 + 0 + LOG2) / 3)
+    first = (LOG4 + LOG2) / 2
+    assert output.mlm_loss.item() == pytest.approx((first + 0 + LOG2) / 3)
 
 
 @pytest.mark.parametrize("normalisation", ["token", "sequence"])
@@ -73,7 +82,8 @@ def test_unused_slots_have_no_gradient(normalisation):
     logits = MLM_LOGITS.clone().requires_grad_()
     loss_of(normalisation, mlm_logits=logits).loss.backward()
     used = (WEIGHTS > 0).unsqueeze(2).expand_as(logits)
-    assert not logits.grad[~used].any() and logits.grad[used].any()
+    assert not logits.grad[~used].any()
+    assert logits.grad[used].any()
     assert torch.isfinite(logits.grad).all()
 
 
@@ -104,30 +114,6 @@ def test_half_logits_are_summed_in_float32(half):
     expected = loss(logits.double(), None, *arguments)
     assert output.loss.dtype == torch.float32
     assert output.loss.item() == pytest.approx(expected.loss.item(), rel=1e-6)
-
-
-def test_half_logits_lose_what_rounding_loses(spread=4.0):
-    """docs/ipu.md. Soft-max and logarithm of float16 logits, their results rounded to float16, against float32.
-
-    Half has 11 bits: a logarithm of about -10 is wrong by 2^-8 at most, and so is, relatively, its probability. The
-    loss scaling lifts those of 30,522 words above half's smallest numbers.
-    """
-    generator = torch.Generator().manual_seed(0)
-    logits = (spread * torch.randn(1, 64, 30522, generator=generator)).half()
-    labels = torch.randint(0, 30522, (1, 64), generator=generator)
-    scale = 8192.0 / 64
-    exact = logits.float().requires_grad_()
-    loss = cross_entropy(exact, labels).mean()
-    (loss * 8192.0).backward()
-    # What an IPU leaves in half: the logarithm of the soft-max and the gradient.
-    rounded = torch.log_softmax(logits.float(), 2).half()
-    found = -rounded.gather(2, labels.unsqueeze(2)).float().mean()
-    of_label = torch.zeros_like(exact).scatter_(2, labels.unsqueeze(2), 1.0)
-    gradient = ((rounded.float().exp() - of_label) * scale).half().float()
-    others = 1.0 - of_label  # the label's own is nearly -1 and hides them
-    in_loss = float((found - loss.detach()).abs() / loss.detach())
-    in_gradient = float(((gradient - exact.grad) * others).norm() / (exact.grad * others).norm())
-    assert in_loss <= 1e-4 and in_gradient <= 3e-3
 
 
 def test_a_loss_that_is_not_widened_is_the_same_function():

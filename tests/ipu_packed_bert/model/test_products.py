@@ -8,54 +8,49 @@ from ipu_packed_bert.model.packed import BATCH_FIELDS, GatherSlots
 from ipu_packed_bert.model.products import OneHotSlots, _SequenceCodes, mask_in_product
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import (
-    BatchConfig,
-    DataConfig,
-    EngineConfig,
-    LossConfig,
     ModelConfig,
-    OptimizerConfig,
     mask_columns,
 )
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import initial_network
 from tests.tolerances import relative_error
 
-SLOTS, VOCABULARY = 32, 61
+SLOTS = 32
+VOCABULARY = 61
 HIDDEN = -1024.0
 
 
-def config_for(*, heads=4, **sections):
-    return Config(
-        data=DataConfig(max_sequence_length=SLOTS, max_predictions_per_sequence=6, max_sequences_per_pack=None),
-        model=ModelConfig(
-            vocabulary_size=VOCABULARY,
-            hidden_size=32,
-            num_layers=2,
-            num_heads=heads,
-            intermediate_size=48,
-            max_position_embeddings=SLOTS,
-            hidden_dropout=0.0,
-            initializer_range=0.4,
-        ),
-        loss=LossConfig(),
-        optimizer=OptimizerConfig(),
-        batch=BatchConfig(),
-        engine=EngineConfig(**sections),
+CONFIG = Config(
+    model=ModelConfig(
+        vocabulary_size=VOCABULARY,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=SLOTS,
+        hidden_dropout=0.0,
+        initializer_range=0.4,
     )
+)
+
+
+def network_of(depth):
+    """Return a float64 network with the mask as a product; 0: with the additive mask."""
+    network = initial_network(CONFIG).double()
+    if depth:
+        mask_in_product(network, sequences=depth, columns=mask_columns(CONFIG.model, depth))
+    return network
 
 
 def fields_of(depth, *, seed=0, rows=6):
     """Mixed packs of up to `depth` sequences and padding, one of them full, one empty."""
     rng = np.random.default_rng([seed, depth])
-    lengths = [int(n) for n in rng.integers(1, max(2, 2 * SLOTS // (depth + 1)), rows * depth)] + [SLOTS]
-    packs = random_packs(rng, lengths, slots=SLOTS, depth=depth)[: rows - 2] + [[len(lengths) - 1], []]
-    batch = lay_out(
-        packs,
-        random_sequences(rng, lengths=lengths, vocabulary=VOCABULARY),
-        slots=SLOTS,
-        depth=depth,
-        predictions=SLOTS,
-    )
+    longest = max(2, 2 * SLOTS // (depth + 1))
+    lengths = [*rng.integers(1, longest, rows * depth).tolist(), SLOTS]
+    packs = random_packs(rng, lengths, slots=SLOTS, depth=depth)[: rows - 2]
+    packs += [[len(lengths) - 1], []]
+    examples = random_sequences(rng, lengths=lengths, vocabulary=VOCABULARY)
+    batch = lay_out(packs, examples, slots=SLOTS, depth=depth, predictions=SLOTS)
     batch = with_scales(batch, micro_batches=1, normalisation="token")
     return {name: torch.from_numpy(batch[name]) for name in BATCH_FIELDS}
 
@@ -63,30 +58,28 @@ def fields_of(depth, *, seed=0, rows=6):
 @pytest.mark.parametrize("depth", [1, 3, 7, 16])
 def test_losses_and_gradients_are_those_of_the_additive_mask(depth):
     """float64, 1e-12; with weights far from the initial ones, so that scores differ by tens."""
-    config, fields = config_for(), fields_of(depth)
-    assert int(fields["input_mask"].max()) == depth and int(fields["input_mask"].min()) == 0
-    plain, product = initial_network(config).double(), initial_network(config).double()
-    mask_in_product(product, sequences=depth, columns=mask_columns(config.model, depth))
-    product.load_state_dict(plain.state_dict())
-    outputs = [network(*fields.values()) for network in (plain, product)]
-    for _network, output in zip((plain, product), outputs):
+    fields = fields_of(depth)
+    assert fields["input_mask"].unique().tolist() == list(range(depth + 1))
+    outputs = []
+    gradients = []
+    for network in (network_of(0), network_of(depth)):
+        output = network(*fields.values())
         output.loss.backward()
-    for expected, found in zip(*outputs):
-        assert abs((found - expected).item()) <= 1e-12 * max(1.0, abs(expected.item()))
-    gradients = [
-        [p.grad for name, p in network.named_parameters() if not name.endswith("key.bias")]
-        for network in (product, plain)
-    ]
+        outputs.append([value.item() for value in output])
+        parameters = network.named_parameters()
+        gradients.append([each.grad for name, each in parameters if not name.endswith("key.bias")])
+    assert outputs[1] == pytest.approx(outputs[0], rel=1e-12, abs=1e-12)
     assert relative_error(*gradients) <= 1e-12
 
 
 def test_a_control_without_codes():
     """All codes zero, so that everybody sees everybody: the losses differ by far more than any tolerance."""
-    config, fields = config_for(), fields_of(3)
-    plain, blind = initial_network(config).double(), initial_network(config).double()
-    mask_in_product(blind, sequences=3, columns=mask_columns(config.model, 3))
+    fields = fields_of(3)
+    blind = network_of(3)
     blind.attention_mask.codes.zero_()
-    assert abs(blind(*fields.values()).loss / plain(*fields.values()).loss - 1.0).item() > 1e-3
+    expected = network_of(0)(*fields.values()).loss
+    found = blind(*fields.values()).loss
+    assert abs(found / expected - 1.0).item() > 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -104,19 +97,32 @@ def test_products_of_codes_are_exactly_zero_or_multiples_of_1024(sequences, dtyp
     numbers = torch.arange(sequences + 1, dtype=torch.int32)
     # CPU products of half numbers are not in every torch: the codes are looked up in float32, where each sum has one
     # term.
-    codes = _SequenceCodes(sequences, 2 * sequences.bit_length() + 3)(numbers[None], torch.float32)[0]
+    columns = 2 * sequences.bit_length() + 3
+    codes = _SequenceCodes(sequences, columns)(numbers[None], torch.float32)[0]
     assert torch.equal(codes.to(dtype).float(), codes)
     assert set(codes.abs().unique().tolist()) == {0.0, 32.0}
     product = codes[0].double() @ codes[1].double().T
-    digits = torch.tensor([[bin(a ^ b).count("1") for b in range(sequences + 1)] for a in range(sequences + 1)])
-    assert torch.equal(product, HIDDEN * digits.double())
+    for number in range(sequences + 1):
+        digits = [bin(number ^ other).count("1") for other in range(sequences + 1)]
+        assert product[number].tolist() == [HIDDEN * differing for differing in digits]
     assert torch.equal(product.to(dtype).double(), product)
 
 
 def test_the_table_of_the_docstring():
-    codes = _SequenceCodes(3, 4)(torch.arange(4, dtype=torch.int32)[None], torch.float32)[0]
-    assert codes[0].tolist() == [[0, 32, 0, 32], [0, 32, 32, 0], [32, 0, 0, 32], [32, 0, 32, 0]]
-    assert codes[1].tolist() == [[-32, 0, -32, 0], [-32, 0, 0, -32], [0, -32, -32, 0], [0, -32, 0, -32]]
+    numbers = torch.arange(4, dtype=torch.int32)[None]
+    codes = _SequenceCodes(3, 4)(numbers, torch.float32)[0]
+    assert codes[0].tolist() == [
+        [0, 32, 0, 32],
+        [0, 32, 32, 0],
+        [32, 0, 0, 32],
+        [32, 0, 32, 0],
+    ]
+    assert codes[1].tolist() == [
+        [-32, 0, -32, 0],
+        [-32, 0, 0, -32],
+        [0, -32, -32, 0],
+        [0, -32, 0, -32],
+    ]
 
 
 def half_sums(terms, order):
@@ -135,15 +141,18 @@ def test_half_partials_in_any_order_leave_the_scores_of_a_sequence_as_they_are(s
     sequences soft-max gives exactly 0, as for the additive mask.
     """
     rng = np.random.default_rng(seed)
-    width, depth = 64, 7
+    width = 64
+    depth = 7
     numbers = fields_of(depth, seed=seed)["input_mask"][:2]
     codes = _SequenceCodes(depth, 16)(numbers, torch.float32).numpy().astype(np.float16)
-    query, key = (rng.normal(0.0, 2.0, (2, SLOTS, width)).astype(np.float16) for _ in range(2))
+    query, key = rng.normal(0.0, 2.0, (2, 2, SLOTS, width)).astype(np.float16)
 
-    def terms(a, b):
-        return (a[:, :, None, :].astype(np.float32) * b[:, None, :, :]).astype(np.float16)
+    def terms(left, right):
+        product = left[:, :, None, :].astype(np.float32) * right[:, None, :, :]
+        return product.astype(np.float16)
 
-    head, mask = terms(query, key), terms(codes[:, 0], codes[:, 1])
+    head = terms(query, key)
+    mask = terms(codes[:, 0], codes[:, 1])
     order = rng.permutation(width + mask.shape[-1])
     with_codes = half_sums(np.concatenate((head, mask), axis=-1), order)
     without = half_sums(head, [index for index in order if index < width])
@@ -158,9 +167,8 @@ def test_half_partials_in_any_order_leave_the_scores_of_a_sequence_as_they_are(s
 def test_gradients_of_the_codes_columns_stay_as_small_as_the_others():
     """They are computed and thrown away; were they large, they could overflow float16 and be counted as loss scaling
     gone wrong."""
-    config, fields = config_for(), fields_of(3)
-    network = initial_network(config).double()
-    mask_in_product(network, sequences=3, columns=mask_columns(config.model, 3))
+    fields = fields_of(3)
+    network = network_of(3)
     seen = []
 
     def watch(module, inputs, output):
@@ -169,14 +177,24 @@ def test_gradients_of_the_codes_columns_stay_as_small_as_the_others():
     network.bert.encoder.layer[0].attention.self.scores.register_forward_hook(watch)
     network(*fields.values()).loss.backward()
     ((gradient, query, codes),) = seen
-    of_codes = torch.matmul(gradient.transpose(2, 3), codes[:, 0].unsqueeze(1)).abs().max()
-    of_key = torch.matmul(gradient.transpose(2, 3), query).abs().max()
-    assert 0 < of_codes < 32 * max(1.0, 1.0 / float(query.abs().max())) * of_key
+    turned = gradient.transpose(2, 3)
+    own = codes[:, 0].unsqueeze(1)
+    of_codes = torch.matmul(turned, own).abs().max()
+    of_key = torch.matmul(turned, query).abs().max()
+    largest = float(query.abs().max())
+    assert 0 < of_codes < 32 * max(1.0, 1.0 / largest) * of_key
 
 
 def test_columns():
     """2 columns for each digit; 64 + 2 x 2 = 68 -> 80; 16 columns are enough for 255 sequences."""
-    for depth, head, columns in ((1, 64, 16), (255, 64, 16), (256, 64, 32), (3, 8, 8), (3, 12, 4), (3, 13, 19)):
+    for depth, head, columns in (
+        (1, 64, 16),
+        (255, 64, 16),
+        (256, 64, 32),
+        (3, 8, 8),
+        (3, 12, 4),
+        (3, 13, 19),
+    ):
         model = ModelConfig(hidden_size=2 * head, num_heads=2)
         assert mask_columns(model, depth) == columns
         assert (head + columns) % 16 == 0

@@ -100,17 +100,36 @@ def furthest(network, mask, sentences, fields, where):
     apart = 0.0
     for index, (row, slots) in where.items():
         ids = torch.from_numpy(sentences[index].astype(np.int32)).view(1, -1)
-        alone = torch.stack((ids, torch.ones_like(ids), torch.arange(ids.shape[1], dtype=torch.int32).view(1, -1)))
-        apart = max(apart, float((outputs(network, mask, alone)[0] - packed[row, slots]).abs().max()))
+        alone = torch.stack(
+            (
+                ids,
+                torch.ones_like(ids),
+                torch.arange(ids.shape[1], dtype=torch.int32).view(1, -1),
+            )
+        )
+        apart = max(
+            apart,
+            float((outputs(network, mask, alone)[0] - packed[row, slots]).abs().max()),
+        )
     return apart
 
 
 @pytest.mark.parametrize(
     "attention, dtype, allowed",
-    [slow(("eager", torch.float32, 1e-5)), ("sdpa", torch.float32, 1e-5), slow(("eager", torch.float64, 1e-12))],
+    [
+        slow(("eager", torch.float32, 1e-5)),
+        ("sdpa", torch.float32, 1e-5),
+        slow(("eager", torch.float64, 1e-12)),
+    ],
 )
 def test_in_a_pack_as_alone(pretrained, sentences, attention, dtype, allowed):
     fields, where = packs_of(sentences)
     assert len(where) == len(sentences) > 200 and len(fields[0]) < len(sentences) / 2
-    apart = furthest(encoder(pretrained, attention, dtype), AttentionMask(attention), sentences, fields, where)
+    apart = furthest(
+        encoder(pretrained, attention, dtype),
+        AttentionMask(attention),
+        sentences,
+        fields,
+        where,
+    )
     assert 0 < apart <= allowed

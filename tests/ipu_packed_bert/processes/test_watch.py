@@ -167,9 +167,23 @@ def run(store, folder, losses, *overrides, first_step=0):
     config = configured(f"run.steps={first_step + len(losses)}", "run.evaluate_every=0", *overrides)
     batches = global_batches(store, config, packing_factor=2.0, evaluation=held_out_of(store))
     stream = io.StringIO()
-    log = RunLog(folder, steps=config.run.steps, first_step=first_step, max_sequence_length=SLOTS, stream=stream)
+    log = RunLog(
+        folder,
+        steps=config.run.steps,
+        first_step=first_step,
+        max_sequence_length=SLOTS,
+        stream=stream,
+    )
     try:
-        train(config, Told(losses), batches, log, folder / CHECKPOINTS, steps=config.run.steps, first_step=first_step)
+        train(
+            config,
+            Told(losses),
+            batches,
+            log,
+            folder / CHECKPOINTS,
+            steps=config.run.steps,
+            first_step=first_step,
+        )
     finally:
         log.close()
         batches.close()
@@ -263,7 +277,16 @@ def losses_of(folder):
 
 
 def test_a_broken_gradient_ends_a_run_with_status_3_and_it_resumes(tiny, tmp_path, monkeypatch, capsys):
-    options = ["--config", tiny, "--steps", "6", "--set", "run.evaluate_every=0", "--set", "run.checkpoint_every=2"]
+    options = [
+        "--config",
+        tiny,
+        "--steps",
+        "6",
+        "--set",
+        "run.evaluate_every=0",
+        "--set",
+        "run.checkpoint_every=2",
+    ]
     assert pretrain.main([*options, "--out", str(tmp_path / "undisturbed")]) == 0
     with monkeypatch.context() as patch:
         breaking(patch, at=(4,))
