@@ -221,7 +221,7 @@ def test_checkpoints_move_from_host_to_ipu(sdk, compiled):
     assert_same_weights(engine.state(), host.state())
 
 
-@pytest.mark.parametrize("name", ["lamb", "adamw"])
+@pytest.mark.parametrize("name", ["lamb", slow("adamw")])
 def test_a_resumed_run_is_bit_identical(sdk, name):
     """With dropout, whose random state is part of the device's state; across two engines."""
     config = make_config(model={"hidden_dropout": 0.1}, optimizer={"name": name})
@@ -365,7 +365,6 @@ def test_parameter_groups_and_types(sdk):
     optimizer = ipu.options.build_optimizer(program, config, betas=(0.8, 0.99))
     groups = [(group["weight_decay"], group["max_weight_norm"]) for group in optimizer.param_groups]
     assert groups == [(0.0, 0.0), (0.0, 65500.0), (0.01, 65500.0)]
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(program.parameters()))
     assert optimizer.param_groups[0]["betas"] == (0.8, 0.99) and optimizer.param_groups[0]["eps"] == 1e-6
     assert optimizer.accum_type == optimizer.first_order_momentum_accum_type == torch.float16
     assert optimizer.second_order_momentum_accum_type == torch.float32
@@ -724,6 +723,8 @@ def test_batches_ahead_are_the_batches(sdk, tmp_path):
     engine = ipu_engine(sdk[0], config, store.schema)
     ahead = engine.feed(global_batches(store, config, packing_factor=1.0, evaluation=held_out_of(store)))
     assert type(ahead) is not GlobalBatches and ahead.packs_per_update == plain.packs_per_update
+    in_this_process = config.changed("engine", asynchronous_loading=False)
+    assert ipu_engine(sdk[0], in_this_process, store.schema).feed(plain) is plain
     states = []
     for _ in range(2 * plain.updates_per_epoch + 1):
         expected, found = next(plain), next(ahead)
@@ -740,11 +741,6 @@ def test_batches_ahead_are_the_batches(sdk, tmp_path):
     assert len(list(ahead.held_out())) == len(list(plain.held_out())) > 1
     ahead.close()
     plain.close()
-
-
-def test_loading_in_the_same_process_on_request(sdk, loading):
-    store, config, batches = loading("engine.asynchronous_loading=false")
-    assert ipu_engine(sdk[0], config, store.schema).feed(batches) is batches
 
 
 @pytest.mark.parametrize("asked_for", [1, 2])

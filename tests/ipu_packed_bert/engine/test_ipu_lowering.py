@@ -159,39 +159,6 @@ def test_evaluation_lowers(sdk):
     assert trace.problems == [] and names <= ALLOWED and "dropout" not in names and "_softmax" in names
 
 
-class Wrong(torch.nn.Module):
-    """A network with a fault, for the tests of these tests."""
-
-    def __init__(self, fault):
-        super().__init__()
-        self.fault = fault
-
-    def forward(self, x):
-        return self.fault(x)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        lambda x: x + torch.ones(3),  # a tensor of the host
-        lambda x: x[x > 0],
-        lambda x: torch.tril(x),
-        lambda x: x.to(torch.bfloat16),
-        lambda x: x * torch.tensor([1.0, 2.0, 3.0]),
-    ],
-)
-def test_of_the_test(fault):
-    with FakeTensorMode(allow_non_fake_inputs=False):
-        x = torch.zeros((3, 3), device=DEVICE)
-        recorder = Recorder([x], reject=False)
-        try:
-            with recorder:
-                fault(x)
-        except Exception:
-            return
-    assert recorder.problems
-
-
 def test_wide_types_are_noticed():
     with FakeTensorMode(allow_non_fake_inputs=False):
         x = torch.zeros((3, 3), device=DEVICE, dtype=torch.int32)

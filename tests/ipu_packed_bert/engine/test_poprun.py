@@ -50,7 +50,7 @@ def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp("instances")
     data = tiny_data(folder / "data", sequences=24)  # 17 packs; an update has 12, so that every other one is incomplete
     tiny = tiny_config(folder / "tiny.yml", data)
-    jobs = [Job(f"{size} straight", size, trained, dict(data=data, steps=3)) for size in (1, 2, 4)]
+    jobs = [Job(f"{size} straight", size, trained, dict(data=data, steps=3)) for size in (1, 4)]
     former = None
     for leg, size in enumerate(LEGS):
         jobs.append(Job(f"leg {leg}", size, trained, dict(data=data, steps=1, after=former)))
@@ -113,11 +113,10 @@ def found(work):
     return work[1]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_instances_make_the_updates_of_one_process(found, size):
+def test_instances_make_the_updates_of_one_process(found):
     (one,) = found["1 straight"]
-    several = found[f"{size} straight"]
-    assert len(several) == size
+    several = found["4 straight"]
+    assert len(several) == 4
     for each in several:  # weights, records and the place in the data are the same in all of them
         same_state(one, each)
         assert each["batches"] == one["batches"]

@@ -80,6 +80,7 @@ def test_on_ipus_it_is_the_default_and_on_the_host_it_is_not():
         assert chosen.recomputes(ipus=True) is chosen.recomputes(ipus=False) is value
 
 
+@pytest.mark.slow
 def test_compiled_it_has_no_more_graphs(monkeypatch):
     """Without dropout, whose compiled kernels draw other numbers."""
     graphs = count_graphs(monkeypatch, "aot_eager")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from ipu_packed_bert.model.hugging_face import bert_settings
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from ipu_packed_bert.settings.schema import LossConfig
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
@@ -29,20 +30,7 @@ TIED = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
 
 
 def reference():
-    config = transformers.BertConfig(
-        vocab_size=MODEL.vocabulary_size,
-        hidden_size=MODEL.hidden_size,
-        num_hidden_layers=MODEL.num_layers,
-        num_attention_heads=MODEL.num_heads,
-        intermediate_size=MODEL.intermediate_size,
-        max_position_embeddings=MODEL.max_position_embeddings,
-        type_vocab_size=MODEL.type_vocabulary_size,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        layer_norm_eps=MODEL.layer_norm_eps,
-        initializer_range=0.1,
-        hidden_act="gelu",
-    )
+    config = transformers.BertConfig(**{**bert_settings(MODEL), "initializer_range": 0.1}, hidden_act="gelu")
     torch.manual_seed(2)
     return transformers.BertForPreTraining(config).train()
 

@@ -159,7 +159,8 @@ def test_half_partials_in_any_order_leave_the_scores_of_a_sequence_as_they_are(s
     same = (numbers.unsqueeze(2) == numbers.unsqueeze(1)).numpy()
     assert 0 < same.sum() < same.size and np.abs(without).max() > 20
     assert (with_codes[same].view(np.uint16) == without[same].view(np.uint16)).all()
-    largest = np.where(same, with_codes, -np.inf).max(axis=-1, keepdims=True)
+    seen = np.where(same, with_codes, -np.inf)
+    largest = seen.max(axis=-1, keepdims=True)
     weights = np.exp((with_codes - largest).astype(np.float32))
     assert (weights[~same] == 0.0).all()
 
@@ -172,7 +173,8 @@ def test_gradients_of_the_codes_columns_stay_as_small_as_the_others():
     seen = []
 
     def watch(module, inputs, output):
-        output.register_hook(lambda gradient: seen.append((gradient, inputs[0].detach(), inputs[2])))
+        query, _, codes = inputs
+        output.register_hook(lambda gradient: seen.append((gradient, query.detach(), codes)))
 
     network.bert.encoder.layer[0].attention.self.scores.register_forward_hook(watch)
     network(*fields.values()).loss.backward()

@@ -22,7 +22,7 @@ class Shape(NamedTuple):
 
 # Micro-batches of one or two packs; 37 packs make an epoch, so that its last update has one.
 SHAPES = {
-    "six packs": Shape(["batch.micro_batch=1", "batch.gradient_accumulation=9"], (1, 3, 4), 8, 6),
+    "six packs": Shape(["batch.micro_batch=1", "batch.gradient_accumulation=9"], (1, 4), 8, 6),
     "four packs, two at a time": Shape([], (1, 3), 11, 4),
 }
 IN_RANKS = [(shape, size) for shape in SHAPES for size in SHAPES[shape].sizes[1:]]
