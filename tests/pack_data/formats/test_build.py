@@ -86,9 +86,11 @@ def test_a_pack_of_more_sequences_than_sixteen_bits_count(tmp_path):
     build_from(tmp_path / "a.parquet", tmp_path / "out", **options)
     with PackStore.open(tmp_path / "out") as store:
         batch = store.batch(np.arange(len(store)))
-    assert len(store) == 1 and np.array_equal(np.sort(batch["input_ids"][0])[3:], np.arange(count))
+    assert len(store) == 1
+    assert np.array_equal(np.sort(batch["input_ids"][0])[3:], np.arange(count))
     numbers = np.append(np.arange(1, count + 1), np.zeros(3, int))
-    assert np.array_equal(batch["input_mask"][0], numbers) and not batch["positions"].any()
+    assert np.array_equal(batch["input_mask"][0], numbers)
+    assert not batch["positions"].any()
 
 
 def test_token_columns_are_packed_with_positions_and_sequence_numbers(tmp_path):
@@ -100,7 +102,8 @@ def test_token_columns_are_packed_with_positions_and_sequence_numbers(tmp_path):
         rows.append({"input_ids": ids, "labels": labels, "row": row, "text": "x"})
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     store = build_from(tmp_path / "a.parquet", tmp_path / "out", max_sequences_per_pack=4)
-    assert store.manifest.kind == "tokens" and store.manifest.sequences == 50
+    assert store.manifest.kind == "tokens"
+    assert store.manifest.sequences == 50
     assert store.manifest.made_with["left_out"] == ["text"]
     types = {"input_ids": "<u4", "labels": "|i1", "row": "|u1"}
     assert {column.name: column.dtype for column in store.schema.columns} == types

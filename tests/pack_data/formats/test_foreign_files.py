@@ -111,7 +111,8 @@ FILES = [
 def check_rows(path):
     source = open_source(path)
     assert plain(source) == ROWS
-    assert source.summary().startswith("tokens from ") and ", column input_ids" in source.summary()
+    assert source.summary().startswith("tokens from ")
+    assert ", column input_ids" in source.summary()
     assert [block.lengths.tolist() for block in source.blocks()] == [[3, 1, 4]]
     if path.is_dir() or path.name == "mask.jsonl":
         return
@@ -159,7 +160,8 @@ COMPANIONS = {"input_ids": [[5, 6, 0]], "attention_mask": [[1, 1, 0]], "labels":
 def test_which_columns_are_tokens(tmp_path, columns, chosen, rows, summary):
     parquet(columns)(tmp_path / "a.parquet")
     source = open_source(tmp_path / "a.parquet", columns=chosen)
-    assert plain(source)[0] == rows and source.summary().endswith(summary)
+    assert plain(source)[0] == rows
+    assert source.summary().endswith(summary)
 
 
 def test_records_of_tensorflow_may_be_compressed_in_any_way(tmp_path):
@@ -208,7 +210,8 @@ def test_the_metadata_of_many_shards_is_read_once(tmp_path, monkeypatch):
     parsed = []
     parse = saved_metadata.parse_json
     monkeypatch.setattr(saved_metadata, "parse_json", lambda *what: parsed.append(what) or parse(*what))
-    assert len(numbers(saved(tmp_path, files=20))) == 40 and len(parsed) == 2  # state.json and dataset_info.json
+    assert len(numbers(saved(tmp_path, files=20))) == 40
+    assert len(parsed) == 2
 
 
 def test_metadata_that_is_replaced_within_a_tick_of_the_clock_is_read_again(tmp_path):
@@ -238,7 +241,8 @@ def test_rows_that_are_selected_by_their_numbers(tmp_path, name):
     assert [row.fields["input_ids"] for row in rest] == [[2], [1]]
     before = identity(path)
     arrow({"input_ids": [[5], [6]]})(tmp_path / "data-00001-of-00002.arrow")
-    assert identity(path) != before and numbers(tmp_path) == [6, 0, 6, 5, 1]
+    assert identity(path) != before
+    assert numbers(tmp_path) == [6, 0, 6, 5, 1]
 
 
 def test_a_dictionary_of_data_sets_needs_a_split(tmp_path):
@@ -262,7 +266,8 @@ def test_results_of_map_and_filter_are_not_read(tmp_path):
         rows.save_to_disk(str(tmp_path / name))
         assert numbers(tmp_path / name) == [row["input_ids"][0] for row in datasets().load_from_disk(tmp_path / name)]
     assert any(name.startswith("cache-") for name in os.listdir(tmp_path / "saved"))
-    assert numbers(tmp_path / "saved") == list(range(30)) and sorted(numbers(tmp_path / "chosen")) == [28, 29]
+    assert numbers(tmp_path / "saved") == list(range(30))
+    assert sorted(numbers(tmp_path / "chosen")) == [28, 29]
     assert numbers(tmp_path / "both", split="test") == [0, 1, 2]
 
 
@@ -297,7 +302,8 @@ def test_a_long_record_is_refused_without_its_memory(tmp_path, name):
     bad = BadRecords(1, 6000)
     read = list(read_rows(str(tmp_path / name), bad))
     assert [row.fields["input_ids"] for row in read] == [[1]]
-    assert bad.count == 1 and bad.too_long() in str(bad.found[0])
+    assert bad.count == 1
+    assert bad.too_long() in str(bad.found[0])
 
 
 def test_fields_of_later_records_are_named_where_they_are_left_out(tmp_path):
@@ -305,7 +311,8 @@ def test_fields_of_later_records_are_named_where_they_are_left_out(tmp_path):
     content([first, {"input_ids": [5], "label": 0, "score": 1, "late": 7}])(tmp_path / "a.jsonl")
     source = open_source(tmp_path / "a.jsonl")
     (block,) = source.blocks()
-    assert block.scalars["label"].tolist() == [1, 0] and list(block.scalars) == ["label"]
+    assert block.scalars["label"].tolist() == [1, 0]
+    assert list(block.scalars) == ["label"]
     assert source.foreign_lost == ("late", "score")
 
 
@@ -313,7 +320,8 @@ def test_a_bad_line_is_left_out_on_request(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"input_ids": [3]}\n{"input_ids": [4\n{"input_ids": [5]}\n')
     source = open_source(tmp_path / "a.jsonl", skip_bad=1)
     assert plain(source) == [{"input_ids": [3]}, {"input_ids": [5]}]
-    assert source.bad.count == 1 and "line 2" in source.report()
+    assert source.bad.count == 1
+    assert "line 2" in source.report()
 
 
 def test_ids_keep_the_type_of_their_column(tmp_path):

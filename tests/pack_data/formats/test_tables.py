@@ -68,11 +68,14 @@ def test_blocks_of_megatron_are_its_records(tmp_path, monkeypatch):
     given = random_sequences(ROWS)
     source = open_source(write_megatron(tmp_path / "good", given, 4, "<i4"))
     blocks, by_record = read_both_ways(source, monkeypatch)
-    assert len(blocks) == ROWS and not by_record
+    assert len(blocks) == ROWS
+    assert not by_record
     given[1700] = [5, -1]
     source = open_source(write_megatron(tmp_path / "bad", given, 4, "<i4"), skip_bad=1)
     blocks, by_record = read_both_ways(source, monkeypatch)
-    assert len(blocks) == ROWS - 1 and 0 < by_record < 5 and "record 1700" in str(source.bad.found[0])
+    assert len(blocks) == ROWS - 1
+    assert 0 < by_record < 5
+    assert "record 1700" in str(source.bad.found[0])
 
 
 def test_blocks_of_parquet_are_its_records(tmp_path, monkeypatch):
@@ -80,12 +83,16 @@ def test_blocks_of_parquet_are_its_records(tmp_path, monkeypatch):
     more = {"number": list(range(ROWS)), "text": ["a"] * ROWS, "share": [0.5] * ROWS}
     source = open_source(padded_parquet(tmp_path / "good.parquet", given, **more))
     blocks, by_record = read_both_ways(source, monkeypatch)
-    assert len(blocks) == ROWS and not by_record and source.foreign_lost == ("share", "text")
+    assert len(blocks) == ROWS
+    assert not by_record
+    assert source.foreign_lost == ("share", "text")
     assert blocks.scalars["number"].tolist() == list(range(ROWS))
     given[1800] = None
     source = open_source(padded_parquet(tmp_path / "bad.parquet", given, masked=[1200]), skip_bad=1)
     blocks, by_record = read_both_ways(source, monkeypatch)
-    assert len(blocks) == ROWS - 1 and 0 < by_record < 5 and "record 1800" in str(source.bad.found[0])
+    assert len(blocks) == ROWS - 1
+    assert 0 < by_record < 5
+    assert "record 1800" in str(source.bad.found[0])
 
 
 def test_shards_with_other_columns_are_named(tmp_path):
@@ -328,7 +335,8 @@ def test_packed_parquet_round_trip(tmp_path):
     for source, target in (("out", "one.parquet"), ("one.parquet", "two.parquet")):
         assert convert([str(tmp_path / source), str(tmp_path / target), "--to-format", "packed_parquet"]) == 0
     one, two = (pq.read_table(str(tmp_path / name)) for name in ("one.parquet", "two.parquet"))
-    assert one.equals(two) and one.column_names == ["input_ids", "loss_mask", "seq_start_id"]
+    assert one.equals(two)
+    assert one.column_names == ["input_ids", "loss_mask", "seq_start_id"]
     assert {str(field.type.value_type) for field in one.schema} == {"int32"}
     sequences = []
     for row in one.to_pylist():

@@ -108,7 +108,8 @@ def test_damage_anywhere_loses_no_record_before_it(tmp_path_factory, seed, damag
         for record in open_source(path, format="mlperf_tfrecord", skip_bad=1).read():
             intact.append((record.origin.record, record.value))
     except ValueError as error:
-        assert "\n" not in str(error) and "a.tfrecord" in str(error)
+        assert "\n" not in str(error)
+        assert "a.tfrecord" in str(error)
     assert all(value == examples[number] for number, value in intact)
     if not damage.startswith("gzip"):
         whole = int(np.searchsorted(np.cumsum([len(one) for one in frames]), place, side="right"))
@@ -128,7 +129,9 @@ def test_a_record_beyond_the_limit_is_a_bad_one_and_never_held(tmp_path, suffix)
     read = [(origin.record, message) for origin, message in tfrecord.read_frames(path, bad)]
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert read == [(0, b"one"), (2, b"three")] and bad.count == 1 and most < 4 << 20
+    assert read == [(0, b"one"), (2, b"three")]
+    assert bad.count == 1
+    assert most < 4 << 20
     assert len(list(tfrecord.read_frames(path, BadRecords()))) == 3
 
 
@@ -226,4 +229,5 @@ def test_a_packed_file_whose_first_record_lacks_a_feature_is_still_packed(tmp_pa
         first = {field: rows[0][field] for field in FIELDS if field != name}
         source = open_source(write(tmp_path / "a.tfrecord", *map(tf_example, [first, *rows[1:]])), skip_bad=1)
         assert source.format == "packed_tfrecord"
-        assert [record.origin.record for record in source.read()] == [1, 2] and name in source.report()
+        assert [record.origin.record for record in source.read()] == [1, 2]
+        assert name in source.report()

@@ -114,7 +114,8 @@ def test_the_table_of_lengths_has_the_values_of_the_histogram():
 @pytest.mark.parametrize("histogram", [LengthHistogram.from_lengths([], 4), LengthHistogram.published("wikipedia_512")])
 def test_the_picture_holds_every_sequence(histogram):
     bars = picture(histogram)
-    assert sum(bars.series[0].values) == histogram.sequences and len(bars.edges) == len(bars.categories) + 1
+    assert sum(bars.series[0].values) == histogram.sequences
+    assert len(bars.edges) == len(bars.categories) + 1
     assert [value for _, value in bars.levels] == [histogram.mean_length, histogram.median_length]
     # 23.4 % were cut to 512: that bar ends beyond the picture, and a note names its share.
     assert (bars.values.most is None) == (not histogram.sequences) == (not bars.notes)
@@ -125,7 +126,9 @@ def test_the_picture_of_a_summary_covers_every_length_once(slots, rows):
     lengths = np.random.default_rng(slots).integers(1, slots + 1, 300)
     text = summary(LengthHistogram.from_lengths(lengths, slots))
     ranges = re.findall(r"^ +(\d+) to +(\d+) +([\d.]+)%", text, re.MULTILINE)
-    assert len(ranges) == rows and ranges[0][0] == "1" and ranges[-1][1] == str(slots)
+    assert len(ranges) == rows
+    assert ranges[0][0] == "1"
+    assert ranges[-1][1] == str(slots)
     assert all(int(after[0]) == int(before[1]) + 1 for before, after in zip(ranges, ranges[1:]))
     for low, high, share in ranges:
         is_between = (lengths >= int(low)) & (lengths <= int(high))
@@ -156,13 +159,15 @@ def test_synthetic_lengths_follow_the_specification():
     assert 85 <= int(np.argmax(np.convolve(mode.counts, np.ones(9), "same"))) <= 115
     assert synthetic_histogram("lognormal:median=50,max=2048,n=100001").median_length == pytest.approx(50, abs=2)
     uniform = synthetic_histogram("uniform:min=3,max=6,n=4000")
-    assert uniform.lengths.tolist() == [3, 4, 5, 6] and uniform.counts[3:].min() > 900
+    assert uniform.lengths.tolist() == [3, 4, 5, 6]
+    assert uniform.counts[3:].min() > 900
 
 
 def test_a_sample_takes_each_sequence_once_at_most():
     whole = LengthHistogram.published("squad_1_1_384")
     assert synthetic_histogram(f"sample:squad_1_1_384,n={whole.sequences}") == whole
     part = synthetic_histogram("sample:squad_1_1_384,n=5000,seed=1")
-    assert part.sequences == 5000 and (part.counts <= whole.counts).all()
+    assert part.sequences == 5000
+    assert (part.counts <= whole.counts).all()
     assert part == synthetic_histogram("sample:squad_1_1_384,seed=1,n=5000")
     assert part != synthetic_histogram("sample:squad_1_1_384,n=5000,seed=2")

@@ -85,7 +85,8 @@ def test_an_array_that_does_not_fit_is_an_error(tmp_path):
     (tmp_path / "a.npy").write_bytes(b"before")
     command = [sys.executable, "-c", LIMITED, str(tmp_path / "a.npy")]
     lines = subprocess.run(command, stdout=subprocess.PIPE, check=True, encoding="utf-8", cwd=ROOT).stdout.splitlines()
-    assert len(lines) == 2 and all("File too large" in line and "a.npy" in line for line in lines)
+    assert len(lines) == 2
+    assert all("File too large" in line and "a.npy" in line for line in lines)
     assert [(item.name, item.read_bytes()) for item in tmp_path.iterdir()] == [("a.npy", b"before")]
 
 
@@ -107,4 +108,5 @@ def test_a_directory_is_replaced_as_a_whole(tmp_path, before, fails):
     except KeyboardInterrupt:
         assert sorted(tmp_path.rglob("*")) == contents
     else:
-        assert not fails and sorted(tmp_path.rglob("*")) == [path, path / "new"]
+        assert not fails
+        assert sorted(tmp_path.rglob("*")) == [path, path / "new"]

@@ -52,8 +52,11 @@ def test_any_value_is_of_the_type_or_one_line(take, value):
         taken = method(fields, "field")
     except ValueError as error:
         text = str(error)
-        assert text.startswith("file.json: outer.field") and text.endswith(WAY_OUT)
-        assert len(text.splitlines()) == 1 and text.isascii() and len(text) < 600
+        assert text.startswith("file.json: outer.field")
+        assert text.endswith(WAY_OUT)
+        assert len(text.splitlines()) == 1
+        assert text.isascii()
+        assert len(text) < 600
     else:
         assert isinstance(taken, kind)
         assert take in ("boolean", "optional") or not isinstance(taken, bool)
@@ -88,7 +91,8 @@ EDGES = [
 def test_a_value_at_the_edge_of_a_rule_is_returned(take, rule, accepted):
     for value in accepted:
         taken = take(Fields.of({"field": value}, "f.json", WAY_OUT), "field", **rule)
-        assert taken == value and type(taken) in (type(value), float)
+        assert taken == value
+        assert type(taken) in (type(value), float)
 
 
 @given(value=nested([st.none(), st.booleans(), st.integers(-(2**99), 2**99), st.floats(-1e300, 1e300), st.text()]))
@@ -103,7 +107,9 @@ def test_a_value_in_a_message_is_short_and_printable():
         bomb = [bomb, bomb]
     for value in (bomb, 10**9000, "x" * 10**6, {"a" * 1000: 1}, "\ud800\n", list(range(10**5)), np.zeros((9, 9))):
         text = shown(value)
-        assert len(text) <= 200 and text.isprintable() and text.isascii()
+        assert len(text) <= 200
+        assert text.isprintable()
+        assert text.isascii()
     assert one_line("a\nb\t\x1b[31m\x00 é") == "a b \\x1b[31m\\x00 \\xe9"
     assert len(one_line("x" * 1000, 20)) == 20
 

@@ -65,6 +65,7 @@ def test_any_damage_to_a_header_is_one_line_or_another_array_of_the_same_bytes(f
             warnings.simplefilter("error", DeprecationWarning)
             values = map_array(path, way_out=WAY_OUT)
     except ValueError as error:
-        assert str(error).startswith(str(path)) and len(str(error).splitlines()) == 1
+        assert str(error).startswith(str(path))
+        assert len(str(error).splitlines()) == 1
     else:
         assert values.offset + values.size * values.itemsize == len(damaged)

@@ -109,9 +109,11 @@ def test_files_with_other_suffixes_are_left_out_unless_they_are_named(tmp_path):
     assert files.names == ["a.txt"]
     assert [path.name for path in files.left_out] == ["b.story", "c.story", "d.log"]
     (remark,) = files.remarks()
-    assert "3 files" in remark and ".story 2, .log 1" in remark
+    assert "3 files" in remark
+    assert ".story 2, .log 1" in remark
     stories = corpus_files(str(tmp_path / "*.story"))
-    assert stories.names == ["b.story", "c.story"] and not list(stories.remarks())
+    assert stories.names == ["b.story", "c.story"]
+    assert not list(stories.remarks())
     assert corpus_files([tmp_path / "d.log", tmp_path / "a.txt"]).names == ["d.log", "a.txt"]
 
 
@@ -214,7 +216,8 @@ def test_tables_build_the_same_packs_as_text_files(tmp_path, monkeypatch):
             is_same = (manifest.shards, manifest.files, manifest.digest) == (other.shards, other.files, other.digest)
             # They differed once, which nothing explained.
             assert is_same, f"{side.name}, the builds of text files and of {name}: {notes[0]}\n{notes[-1]}"
-    assert len(notes) == 3 and all({"text.json", "vocab.txt", "examples-00000.json"} <= {*note} for note in notes)
+    assert len(notes) == 3
+    assert all({"text.json", "vocab.txt", "examples-00000.json"} <= {*note} for note in notes)
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -234,7 +237,8 @@ def test_a_long_document_continues_as_the_next_and_loses_nothing(tmp_path, monke
     (tmp_path / name).write_text(content)
     parts = lines_of(tmp_path)
     lines = sum(parts, [])
-    assert len(parts) >= least and max(map(len, lines)) < 200
+    assert len(parts) >= least
+    assert max(map(len, lines)) < 200
     assert " ".join(lines).split() == WORDS
 
 
@@ -253,7 +257,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     count = sum(1 for _ in documents(tmp_path))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert count >= 12 and peak < 6e6
+    assert count >= 12
+    assert peak < 6e6
 
 
 # ---- copies, sentences, the embedded corpus --------------------------------------------------------------------------
@@ -279,7 +284,8 @@ def test_long_documents_are_copies_only_if_all_their_parts_are():
     three = [*long, *other, *long]
     hashes = array("Q")
     assert list(hashed(three, hashes)) == three
-    assert hashes[0] == hashes[2] != hashes[1] and len(hashes) == 3
+    assert hashes[0] == hashes[2] != hashes[1]
+    assert len(hashes) == 3
     assert list(without_copies(three, hashes)) == [*long, *other]
 
 
@@ -316,7 +322,8 @@ def test_the_embedded_corpus_is_the_docstrings_of_the_library_in_order(tmp_path,
     monkeypatch.setattr(corpus.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     first, *topics = corpus._embedded_documents.__wrapped__()
     assert first == Document("b", ["Module.", "Its text.", "Class.", "Method."])
-    assert topics and all(document.name.startswith("pydoc topic ") for document in topics)
+    assert topics
+    assert all(document.name.startswith("pydoc topic ") for document in topics)
 
 
 @pytest.mark.slow
@@ -324,7 +331,8 @@ def test_the_embedded_corpus_is_english_of_about_two_megabytes():
     embedded = list(documents("embedded"))
     lines = [line for document in embedded for line in document.lines]
     assert all(document.lines for document in embedded)
-    assert 400 < len(embedded) < 1500 and 1.2e6 < sum(map(len, lines)) < 4e6
+    assert 400 < len(embedded) < 1500
+    assert 1.2e6 < sum(map(len, lines)) < 4e6
     assert {"pydoc topic if", "argparse"} <= {document.name for document in embedded}
     # Paragraphs are unwrapped: no line break stands inside a sentence.
     assert max(map(len, lines)) > 300
@@ -350,4 +358,5 @@ def test_a_build_leaves_out_bad_lines_on_request_and_names_them(tmp_path):
         skipped = store.manifest.made_with["skipped"]
     assert ["line 2" in skipped[0], "line 3" in skipped[1], len(skipped)] == [True, True, 2]
     with build_small(tmp_path / "good", tmp_path / "whole", **options) as whole:
-        assert whole.manifest.shards == store.manifest.shards and "skipped" not in whole.manifest.made_with
+        assert whole.manifest.shards == store.manifest.shards
+        assert "skipped" not in whole.manifest.made_with

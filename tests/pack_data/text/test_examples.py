@@ -42,7 +42,9 @@ def test_every_example_is_cls_a_sep_b_sep_with_as_many_masks_as_the_reference():
     for example in EXAMPLES:
         a, b = segments(example)
         ids = restored(example)
-        assert a and b and len(ids) <= 128
+        assert a
+        assert b
+        assert len(ids) <= 128
         assert ids == [CLS, *a, SEP, *b, SEP]
         assert not {CLS, SEP}.intersection(a + b)
         positions = example.masked_lm_positions
@@ -76,7 +78,8 @@ def test_label_0_means_the_text_goes_on_and_1_that_it_does_not():
     goes_on = []
     for example in EXAMPLES:
         a, b = segments(example)
-        assert written(a) in text and written(b) in text
+        assert written(a) in text
+        assert written(b) in text
         goes_on.append(written(a + b) in text)
         assert goes_on[-1] or example.next_sentence_label
     assert min(sum(goes_on), len(goes_on) - sum(goes_on)) > 200

@@ -60,9 +60,12 @@ def build_with(corpus, out, tokenizer, **options):
 
 def test_text_becomes_whole_ids_without_special_tokens_truncation_or_padding():
     tokenizer = TokenizerFile(byte_level())
-    assert tokenizer.special == (0, 2, 4) and len(tokenizer) == 300
+    assert tokenizer.special == (0, 2, 4)
+    assert len(tokenizer) == 300
     ids, lengths = tokenizer.encode([*TEXTS, ""])
-    assert lengths.sum() == len(ids) and lengths[-1] == 0 and lengths[0] > 4
+    assert lengths.sum() == len(ids)
+    assert lengths[-1] == 0
+    assert lengths[0] > 4
     assert ids.min() > 4
 
 
@@ -93,7 +96,8 @@ def test_a_text_forges_no_special_token():
         (encoding,) = known.cut([forged])
         assert encoding.offsets == [(0, 1), (2, 3), (3, 7), (7, 8), (9, 10), (10, 13), (13, 14), (14, 15)]
     bytes_of_text, _ = TokenizerFile(byte_level()).encode(["".join(ROBERTA)])
-    assert len(bytes_of_text) > len(ROBERTA) and bytes_of_text.min() >= len(ROBERTA)
+    assert len(bytes_of_text) > len(ROBERTA)
+    assert bytes_of_text.min() >= len(ROBERTA)
 
 
 def test_a_build_keeps_the_tokenizer_and_verify_and_rebuilding_compare_it(corpus, tmp_path):
@@ -104,7 +108,8 @@ def test_a_build_keeps_the_tokenizer_and_verify_and_rebuilding_compare_it(corpus
         manifest = store.manifest
         batch = store.batch(np.arange(len(store)))
     tokenizer = load_either(out / TOKENIZER)
-    assert tokenizer.text == given.read_bytes() and not (out / "vocab.txt").exists()
+    assert tokenizer.text == given.read_bytes()
+    assert not (out / "vocab.txt").exists()
     assert (manifest.vocabulary_size, manifest.vocabulary_sha256) == (len(tokenizer), tokenizer.sha256)
     first = np.take_along_axis(batch["input_ids"], batch["next_sentence_positions"], axis=1)
     assert (first[batch["next_sentence_weights"] == 1] == tokenizer.special.first).all()
@@ -211,9 +216,11 @@ def test_training_is_the_same_in_every_process():
 def test_a_trained_vocabulary_spells_its_text_and_keeps_its_size():
     texts = [Document("", TEXTS), Document("", ["Numbers 12 and 345."] * 3)]
     vocabulary = train_vocabulary(texts, 120)
-    assert vocabulary.tokens[:5] == SPECIAL_TOKENS and len(vocabulary) <= 120
+    assert vocabulary.tokens[:5] == SPECIAL_TOKENS
+    assert len(vocabulary) <= 120
     ids, lengths = vocabulary.encode([line for document in texts for line in document.lines])
-    assert vocabulary.unknown not in ids and lengths.sum() == len(ids)
+    assert vocabulary.unknown not in ids
+    assert lengths.sum() == len(ids)
     assert {"pack", "packs"}.intersection(vocabulary.tokens)
 
 
@@ -263,7 +270,8 @@ def test_the_alphabet_of_a_trained_vocabulary_covers_the_text_within_the_size_as
     text = ["".join(line) for line in drawn.reshape(-1, 200)]
     vocabulary = train_vocabulary([Document("", text)], size)
     spelling = vocabulary.spelling(text, vocabulary.cut(text))
-    assert len(vocabulary) <= size and spelling.unknown <= 0.0005 * spelling.characters
+    assert len(vocabulary) <= size
+    assert spelling.unknown <= 0.0005 * spelling.characters
 
 
 def test_long_words_and_zero_width_spaces_are_cut_in_a_trained_vocabulary_alone():
