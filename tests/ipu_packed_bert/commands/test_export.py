@@ -147,7 +147,7 @@ def without_vocabulary(folder):
         (lambda folder: changed(folder, num_hidden_layers=3), "has 2 layers, its configuration 3"),
         (lambda folder: changed(folder, num_hidden_layers=1), "has 2 layers, its configuration 1"),
         (lambda folder: changed(folder, intermediate_size=25), "its configuration has [25, 16]"),
-        (without_vocabulary, "vocab.txt: no such vocabulary"),
+        (without_vocabulary, "vocab.txt: no such file"),
         (lambda folder: (folder / "vocab.txt").write_bytes(VOCABULARY.text[:-5]), "more tokens than in vocab.txt"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "cannot be read"),
