@@ -13,6 +13,7 @@ from ipu_packed_bert.data.data_sets import (
     _facts,
     built_otherwise,
     described,
+    of_the_same_corpus,
     open_evaluation,
     open_packs,
     refuse_missing,
@@ -20,7 +21,6 @@ from ipu_packed_bert.data.data_sets import (
 from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.loading import config_from_tree, load_config
 from ipu_packed_bert.settings.reader import DEFAULT, OVERRIDE
-from ipu_packed_bert.training.pretraining import _print_data
 from pack_data.building.command import main as build_main
 from pack_data.building.held_out import TRAINING_DIGEST, held_out_folder, overlap
 from pack_data.cli.command import run_main
@@ -67,16 +67,26 @@ def test_without_a_data_set_the_defaults_hold(tmp_path):
 
 @pytest.mark.parametrize("overrides, rows", [([], 512), (["model.max_position_embeddings=64"], 64)])
 def test_the_embedding_table_has_a_row_for_every_slot(tmp_path, overrides, rows):
-    config = load_config(CONFIGS / "packed_host.yml", [f"data.directory={tiny_data(tmp_path / 'mine')}", *overrides])
+    config = load_config(
+        CONFIGS / "packed_host.yml",
+        [f"data.directory={tiny_data(tmp_path / 'mine')}", *overrides],
+    )
     completed, manifest = described(config)
-    assert (completed.data.max_sequence_length, completed.model.max_position_embeddings) == (SLOTS, rows)
+    assert (
+        completed.data.max_sequence_length,
+        completed.model.max_position_embeddings,
+    ) == (SLOTS, rows)
     longer = replace(manifest, schema=replace(manifest.schema, max_sequence_length=1024))
     assert _facts(config, longer)["model.max_position_embeddings"] == 1024
 
 
 def test_a_configuration_takes_the_depth_of_the_data_set_that_the_user_names(tmp_path):
     """An engine is compiled for the depth of the packs."""
-    sizes = ["data.max_sequence_length=64", "data.max_predictions_per_sequence=10", "model.vocabulary_size=128"]
+    sizes = [
+        "data.max_sequence_length=64",
+        "data.max_predictions_per_sequence=10",
+        "model.vocabulary_size=128",
+    ]
     named = [f"data.directory={tiny_data(tmp_path / 'mine', depth=7)}", *sizes]
     completed, _ = described(load_config(CONFIGS / "packed_phase2_gpu1.yml", named))
     assert (completed.data.max_sequences_per_pack, completed.data.packer) == (7, "spfhp")
@@ -85,25 +95,27 @@ def test_a_configuration_takes_the_depth_of_the_data_set_that_the_user_names(tmp
 def test_one_option_trains_on_a_data_set_of_ones_own(tmp_path):
     """S, predictions, depth and vocabulary stand in its manifest: --data is all that is typed."""
     sizes = [word for override in TINY for word in ("--set", override)]
-    arguments = ["--config", str(CONFIGS / "packed_host.yml"), "--data", str(tiny_data(tmp_path / "mine"))]
+    arguments = [
+        "--config",
+        str(CONFIGS / "packed_host.yml"),
+        "--data",
+        str(tiny_data(tmp_path / "mine")),
+    ]
     assert run_main(pretrain.main, [*arguments, *sizes, "--out", str(tmp_path / "run")]) == 0
     stated = yaml.safe_load((tmp_path / "run" / "config.yml").read_text())
     assert stated["data"]["max_sequence_length"] == SLOTS and stated["model"]["vocabulary_size"] == VOCABULARY
 
 
-def test_only_what_would_be_built_again_is_to_be_deleted(corpus, tmp_path, capsys):
+def test_a_note_names_what_was_built_otherwise_and_whether_another_build_would_change_it(corpus, tmp_path):
     with build_small(corpus, tmp_path / "data", duplication_factor=2) as store:
         manifest = store.manifest
-
-    def note(corpus, *overrides, resumed=False):
-        config = for_corpus(corpus, tmp_path / "data", "data.duplication_factor=1", *overrides)
-        _print_data(config, manifest, resumed=resumed)
-        return "".join(capsys.readouterr().out.split("\n")[1:])
-
-    assert "duplication_factor 2 (data.duplication_factor is 1)" in note(corpus) and "delete" in note(corpus)
+    config = for_corpus(corpus, tmp_path / "data", "data.duplication_factor=1")
+    (difference,) = [each for each in built_otherwise(config, manifest) if "duplication" in each]
+    assert difference == "duplication_factor 2 (data.duplication_factor is 1)"
+    assert built_otherwise(for_corpus(corpus, "other", f"data.directory={tmp_path / 'data'}"), manifest) == []
+    assert of_the_same_corpus(config, manifest)
     for other in ("embedded", tmp_path / "gone", tmp_path / "data"):
-        assert "another corpus" in note(other) and "delete" not in note(other)
-    assert not note("embedded", f"data.directory={tmp_path / 'data'}") and not note(corpus, resumed=True)
+        assert not of_the_same_corpus(for_corpus(other, tmp_path / "data"), manifest)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +132,12 @@ def for_corpus(corpus, out, *overrides):
 
 
 def test_words_and_documents_are_masked_and_drawn_as_the_configuration_or_the_data_set_states(corpus, tmp_path):
-    config = for_corpus(corpus, tmp_path / "data", "data.whole_word_masking=true", "data.draw_documents=uniform")
+    config = for_corpus(
+        corpus,
+        tmp_path / "data",
+        "data.whole_word_masking=true",
+        "data.draw_documents=uniform",
+    )
     assert config.build_line().endswith("--whole-word-masking")
     config, store = open_packs(config, build_missing)
     with store:
@@ -144,15 +161,30 @@ def test_a_missing_data_set_is_built_with_its_held_out_side(corpus, tmp_path):
     assert open_evaluation(config.changed("run", evaluate_every=0), store.manifest) is None
     # The line to type that a refusal prints builds exactly this.
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert run_main(build_main, config.build_line().partition(" build ")[2].split() + ["--workers", "1"]) == 0
+    assert (
+        run_main(
+            build_main,
+            config.build_line().partition(" build ")[2].split() + ["--workers", "1"],
+        )
+        == 0
+    )
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
 def test_a_data_set_that_the_user_names_is_not_built(corpus, tmp_path, capsys):
     """A mistyped folder, and a folder of texts: one line, and nothing is written."""
     before = sorted(tmp_path.rglob("*")), sorted(corpus.rglob("*"))
-    for option in (["--data", str(tmp_path / "none")], ["--set", f"data.directory={tmp_path / 'none'}"]):
-        assert run_main(pretrain.main, ["--config", "packed_host", *option, "--out", str(tmp_path / "run")]) == 2
+    for option in (
+        ["--data", str(tmp_path / "none")],
+        ["--set", f"data.directory={tmp_path / 'none'}"],
+    ):
+        assert (
+            run_main(
+                pretrain.main,
+                ["--config", "packed_host", *option, "--out", str(tmp_path / "run")],
+            )
+            == 2
+        )
         error = capsys.readouterr().err
         assert error.startswith(f"error: {tmp_path / 'none'}: ") and error.count("\n") == 1
         assert "packed-bert build --corpus TEXTS" in error and f"--out {tmp_path / 'none'}" in error
@@ -190,7 +222,13 @@ def test_without_held_out_data_the_line_to_type_is_printed(corpus, tmp_path):
 def test_sides_of_two_builds_are_no_pair(corpus, tmp_path):
     """A run that starts between the two renames of a build; a data set named by the user may be of any build."""
     build_small(corpus, tmp_path / "data", held_out=0.3).close()
-    build_small(corpus, tmp_path / "other", held_out=0.3, seed=4, vocabulary=tmp_path / "data" / "vocab.txt").close()
+    build_small(
+        corpus,
+        tmp_path / "other",
+        held_out=0.3,
+        seed=4,
+        vocabulary=tmp_path / "data" / "vocab.txt",
+    ).close()
     theirs = held_out_folder(tmp_path / "other")
     named = for_corpus(corpus, tmp_path / "data", f"data.evaluation_directory={theirs}")
     config, store = open_packs(for_corpus(corpus, tmp_path / "data"), build_missing)

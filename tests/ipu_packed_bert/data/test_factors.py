@@ -3,15 +3,26 @@
 import numpy as np
 
 from ipu_packed_bert.data import factors
-from ipu_packed_bert.data.factors import PAPER_FACTORS, parse_factor, planned_factor, published_for
+from ipu_packed_bert.data.factors import (
+    PAPER_FACTORS,
+    parse_factor,
+    planned_factor,
+    published_for,
+)
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 
 
 def test_a_number_given_comes_first_then_a_histogram_then_the_paper():
     own = LengthHistogram.from_lengths(np.array([20] * 6), 100, "own")
-    assert planned_factor(100, "spfhp", 3, given=1.5, histogram=own) == (1.5, "--packing-factor")
-    assert planned_factor(100, "optimal", 3, histogram=own) == (3.0, "the histogram own, packed by optimal")
+    assert planned_factor(100, "spfhp", 3, given=1.5, histogram=own) == (
+        1.5,
+        "--packing-factor",
+    )
+    assert planned_factor(100, "optimal", 3, histogram=own) == (
+        3.0,
+        "the histogram own, packed by optimal",
+    )
     for histogram in (own, None):  # that of another length does not count
         assert planned_factor(128, "spfhp", 3, histogram=histogram).value == PAPER_FACTORS[128]
     assert planned_factor(100, "spfhp", 3) is None
@@ -26,7 +37,11 @@ def test_the_published_histogram_of_that_length_is_packed_as_asked():
 
 def test_a_packer_that_cannot_is_replaced(monkeypatch):
     monkeypatch.setattr(factors, "_packed_factor", lambda histogram, packer, depth: 2.0)
-    for packer, depth, used in (("nnlshp", 3, "nnlshp"), ("nnlshp", 4, "optimal"), ("none", 3, "optimal")):
+    for packer, depth, used in (
+        ("nnlshp", 3, "nnlshp"),
+        ("nnlshp", 4, "optimal"),
+        ("none", 3, "optimal"),
+    ):
         assert planned_factor(512, packer, depth).source.endswith(used)
 
 

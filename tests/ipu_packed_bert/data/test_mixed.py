@@ -22,8 +22,10 @@ from tests.tiny_runs import tiny_config, tiny_data
 def mix(tmp_path_factory):
     """A configuration, and the options that make it a mix of two data sets, the smaller one three times the larger."""
     folder = tmp_path_factory.mktemp("mix")
-    first, second = (tiny_data(folder / f"data-{seed}", sequences=90 - 60 * seed, seed=seed) for seed in (0, 1))
-    return str(tiny_config(folder / "tiny.yml", first)), [f"data.mixed_with=[{second}]", "data.shares=[1, 3]"]
+    first = tiny_data(folder / "data-0", sequences=90, seed=0)
+    second = tiny_data(folder / "data-1", sequences=30, seed=1)
+    config = tiny_config(folder / "tiny.yml", first)
+    return str(config), [f"data.mixed_with=[{second}]", "data.shares=[1, 3]"]
 
 
 def opened(mix, *overrides):
@@ -36,17 +38,21 @@ def packs_of(store):
 
 def test_every_update_has_the_shares(mix):
     config, store = opened(mix)
-    alone = [packs_of(each) for each in map(PackStore.open, config.data.folders)]
+    stores = list(map(PackStore.open, config.data.folders))
+    alone = list(map(packs_of, stores))
     assert len(store) == sum(map(len, alone)) and packs_of(store) == set().union(*alone)
     assert np.array_equal(store.lengths(), store.lengths(np.arange(len(store))))
     seen = []
     with store, closing(global_batches(store, config)) as batches:
         for _ in range(3 * batches.updates_per_epoch):
-            seen += [row.tobytes() in alone[1] for row in next(batches)["input_ids"] if row.any()]
-    assert np.abs(np.cumsum(seen) - 0.75 * np.arange(1, len(seen) + 1)).max() < 2
+            rows = next(batches)["input_ids"]
+            seen += [row.tobytes() in alone[1] for row in rows if row.any()]
+    expected = 0.75 * np.arange(1, len(seen) + 1)
+    assert np.abs(np.cumsum(seen) - expected).max() < 2
     # An epoch's packing factor is that of its packs, three quarters of which are of the second data set.
-    factors = [each.manifest.packing_factor for each in map(PackStore.open, config.data.folders)]
-    assert store.manifest.packing_factor == pytest.approx(0.25 * factors[0] + 0.75 * factors[1], abs=0.02)
+    first, second = (each.manifest.packing_factor for each in stores)
+    mean = 0.25 * first + 0.75 * second
+    assert store.manifest.packing_factor == pytest.approx(mean, abs=0.02)
 
 
 def test_two_ranks_have_the_updates_of_one(mix, monkeypatch):
@@ -75,6 +81,13 @@ def test_resumed_it_has_the_losses_of_a_run_that_was_not_stopped(mix, tmp_path, 
         assert run_main(pretrain.main, [*line, "--out", str(tmp_path / "run")]) == 2
     assert run_main(pretrain.main, ["--resume", str(tmp_path / "run")]) == 0
     assert results(tmp_path / "run") == results(tmp_path / "undisturbed")
-    other = ["--resume", str(tmp_path / "run"), "--steps", "14", "--set", "optimizer.schedule_steps=14"]
+    other = [
+        "--resume",
+        str(tmp_path / "run"),
+        "--steps",
+        "14",
+        "--set",
+        "optimizer.schedule_steps=14",
+    ]
     assert run_main(pretrain.main, [*other, "--set", "data.shares=[1, 1]"]) == 2
     assert "data.shares" in capsys.readouterr().err

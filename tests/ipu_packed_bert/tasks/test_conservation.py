@@ -34,8 +34,16 @@ def questions(folder, entries, *, slots=32, asked=None, training=True, **setting
     (folder / "q.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     files = dict.fromkeys(["training", "evaluation"][not training :], str(folder / "q.json"))
     data = {**files, "max_sequence_length": slots, "packer": "none"}
-    tree = {"task": settings, "data": data, "model": {} if training else {"checkpoint": "none"}}
+    tree = {
+        "task": settings,
+        "data": data,
+        "model": {} if training else {"checkpoint": "none"},
+    }
     return QuestionsTask(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL, asked=asked)
+
+
+def counts_of(account):
+    return account.came_in, account.goes_out
 
 
 @st.composite
@@ -63,9 +71,9 @@ def test_an_answer_that_fits_is_whole_in_a_window_and_no_other_is_trained(folder
     # The sequences of the training file; the windows kept are those to evaluate.
     assert int((task.training.slot_targets["start_positions"] > 0).sum()) >= len(wanted)
     left_out = len(entries) - len(wanted)
-    answers = task.accounts["training"]["answers"]
-    assert (answers.came_in, answers.goes_out) == (len(entries), len(wanted))
-    assert task.accounts["training"]["records"].goes_out == len(entries) - left_out
+    accounts = task.accounts["training"]
+    assert counts_of(accounts["answers"]) == (len(entries), len(wanted))
+    assert counts_of(accounts["records"]) == (len(entries), len(entries) - left_out)
     # The windows to evaluate hold every answer that may be predicted, and do not depend on the answers.
     held = {
         window.question
@@ -80,7 +88,11 @@ def test_an_answer_that_fits_is_whole_in_a_window_and_no_other_is_trained(folder
 _LONGEST_QUESTION = 64  # tokens
 
 
-@given(st.lists(st.integers(0, 100), min_size=1, max_size=4), st.integers(8, 128), st.booleans())
+@given(
+    st.lists(st.integers(0, 100), min_size=1, max_size=4),
+    st.integers(8, 128),
+    st.booleans(),
+)
 def test_cut_questions_and_their_tokens_are_counted(folder, lengths, slots, training):
     """Only 64 of the 100 words of a question reached the network, and nothing said so. Each word is one token."""
     context = " ".join(np.resize(WORDS, 40))
@@ -89,11 +101,22 @@ def test_cut_questions_and_their_tokens_are_counted(folder, lengths, slots, trai
     for number, words in enumerate(lengths):
         answer = {"text": WORDS[0], "answer_start": 0}
         question = " ".join(np.resize(WORDS, words))
-        lines.append({"id": f"q{number}", "question": question, "context": context, "answers": [answer]})
+        lines.append(
+            {
+                "id": f"q{number}",
+                "question": question,
+                "context": context,
+                "answers": [answer],
+            }
+        )
     # An answer of all 41 tokens, which short windows do not hold.
     lines[-1]["context"] = answer["text"] = f"{context} {WORDS[0]}"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    data = {"training" if training else "evaluation": str(file), "max_sequence_length": slots, "packer": "none"}
+    data = {
+        "training" if training else "evaluation": str(file),
+        "max_sequence_length": slots,
+        "packer": "none",
+    }
     config = config_from_tree({"data": data, "model": {} if training else {"checkpoint": "none"}}, "tiny")
     most = min(_LONGEST_QUESTION, slots - 4)
     kept = [min(words, most) for words in lengths]
@@ -107,18 +130,24 @@ def test_cut_questions_and_their_tokens_are_counted(folder, lengths, slots, trai
     (accounts,) = QuestionsTask(config, Tokenizer(VOCABULARY), MODEL).accounts.values()
     questions = accounts["questions"]
     cut = sum(lengths[number] > most for number in used)
-    assert (questions.came_in, questions.left_out) == (len(used), {f"cut to {most} tokens": cut})
-    tokens = accounts["question tokens"]
-    assert (tokens.came_in, tokens.goes_out) == (sum(lengths), sum(kept[number] for number in used))
-    contexts = accounts["context tokens"]
+    assert (questions.came_in, questions.left_out) == (
+        len(used),
+        {f"cut to {most} tokens": cut},
+    )
+    assert counts_of(accounts["question tokens"]) == (
+        sum(lengths),
+        sum(kept[number] for number in used),
+    )
     others = 40 if len(lengths) > 1 else 0
-    assert contexts.came_in == others + 41
-    assert contexts.goes_out == others + 41 * (used[-1] == len(lengths) - 1)
+    last = 41 if used[-1] == len(lengths) - 1 else 0
+    assert counts_of(accounts["context tokens"]) == (others + 41, others + last)
 
 
 # A text, and what its label is: valid, unknown to the model, invalid, or none.
 _RECORDS = st.lists(
-    st.tuples(st.integers(0, 40), st.sampled_from(["valid", "unknown", "invalid", "none"])), min_size=1, max_size=8
+    st.tuples(st.integers(0, 40), st.sampled_from(["valid", "unknown", "invalid", "none"])),
+    min_size=1,
+    max_size=8,
 )
 _LABELS = {
     "single_label": {"valid": "a", "unknown": "c", "invalid": ""},
@@ -137,7 +166,11 @@ def record_of(kind, number, words, label):
     text = " ".join([*WORDS, *WORDS, *WORDS][:words])
     if kind == "tokens":
         count = max(1, words)  # one empty word
-        labels = {"valid": ["a"] * count, "unknown": ["c"] * count, "invalid": ["a"] * (count + 1)}
+        labels = {
+            "valid": ["a"] * count,
+            "unknown": ["c"] * count,
+            "invalid": ["a"] * (count + 1),
+        }
         return {"words": text.split(" "), "labels": labels.get(label)}
     record = {"text": text} if kind != "squad" else {"id": f"q{number}", "question": "stone", "context": text}
     if kind == "squad" and label == "valid":
@@ -161,26 +194,21 @@ def test_every_record_is_predicted_in_its_place_and_scored_or_counted(folder, dr
     # The outputs of the network: 2 of each slot or sequence, or 1.
     inputs = task.evaluation
     outputs = [np.ones((length, 2) if task.of_slots else 1 + (kind != "regression")) for length in inputs.lengths]
-    found = task.score(outputs)
-    answers = found.answers
-    assert len(answers) == len(lines)
-    if kind == "tokens":
-        assert [answer["words"] for answer in answers] == [line["words"] for line in lines]
-    if kind == "squad":
-        assert [answer["id"] for answer in answers] == [line["id"] for line in lines]
-    scored = accounts["scored"]
-    known = [label == "valid" for _, label in drawn]
-    assert (scored.came_in, scored.goes_out) == (len(lines), sum(known)) and task.scorable == any(known)
-    assert sum(scored.left_out.values()) == len(lines) - sum(known)
-    counted = found.metrics.get("questions", found.metrics.get("texts", sum(known)))
-    assert counted == sum(known)
+    scored = task.score(outputs)
+    assert len(scored.answers) == len(lines)
+    name = {"tokens": "words", "squad": "id"}.get(kind)
+    assert [answer.get(name) for answer in scored.answers] == [line.get(name) for line in lines]
+    known = sum(label == "valid" for _, label in drawn)
+    assert counts_of(accounts["scored"]) == (len(lines), known) and task.scorable == bool(known)
+    assert scored.metrics.get("questions", scored.metrics.get("texts", known)) == known
     # Tokens of texts and words of sentences: those of the records, and of the sequences.
+    counts = [words for words, _ in drawn]
+    used = sum(min(words, slots - 2) for words in counts)
     if "tokens" in accounts:
-        assert accounts["tokens"].came_in == sum(words for words, _ in drawn)
-        assert accounts["tokens"].goes_out == sum(min(words, slots - 2) for words, _ in drawn)
+        assert counts_of(accounts["tokens"]) == (sum(counts), used)
     if "words" in accounts:
-        assert accounts["words"].goes_out == sum(min(words, slots - 2) for words, _ in drawn)
-    empty = sum(words == 0 for words, _ in drawn)
+        assert accounts["words"].goes_out == used
+    empty = counts.count(0)
     assert any(f"{empty:,} of the records have an empty text" in note for note in task.notes) == bool(empty)
 
 
@@ -196,30 +224,42 @@ _TREEBANK = """# sent_id = 1
 """
 
 
-def treebank(folder, name, text, **settings):
-    (folder / name).write_text(text)
-    data = {"training": str(folder / name), "max_sequence_length": 32}
-    config = config_from_tree({"task": {"name": "tokens", **settings}, "data": data}, "tiny")
-    return task_class("tokens")(config, Tokenizer(VOCABULARY), MODEL)
-
-
 @pytest.mark.parametrize("name", ["a.conllu", "a.conll"])
 def test_conllu_is_read_by_its_columns(folder, name):
-    task = treebank(folder, name, _TREEBANK, labels_column="upos")
-    assert task.texts(task.config) == ["river new york", "#"] and task.labels == ["AUX", "NOUN", "SYM"]
-    assert "2 multiword ranges and empty nodes" in task.notes[0] and treebank(
-        folder, name, _TREEBANK, labels_column="xpos"
-    ).labels == ["MD", "NN"]
+    for column, labels in (("upos", ["AUX", "NOUN", "SYM"]), ("xpos", ["MD", "NN"])):
+        (folder / name).write_text(_TREEBANK)
+        data = {"training": str(folder / name), "max_sequence_length": 32}
+        tree = {"task": {"name": "tokens", "labels_column": column}, "data": data}
+        task = task_class("tokens")(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL)
+        assert task.texts(task.config) == ["river new york", "#"] and task.labels == labels
+        assert "2 multiword ranges and empty nodes" in task.notes[0]
 
 
 @pytest.mark.parametrize(
-    "answer", ["हिन्दी", "पशु", "की", "คือ", "ที่", "น้ำ", "ന്\u200d", "वाक्\u200c", "e\u0301te\u0301", "שלוֹ", "Vér, (S"]
+    "answer",
+    [
+        "हिन्दी",
+        "पशु",
+        "की",
+        "คือ",
+        "ที่",
+        "น้ำ",
+        "ന്\u200d",
+        "वाक्\u200c",
+        "e\u0301te\u0301",
+        "שלוֹ",
+        "Vér, (S",
+    ],
 )
 def test_an_answer_ends_behind_its_vowel_signs(folder, answer):
     paragraph = f"river {answer} stone"
     letters = sorted(set(paragraph.lower()))
     vocabulary = Vocabulary((*SPECIAL_TOKENS, *WORDS, *letters, *(f"##{letter}" for letter in letters)))
-    entry = {"id": "q", "question": "river", "answers": [{"text": answer, "answer_start": 6}]}
+    entry = {
+        "id": "q",
+        "question": "river",
+        "answers": [{"text": answer, "answer_start": 6}],
+    }
     (folder / "q.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": paragraph, "qas": [entry]}]}]}))
     data = {"evaluation": str(folder / "q.json"), "max_sequence_length": 40}
     config = config_from_tree({"data": data, "model": {"checkpoint": "none"}}, "tiny")
@@ -244,7 +284,10 @@ def test_tables_are_read_by_name_from_every_form(folder):
     assert [task.training.targets["labels"].tolist() for task in tasks] == [[1, 0]] * 2
     assert tasks[0].packs.digest == tasks[1].packs.digest
     parquet.write_table(table({**rows, "text": ["river", None]}), folder / "t.parquet")
-    tree = {"task": {"name": "single_label"}, "data": {"training": str(folder / "t.parquet")}}
+    tree = {
+        "task": {"name": "single_label"},
+        "data": {"training": str(folder / "t.parquet")},
+    }
     with refused("t.parquet record 1", "text"):
         task_class("single_label")(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL)
 
@@ -254,7 +297,12 @@ def test_texts_that_the_vocabulary_cannot_spell_are_counted_in_characters(folder
     path = folder / "other.jsonl"
     lines = [{"text": "Ελληνικά γράμματα", "label": "a"}, {"text": "river", "label": "b"}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    data = {"training": str(path), "evaluation": str(path), "max_sequence_length": 16, "packer": "none"}
+    data = {
+        "training": str(path),
+        "evaluation": str(path),
+        "max_sequence_length": 16,
+        "packer": "none",
+    }
     config = config_from_tree({"task": {"name": "single_label"}, "data": data}, "tiny")
     task = task_class("single_label")(config, Tokenizer(VOCABULARY), MODEL)
     # 8 + 8 Greek letters of 16 + 5 characters, in each of the two readings.

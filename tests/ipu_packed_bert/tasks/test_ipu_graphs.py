@@ -165,7 +165,11 @@ def test_what_the_code_calls_has_a_lowering_too(kind, sdk, tmp_path):
     called = Called()
     Trace(config, task_of(config), sdk, mode=called)
     # torch's names of what PopTorch registers under another.
-    names = {"cross_entropy": "cross_entropy_loss", "nll_loss": "nll_loss_nd", "float": "to"}
+    names = {
+        "cross_entropy": "cross_entropy_loss",
+        "nll_loss": "nll_loss_nd",
+        "float": "to",
+    }
     lowered = {names.get(name, name) for name in called.names if not name.startswith("__")}
     assert lowered - set(ALLOWED) <= {"dim", "is_floating_point"}
     assert {"layer_norm", "dropout", "softmax", "embedding"} <= lowered

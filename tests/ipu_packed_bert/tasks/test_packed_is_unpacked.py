@@ -1,6 +1,7 @@
 """Every task in packs is the task: probabilities, updates, answers and scores are those of each sequence alone."""
 
 import dataclasses
+import re
 from itertools import islice
 
 import numpy as np
@@ -82,7 +83,8 @@ PARTS = (slice(0, 2), slice(2, 5), slice(5, 6))
 
 
 @pytest.mark.parametrize(
-    "attention, value", [("eager", 3.0), ("eager", 300.0), ("sdpa", 3.0), ("sdpa", 1e4), ("sdpa", 1e30)]
+    "attention, value",
+    [("eager", 3.0), ("eager", 300.0), ("sdpa", 3.0), ("sdpa", 1e4), ("sdpa", 1e30)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_sequence_has_the_probabilities_it_has_alone(dtype, attention, value):
@@ -142,23 +144,26 @@ def random_inputs(number):
 def sequences_in(batch, inputs):
     """Return the numbers of the sequences of a batch, sorted; check that each has its tokens and targets there."""
     starts = np.cumsum(inputs.lengths) - inputs.lengths
-    numbers = []
-    for row, place in zip(*np.nonzero(batch["sequence_numbers"])):
-        number = int(batch["sequence_numbers"][row, place]) - 1
-        slots = batch["input_mask"][row] == place + 1
-        tokens = slice(starts[number], starts[number] + inputs.lengths[number])
+    rows, places = np.nonzero(batch["sequence_numbers"])
+    numbers = batch["sequence_numbers"][rows, places] - 1
+    first = batch["cls_positions"][rows, places]
+    start = batch["start_positions"][rows, places]
+    assert np.array_equal(start, first + inputs.slot_targets["start_positions"][numbers])
+    assert np.array_equal(batch["labels"][rows, places], inputs.targets["labels"][numbers])
+    for number, row, place, slot in zip(numbers, rows, places, first):
+        length = inputs.lengths[number]
+        slots = slice(slot, slot + length)
+        assert np.flatnonzero(batch["input_mask"][row] == place + 1).tolist() == list(range(slot, slot + length))
+        assert np.array_equal(batch["positions"][row, slots], np.arange(length))
         for name, values in inputs.tokens.items():
-            assert (batch[name][row, slots] == values[tokens]).all()
-        assert (batch["positions"][row, slots] == np.arange(inputs.lengths[number])).all()
-        first = int(np.flatnonzero(slots)[0])
-        assert batch["cls_positions"][row, place] == first
-        assert batch["start_positions"][row, place] == first + inputs.slot_targets["start_positions"][number]
-        assert (batch["labels"][row, place] == inputs.targets["labels"][number]).all()
-        numbers.append(number)
-    return sorted(numbers)
+            assert np.array_equal(batch[name][row, slots], values[starts[number] :][:length])
+    return sorted(numbers.tolist())
 
 
-@pytest.mark.parametrize("packer", ["none", "greedy", "first_fit", "best_fit", "spfhp", "lpfhp", "nnlshp", "optimal"])
+@pytest.mark.parametrize(
+    "packer",
+    ["none", "greedy", "first_fit", "best_fit", "spfhp", "lpfhp", "nnlshp", "optimal"],
+)
 def test_every_sequence_once_an_epoch_and_the_same_ones_alone(packer):
     inputs = random_inputs(50)
     packing = pack_inputs(inputs, max_sequence_length=SLOTS, packer=packer, max_sequences_per_pack=3)
@@ -179,7 +184,10 @@ def test_every_sequence_once_an_epoch_and_the_same_ones_alone(packer):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_update_has_the_same_shapes(checkpoint, tmp_path, kind):
     """Empty packs, which weigh nothing, fill an incomplete update and a shorter evaluation: one static program each."""
-    update = {"sequences_per_update": {"squad": 7, "tokens": 20}.get(kind, 11), "micro_batch": 2}
+    update = {
+        "sequences_per_update": {"squad": 7, "tokens": 20}.get(kind, 11),
+        "micro_batch": 2,
+    }
     run = prepared(checkpoint, tmp_path, kind, batch=update)
     assert len(run.task.training_packs) % run.batches.packs_per_update, "no update is incomplete"
     # The last update, with and without its empty packs.
@@ -212,7 +220,10 @@ def test_packed_updates_are_the_unpacked_ones(checkpoint, tmp_path, kind, packer
     """Gradients, metrics and, after an epoch of updates, weights, in float64."""
     run = prepared(checkpoint, tmp_path, kind, data={"packer": packer})
     assert run.task.training_packs.packing.packing_factor > 1.1
-    engines = (run.engine, prepared(checkpoint, tmp_path, kind, data={"packer": packer}).engine)
+    engines = (
+        run.engine,
+        prepared(checkpoint, tmp_path, kind, data={"packer": packer}).engine,
+    )
     for step, batches in enumerate(pairs(run)):
         packed, unpacked = (gradients_of(engine, batch) for engine, batch in zip(engines, batches))
         assert packed[0].metrics == pytest.approx(unpacked[0].metrics, rel=1e-12)
@@ -274,11 +285,8 @@ def test_a_task_keeps_its_contract(run):
     assert set(task.counts.values()) <= set(task.layout(task.config, 1.0).fields)
     assert all(network.get_submodule(head.module) for head in task.heads)
     # The arguments of the network are the fields, with a suffix of capitals.
-    names = []
-    for argument in network.forward.__code__.co_varnames[1 : len(task.fields) + 1]:
-        name, _, suffix = argument.rpartition("_")
-        names.append(name if suffix.isupper() else argument)
-    assert tuple(names) == task.fields
+    arguments = network.forward.__code__.co_varnames[1 : len(task.fields) + 1]
+    assert tuple(re.sub("_[A-Z]+$", "", argument) for argument in arguments) == task.fields
     batch = run.batches.first()
     with torch.no_grad():
         output = network(*(torch.from_numpy(batch[name]) for name in task.fields))
@@ -291,26 +299,6 @@ def test_a_task_keeps_its_contract(run):
     expected = GlobalBatches(task.training_packs, layout).first()
     for name, values in GlobalBatches(task.training_packs.again()(), layout).first().items():
         assert np.array_equal(values, expected[name])
-
-
-def test_dropout_is_applied_in_training_only(checkpoint, tmp_path):
-    run = prepared(checkpoint, tmp_path, "single_label", model={"hidden_dropout": 0.5}, dtype=torch.float32)
-    batch = run.batches.first()
-    assert run.engine.accumulate(batch).loss != run.engine.accumulate(batch, dropout=False).loss
-    assert (run.engine.predict(batch) == run.engine.predict(batch)).all()
-
-
-@pytest.mark.parametrize("kind", ["squad", "regression"])
-def test_half_precision_is_near(checkpoint, tmp_path, kind):
-    losses = {}
-    predictions = {}
-    for precision in ("float32", "bfloat16"):
-        run = prepared(checkpoint, tmp_path, kind, dtype=torch.float32, engine={"precision": precision})
-        batch = run.batches.first()
-        losses[precision] = run.engine.step(batch, 1e-3).loss
-        predictions[precision] = run.engine.predict(batch)[batch["input_mask"].any(axis=1)]
-    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.1)
-    assert 0 < np.abs(predictions["bfloat16"] - predictions["float32"]).max() < 0.1
 
 
 @pytest.mark.parametrize("kind", sample(KINDS, 2))
@@ -329,7 +317,12 @@ def test_compiled_its_graphs_are_static(checkpoint, tmp_path, kind, monkeypatch)
 def test_an_update_is_clipped_as_a_whole(checkpoint, tmp_path):
     moments = []
     for bound in (None, 1e-3):
-        run = prepared(checkpoint, tmp_path, "squad", optimizer={"max_gradient_norm": bound, "name": "lamb"})
+        run = prepared(
+            checkpoint,
+            tmp_path,
+            "squad",
+            optimizer={"max_gradient_norm": bound, "name": "lamb"},
+        )
         run.engine.step(pairs(run)[0][0], 1e-3)
         first_moments = run.engine.state()["optimizer"]["exp_avg"].values()
         moments.append(torch.cat([moment.flatten() for moment in first_moments]))

@@ -23,7 +23,12 @@ from tests.fine_tuning_files import MODEL, VOCABULARY, tiny_squad, tiny_table
 
 def table(path, kind, *, training=None, labels=None, **settings):
     """The task on a table, which it learns from, unless another is given, and is scored on."""
-    data = {"training": str(training or path), "evaluation": str(path), "max_sequence_length": 32, "packer": "none"}
+    data = {
+        "training": str(training or path),
+        "evaluation": str(path),
+        "max_sequence_length": 32,
+        "packer": "none",
+    }
     config = config_from_tree({"task": {"name": kind, **settings}, "data": data}, "tiny")
     return ClassificationTask(config, Tokenizer(VOCABULARY), MODEL, labels)
 
@@ -41,14 +46,27 @@ SCORES = [
         "single_label",
         "1 1 1 0 0 1",
         "01 01 10 10 01 01",
-        {"accuracy": 400 / 6, "majority_accuracy": 400 / 6, "f1": 75, "macro_f1": 62.5, "matthews": 2 / 8, "texts": 6},
+        {
+            "accuracy": 400 / 6,
+            "majority_accuracy": 400 / 6,
+            "f1": 75,
+            "macro_f1": 62.5,
+            "matthews": 2 / 8,
+            "texts": 6,
+        },
     ),
     (
         # One of three right; F1 of the classes: 2 * 1 / (1 + 3), 0, 0.
         "single_label",
         "a b c",
         "100 100 100",
-        {"accuracy": 100 / 3, "majority_accuracy": 100 / 3, "macro_f1": 50 / 3, "matthews": 0, "texts": 3},
+        {
+            "accuracy": 100 / 3,
+            "majority_accuracy": 100 / 3,
+            "macro_f1": 50 / 3,
+            "matthews": 0,
+            "texts": 3,
+        },
     ),
     (
         # Of three sets of labels {a} occurs twice; five of eight predicted labels are right; F1 6 / 7 and 4 / 6.
@@ -115,7 +133,10 @@ def test_the_constant_answer_is_that_of_the_training_labels(tmp_path):
 def read(path, slots=40, *, query=8, **settings):
     """The task that answers all questions of a file, of each of which it reads so many tokens."""
     settings = {"stride": 16, **settings}
-    tree = {"task": settings, "data": {"training": str(path), "max_sequence_length": slots, "packer": "none"}}
+    tree = {
+        "task": settings,
+        "data": {"training": str(path), "max_sequence_length": slots, "packer": "none"},
+    }
     asked = Asked(ExampleSource.of(path), labels=True)
     with mock.patch.object(module, "_MOST_OF_QUESTION", query):
         return QuestionsTask(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL, asked=asked)
@@ -124,7 +145,12 @@ def read(path, slots=40, *, query=8, **settings):
 def asked(folder, paragraph, answer=None, slots=40, **settings):
     """The same of a question on a paragraph."""
     answers = [] if answer is None else [{"text": answer, "answer_start": paragraph.index(answer)}]
-    entry = {"id": "q", "question": "where?", "answers": answers, "is_impossible": answer is None}
+    entry = {
+        "id": "q",
+        "question": "where?",
+        "answers": answers,
+        "is_impossible": answer is None,
+    }
     content = {"data": [{"paragraphs": [{"context": paragraph, "qas": [entry]}]}]}
     (folder / "asked.json").write_text(json.dumps(content))
     return read(folder / "asked.json", slots, query=3, **settings)
@@ -160,7 +186,12 @@ TARGETS = [
 ]
 # Paragraph, slots, stride, and the first token and number of tokens of each window.
 WINDOWS = [
-    (PARAGRAPH, 10, 100, [(0, 4), (2, 4), (4, 4)]),  # a stride of more than half a window would cut answers
+    (
+        PARAGRAPH,
+        10,
+        100,
+        [(0, 4), (2, 4), (4, 4)],
+    ),  # a stride of more than half a window would cut answers
     (PARAGRAPH + " seven music", 12, 3, [(0, 6), (3, 6), (6, 4)]),
     ("", 10, 2, [(0, 0)]),
 ]
@@ -202,7 +233,10 @@ def test_the_best_span_is_the_best_of_all(seed, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_N_BEST", 5)
     rng = np.random.default_rng(seed)
     paragraph = " ".join(rng.choice(VOCABULARY.tokens[5:19], int(rng.integers(1, 40))))
-    settings = {"stride": int(rng.integers(2, 9)), "max_answer_length": int(rng.integers(1, 12))}
+    settings = {
+        "stride": int(rng.integers(2, 9)),
+        "max_answer_length": int(rng.integers(1, 12)),
+    }
     if seed % 3:
         settings.update(null_answers=True, null_score_threshold=float(rng.normal()))
     task = asked(tmp_path, paragraph, None, int(rng.integers(12, 30)), **settings)
@@ -268,7 +302,13 @@ def test_answers_without_a_place_are_left_out_and_counted(tmp_path):
 
 # File, its text, kind, texts and targets; the labels are x and y.
 TABLES = [
-    ("a.csv", 'text,label\n"a ""b"", c\nd",x\nq,y\n', "single_label", ['a "b", c\nd', "q"], [0, 1]),
+    (
+        "a.csv",
+        'text,label\n"a ""b"", c\nd",x\nq,y\n',
+        "single_label",
+        ['a "b", c\nd', "q"],
+        [0, 1],
+    ),
     ("a.tsv", 'label\ttext\nx\ta "b\ny\tq\n', "single_label", ['a "b', "q"], [0, 1]),
     (
         "a.jsonl",
@@ -331,14 +371,19 @@ def test_predictions_of_every_kind(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, answerable, windows", [("dev_half_v2.json.xz", 2910, 3050), ("xquad_en.json.xz", 1190, 1232)]
+    "name, answerable, windows",
+    [("dev_half_v2.json.xz", 2910, 3050), ("xquad_en.json.xz", 1190, 1232)],
 )
 def test_as_many_windows_as_published(data_dir, name, answerable, windows):
     """The histograms squad_v2_dev_half_answerable_384 and xquad_en_384 beside the data have the same counts."""
     text = lzma.decompress((data_dir / "vocab" / "bert-base-uncased-vocab.txt.xz").read_bytes()).decode()
     vocabulary = Vocabulary(tuple(text.rstrip("\n").split("\n")))
     data = {"evaluation": str(data_dir / "squad" / name), "packer": "none"}
-    tree = {"task": {"max_answer_length": 60}, "data": data, "model": {"checkpoint": "none"}}
+    tree = {
+        "task": {"max_answer_length": 60},
+        "data": data,
+        "model": {"checkpoint": "none"},
+    }
     task = QuestionsTask(config_from_tree(tree, "tiny"), Tokenizer(vocabulary), MODEL)
     assert len(task.windows.questions) == len(gold(task.windows.questions)) == answerable
     assert len(task.windows.windows) == windows

@@ -14,8 +14,18 @@ ANSWERS = [
     ("An anthem", "anthem", 1.0, 1.0),  # "an" is a word here, not the beginning of one
     ("it's", "its", 1.0, 1.0),  # punctuation goes without leaving a blank
     ("in France", "France", 0.0, 2 / 3),  # precision 1/2, recall 1
-    ("10th century", "10th and 11th centuries", 0.0, 1 / 3),  # one of 2 and of 4 words: P 1/2, R 1/4
-    ("b b c", "b c c", 0.0, 2 / 3),  # words count as often as both have them: b, c of 3 and 3
+    (
+        "10th century",
+        "10th and 11th centuries",
+        0.0,
+        1 / 3,
+    ),  # one of 2 and of 4 words: P 1/2, R 1/4
+    (
+        "b b c",
+        "b c c",
+        0.0,
+        2 / 3,
+    ),  # words count as often as both have them: b, c of 3 and 3
     ("Paris", "London", 0.0, 0.0),
     ("", "", 1.0, 1.0),
     ("", "Paris", 0.0, 0.0),
@@ -54,7 +64,9 @@ def test_the_best_of_the_answers_counts_and_no_answer_is_an_answer():
 
 # For each question: whether it has the answer "red car", its best text, and the odds of no answer.
 _QUESTIONS = st.lists(
-    st.tuples(st.booleans(), st.sampled_from(["red car", "red", "blue"]), st.integers(-3, 3)), min_size=1, max_size=12
+    st.tuples(st.booleans(), st.sampled_from(["red car", "red", "blue"]), st.integers(-3, 3)),
+    min_size=1,
+    max_size=12,
 )
 
 
@@ -153,7 +165,11 @@ def test_the_spans_that_labels_mark_are_read_back(marked):
     labels, spans = marked
     assert scores._spans(labels) == spans
     if spans:
-        assert span_scores([labels], [labels]) == {"precision": 100.0, "recall": 100.0, "f1": 100.0}
+        assert span_scores([labels], [labels]) == {
+            "precision": 100.0,
+            "recall": 100.0,
+            "f1": 100.0,
+        }
 
 
 def spans_in(labels):

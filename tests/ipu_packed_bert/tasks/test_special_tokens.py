@@ -23,7 +23,12 @@ SQUAD = {"data": [{"paragraphs": [{"context": PARAGRAPH, "qas": [QUESTION]}]}]}
 @pytest.mark.parametrize(
     "options, before, between, after",
     [
-        ({"post_processor": roberta_processing()}, [0], [2, 2], [2]),  # <s> a </s> </s> b </s>
+        (
+            {"post_processor": roberta_processing()},
+            [0],
+            [2, 2],
+            [2],
+        ),  # <s> a </s> </s> b </s>
         ({"single": "$A [SEP]"}, [], [7], [7]),
     ],
 )
@@ -35,11 +40,20 @@ def test_texts_words_and_questions(tmp_path, options, before, between, after):
     def task(kind, file, content, **settings):
         (tmp_path / file).write_text(content)
         data = {key: str(tmp_path / file) for key in ("training", "evaluation")}
-        tree = {"task": settings, "data": {**data, "max_sequence_length": SLOTS, "packer": "spfhp"}}
+        tree = {
+            "task": settings,
+            "data": {**data, "max_sequence_length": SLOTS, "packer": "spfhp"},
+        }
         return kind(config_from_tree(tree, "tiny"), tokenizer, MODEL).training
 
     table = f"text,second,label\n{'a ' * 9},{'b ' * 9},x\na,b,y\n"
-    texts = task(ClassificationTask, "pairs.csv", table, name="single_label", second_text_column="second")
+    texts = task(
+        ClassificationTask,
+        "pairs.csv",
+        table,
+        name="single_label",
+        second_text_column="second",
+    )
     half = (SLOTS - len(pair)) // 2
     cut = before + [A] * half + between + [B] * half + after
     assert texts.input_ids.tolist() == [*cut, *before, A, *between, B, *after]

@@ -12,7 +12,11 @@ from tests.fine_tuning_files import MODEL, VOCABULARY
 
 
 def read(training, evaluation=None, slots=16):
-    data = {"training": str(training), "evaluation": str(evaluation or training), "max_sequence_length": slots}
+    data = {
+        "training": str(training),
+        "evaluation": str(evaluation or training),
+        "max_sequence_length": slots,
+    }
     config = config_from_tree({"task": {"name": "tokens"}, "data": {**data, "packer": "spfhp"}}, "tiny")
     return TokensTask(config, Tokenizer(VOCABULARY), MODEL)
 
@@ -75,5 +79,10 @@ def test_scores_by_hand(tmp_path):
     for labels in ("O B-A O B-A O O", "O O O"):  # with [CLS] and [SEP]
         outputs.append(np.eye(3)[list(map(task.labels.index, labels.split()))])
     of_words = {"accuracy": 80.0, "majority_accuracy": 40.0, "words": 5}
-    assert task.score(outputs).metrics == {**of_words, "precision": 50.0, "recall": 50.0, "f1": 50.0}
+    assert task.score(outputs).metrics == {
+        **of_words,
+        "precision": 50.0,
+        "recall": 50.0,
+        "f1": 50.0,
+    }
     assert "f1" not in task_of(tmp_path, "river x").score([np.ones((3, 1))]).metrics

@@ -6,7 +6,12 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import yaml
 
-from ipu_packed_bert.training.picture import _loss_picture, _losses, draw_curves, page_of_run
+from ipu_packed_bert.training.picture import (
+    _loss_picture,
+    _losses,
+    draw_curves,
+    page_of_run,
+)
 from tests.pages import check_page
 
 
@@ -30,7 +35,10 @@ def test_the_curves_are_the_logs():
     picture = _loss_picture(_losses(RECORDS, EVALUATIONS, unigram=7.5))
     training, held_out = picture.lines
     assert points(training) == [(3, 8.0), (9, 5.5)] and picture.levels[0][1] == 7.5
-    assert points(held_out) == [(5, 6.5), (9, 6.0)]  # at the sequences that training had seen
+    assert points(held_out) == [
+        (5, 6.5),
+        (9, 6.0),
+    ]  # at the sequences that training had seen
 
 
 def test_other_tasks_are_drawn_by_their_loss_and_scores_are_no_loss():
@@ -52,8 +60,24 @@ LOG = [
     dict(step=2, loss=8.0, mlm_loss=None, packs=4, sequences=8, tokens=396, seconds=1.0),
     dict(step=3, loss=7.5, mlm_loss=6.5, packs=2, sequences=4, tokens=190, seconds=0.5),
 ]
-EVALUATED = [dict(step=2, mlm_loss=7.25, mlm_accuracy=0.125, packs=2, sequences=3, tokens=150, seconds=0.1)]
-SUMMARY = dict(task="pretraining", steps=3, loss=7.5, held_out=dict(step=2, unigram_loss=7.5), compare_unpacked=None)
+EVALUATED = [
+    dict(
+        step=2,
+        mlm_loss=7.25,
+        mlm_accuracy=0.125,
+        packs=2,
+        sequences=3,
+        tokens=150,
+        seconds=0.1,
+    )
+]
+SUMMARY = dict(
+    task="pretraining",
+    steps=3,
+    loss=7.5,
+    held_out=dict(step=2, unigram_loss=7.5),
+    compare_unpacked=None,
+)
 # Of 966 tokens: the padding of 10 packs and of 19 rows of one sequence.
 PACKED = 10 * 100 - 966
 UNPACKED = 19 * 100 - 966
@@ -115,12 +139,25 @@ def test_the_answer_compares_the_accuracy_with_that_of_the_most_frequent_token(t
 
 def test_packed_stands_beside_unpacked_where_that_was_measured(tmp_path):
     """The median of the ratios, 1.9, is not the ratio of the medians; its quartiles contain it."""
-    sides = dict(updates=5, packed_sequences_per_second=90.0, unpacked_sequences_per_second=50.0, packing_factor=2.0)
-    sides.update(speedup=1.9, speedup_quartiles=[1.8, 1.95], loss_difference=None, gradient_difference=1e-7)
+    sides = dict(
+        updates=5,
+        packed_sequences_per_second=90.0,
+        unpacked_sequences_per_second=50.0,
+        packing_factor=2.0,
+    )
+    sides.update(
+        speedup=1.9,
+        speedup_quartiles=[1.8, 1.95],
+        loss_difference=None,
+        gradient_difference=1e-7,
+    )
     page, shown = page_of(tmp_path, summary={**SUMMARY, "compare_unpacked": sides})
     _, speed = page.first
     (series,) = speed.series
-    assert series.values == (1.0, 1.9) and (series.lower, series.upper) == ((None, 1.8), (None, 1.95))
+    assert series.values == (1.0, 1.9) and (series.lower, series.upper) == (
+        (None, 1.8),
+        (None, 1.95),
+    )
     assert speed.levels[0][1] == 2.0 and speed.title in shown.pictures
     assert speed.ends == ("50.0/s", "90.0/s")
     assert page.figures[1].value == "1.90 times" and "90.0 and 50.0" in page.figures[1].words

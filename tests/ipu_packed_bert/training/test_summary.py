@@ -18,7 +18,11 @@ from ipu_packed_bert.training.summary import _RunSummary, _summarise, _write
 from pack_data.cli.command import run_main
 from tests.tiny_runs import tiny_config, tiny_data
 
-BASELINE = {"most_frequent_token_accuracy": 0.05, "unigram_loss": 6.0, "most_frequent_next_sentence_accuracy": 0.5}
+BASELINE = {
+    "most_frequent_token_accuracy": 0.05,
+    "unigram_loss": 6.0,
+    "most_frequent_next_sentence_accuracy": 0.5,
+}
 FIELDS = {field.name for field in dataclasses.fields(_RunSummary)}
 RECORDS = [
     {"step": 1, "loss": 9.0, "packs": 4, "sequences": 7, "tokens": 380, "seconds": 2.0},
@@ -50,13 +54,24 @@ def lines_of(summary):
 
 
 def test_by_hand(tmp_path):
-    evaluation = {"step": 3, "loss": 6.5, "mlm_accuracy": 0.25, "nsp_accuracy": 0.75, "sequences": 40}
+    evaluation = {
+        "step": 3,
+        "loss": 6.5,
+        "mlm_accuracy": 0.25,
+        "nsp_accuracy": 0.75,
+        "sequences": 40,
+    }
     summary = summary_of({**evaluation, "seconds": 1.0}, stopped_by="SIGTERM")
     _write(summary, tmp_path)
     assert read(tmp_path) == dataclasses.asdict(summary) and set(read(tmp_path)) == FIELDS
     assert (summary.steps, summary.steps_planned) == (3, 9)
     # All updates count for the work, this process's but its first for the speed.
-    assert (summary.packs, summary.sequences, summary.tokens, summary.seconds) == (10, 17, 950, 3.0)
+    assert (summary.packs, summary.sequences, summary.tokens, summary.seconds) == (
+        10,
+        17,
+        950,
+        3.0,
+    )
     assert (summary.sequences_per_second, summary.tokens_per_second) == (10.0, 570.0)
     assert (summary.packing_factor, summary.padding_avoided) == (1.7, 1 - 50 / 750)
     assert (summary.first_loss, summary.loss) == (9.0, 7.0)
@@ -91,7 +106,11 @@ def test_the_update_is_stated_if_a_run_was_stopped_after_its_last_evaluation(bas
 
 @pytest.mark.parametrize("gradients, words", [(1e-6, "the same updates"), (1e-3, "MORE than 1e-04")])
 def test_a_sentence_compares_the_gradients_with_what_rounding_explains(gradients, words):
-    compared = {"packed_sequences_per_second": 1234.0, "unpacked_sequences_per_second": 617.0, "packing_factor": 1.96}
+    compared = {
+        "packed_sequences_per_second": 1234.0,
+        "unpacked_sequences_per_second": 617.0,
+        "packing_factor": 1.96,
+    }
     compared.update(speedup=2.0, speedup_quartiles=[1.9, 2.1], updates=5)
     compared.update(loss_difference=1e-8, gradient_difference=gradients)
     line = lines_of(dataclasses.replace(summary_of(), compare_unpacked=compared))["unpacked"]
@@ -116,7 +135,14 @@ def test_a_run_ends_with_summary_and_picture_and_the_comparison_leaves_its_check
         assert set(summary) == FIELDS and summary["stopped_by"] is None
         assert summary["steps"] == summary["steps_planned"] == 3
         assert summary["loss"] == losses_in(folder)[-1]
-        for name in ("step", "loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "sequences"):
+        for name in (
+            "step",
+            "loss",
+            "mlm_loss",
+            "mlm_accuracy",
+            "nsp_accuracy",
+            "sequences",
+        ):
             assert summary["held_out"][name] == read_log(folder / EVALUATIONS)[-1][name]
         assert 0 < summary["held_out"]["unigram_loss"] < 10
         printed = capsys.readouterr().out
@@ -128,7 +154,14 @@ def test_a_run_ends_with_summary_and_picture_and_the_comparison_leaves_its_check
     assert compared["updates"] == 2 and compared["speedup"] > 0
     # It goes on as if nothing had been compared; until it ends anew there is no summary.
     for folder in runs:
-        again = ["--resume", str(folder), "--steps", "4", "--set", "optimizer.schedule_steps=4"]
+        again = [
+            "--resume",
+            str(folder),
+            "--steps",
+            "4",
+            "--set",
+            "optimizer.schedule_steps=4",
+        ]
         assert pretrain.main(again) == 0 and read(folder)["steps"] == 4
     assert losses_in(runs[0]) == losses_in(runs[1])
 
@@ -156,16 +189,26 @@ def test_runs_that_end_early_have_a_summary_too(tiny, tmp_path, monkeypatch, cap
         return result._replace(metrics={**result.metrics, "loss": float("nan")})
 
     command = ["--config", tiny, "--compare-unpacked", "2", "--out"]
-    for name, change, status, stopped_by in (("a", interrupted, 143, "SIGTERM"), ("b", broken, 3, "not finite")):
+    for name, change, status, stopped_by in (
+        ("a", interrupted, 143, "SIGTERM"),
+        ("b", broken, 3, "not finite"),
+    ):
         with monkeypatch.context() as patch:
             changed_after(patch, 2, change)
             assert run_main(pretrain.main, [*command, str(tmp_path / name)]) == status
         summary = read(tmp_path / name)
-        assert (summary["stopped_by"], summary["steps"], summary["compare_unpacked"]) == (stopped_by, 2, None)
+        assert (summary["stopped_by"], summary["steps"], summary["compare_unpacked"]) == (
+            stopped_by,
+            2,
+            None,
+        )
         assert (summary["loss"] is None) == (status == 3)
     assert f"--resume {tmp_path / 'a'}" in capsys.readouterr().out
 
-    failures = {"not enough memory": ValueError("not enough\nmemory"), "interrupted": KeyboardInterrupt()}
+    failures = {
+        "not enough memory": ValueError("not enough\nmemory"),
+        "interrupted": KeyboardInterrupt(),
+    }
     for reason, failure in failures.items():
         folder = tmp_path / reason.split()[0]
         monkeypatch.setattr(run_summary, "compare_unpacked", mock.Mock(side_effect=failure))
