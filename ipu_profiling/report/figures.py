@@ -129,8 +129,8 @@ def _un_padding(
     histogram: LengthHistogram,
     hidden_size: int,
     *,
-    accelerators: Sequence[int] = _ACCELERATORS,
-    sequences: Sequence[int] = _SEQUENCES,
+    accelerators: Sequence[int],
+    sequences: Sequence[int],
     updates: int = 64,
     seed: int = 0,
 ) -> Dict[Tuple[int, int], float]:
@@ -177,7 +177,9 @@ def figure5(histogram: LengthHistogram, hidden_size: int, packing_factor: float)
         hidden_size: width of the network.
         packing_factor: mean sequences per pack, the speed-up of packing on any number of accelerators.
     """
-    speed_ups = _un_padding(histogram, hidden_size)
+    speed_ups = _un_padding(
+        histogram, hidden_size, accelerators=_ACCELERATORS, sequences=_SEQUENCES
+    )
     rows = []
     for count in _ACCELERATORS:
         row = {"accelerators": count, "packing": packing_factor}
