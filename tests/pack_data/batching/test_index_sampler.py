@@ -80,22 +80,6 @@ def test_stopping_anywhere_and_going_on_gives_the_same_batches(way):
         assert second.epoch == 1 and list(second) == epochs[1]
 
 
-def test_a_loop_that_was_left_goes_on_and_set_epoch_begins_anew():
-    sampler = samplers("RandomPacking+PosID", drawn(40), 1)[0]
-    whole = list(samplers("RandomPacking+PosID", drawn(40), 1)[0])
-    counted = sampler.counted(sampler)
-    begun = [next(iter(counted)), *itertools.islice(counted, 2)]
-    assert begun + list(counted) == whole and sampler.epoch == 1
-    source = iter(counted)
-    second = [next(source) for _ in range(len(sampler))]
-    assert second != whole and list(counted) not in (whole, second)  # no caller must ask for a batch too many
-    next(iter(sampler))
-    sampler.set_epoch(0)
-    assert list(sampler) == whole
-    sampler.set_epoch(7)
-    assert sampler.epoch == 7 and len(sampler) == sampler.way.plan(drawn(40), sampler.options, 7).steps
-
-
 @every_way
 @pytest.mark.parametrize("longer", ["truncate", "split", "drop"])
 def test_longer_examples_are_truncated_split_or_dropped(way, longer):
@@ -139,18 +123,3 @@ def test_only_columns_with_a_value_for_each_token_are_cut(kind, together):
             found += item["input_ids"]
     assert sorted(found) == np.concatenate(texts).tolist()
     assert [len(example["input_ids"]) for example in dataset] == list(map(len, texts))
-
-
-def test_a_second_resume_in_an_epoch_skips_all_batches_before_it():
-    """KempnerForge #57: each state counts from the begin of the epoch, not from the state before it."""
-    lengths = drawn(60)
-
-    def fresh():
-        return samplers("MiniBatchPacking+PosID", lengths, 2)[1]
-
-    epoch, sampler, taken = list(fresh()), fresh(), []
-    for count in (2, 1, 3):
-        taken += itertools.islice(sampler.counted(sampler), count)
-        state, sampler = sampler.state_dict(), fresh()
-        sampler.load_state_dict(state)
-    assert taken + list(sampler) == epoch and len(epoch) > 6

@@ -197,19 +197,6 @@ def test_it_goes_on_after_a_hundred_million_examples_and_reads_none_of_them():
     numbers.__getitem__.assert_called_once_with(100_000_003)
 
 
-def test_lines_are_not_parsed_again(tmp_path, monkeypatch):
-    from pack_data.formats import jsonl
-
-    paths, read = files(tmp_path, "jsonl", 2), []
-    parse = jsonl._fields
-    monkeypatch.setattr(jsonl, "_fields", lambda line: (read.append(1), parse(line))[1])
-    share = Share(ShardFiles(paths))
-    assert len(list(itertools.islice(share, 15))) == len(read) == 15
-    again = Share(ShardFiles(paths))
-    again.load_state_dict(share.state_dict())
-    assert len(list(again)) == COUNT - 15 and len(read) == COUNT
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet"])
 @pytest.mark.parametrize("rewritten", [0, 1, 2])  # the file that was read, that is being read, and one to come
 def test_a_state_is_refused_after_a_file_was_written_again(tmp_path, kind, rewritten):

@@ -26,7 +26,6 @@ from tests.pack_data.text_corpus import (
     build_small,
     content,
     stop_at,
-    stop_before_rename,
     stop_unlink,
     write_corpus,
 )
@@ -38,35 +37,6 @@ pytestmark = pytest.mark.usefixtures("small_parts")
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("faults"), documents=30)
-
-
-def test_stopped_between_any_two_files(corpus, tmp_path, monkeypatch):
-    build_small(corpus, tmp_path / "calm").close()
-    expected = content(tmp_path / "calm")
-    out = tmp_path / "data"
-    build_small(corpus, tmp_path / "former", seed=9).close()
-    former = content(tmp_path / "former")
-    with monkeypatch.context() as patch:
-        done = stop_before_rename(patch, 0)
-        build_small(corpus, tmp_path / "counted").close()
-    assert done[0] > 15
-    for count in range(1, done[0] + 1, 6):
-        shutil.rmtree(out, ignore_errors=True)
-        shutil.copytree(tmp_path / "former", out)
-        with monkeypatch.context() as patch:
-            stop_before_rename(patch, count)
-            with pytest.raises(Stopped):
-                build_small(corpus, out, overwrite=True)
-        # Until the manifest changes, the former data set is there and whole.
-        with PackStore.open(out) as store:
-            if store.manifest.seed == 9:
-                assert {
-                    name: data for name, data in content(out).items() if name in former and name.endswith(".npy")
-                } == {name: data for name, data in former.items() if name.endswith(".npy")}
-            else:
-                assert (out.with_name("data.building") / COMMIT).exists() or content(out) == expected
-        build_small(corpus, out, overwrite=True).close()
-        assert content(out) == expected and not out.with_name("data.building").exists()
 
 
 def test_stopped_while_the_work_folder_is_cleared(corpus, tmp_path, monkeypatch):

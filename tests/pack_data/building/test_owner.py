@@ -10,7 +10,7 @@ import pytest
 from pack_data.building import inputs
 from pack_data.building.command import main as build_main
 from pack_data.cli.command import run_main
-from pack_data.store.data_set import StoreWriter, read_manifest
+from pack_data.store.data_set import read_manifest
 from tests.pack_data.text_corpus import build_small, stop_at, write_corpus
 from tests.refusals import refused
 
@@ -90,16 +90,6 @@ def test_a_manifest_that_names_files_elsewhere_removes_none(corpus, tmp_path):
     (out / "manifest.json").write_text(json.dumps(manifest))
     build_small(corpus, out, overwrite=True).close()
     assert (tmp_path / "precious").exists()
-
-
-def test_a_writer_removes_what_the_former_data_set_had_and_no_more(corpus, tmp_path):
-    with build_small(corpus, tmp_path / "data") as store:
-        schema, former = store.schema, {entry.file for entry in store.manifest.shards}
-    (tmp_path / "data" / "packs-mine.npy").write_text("mine")
-    StoreWriter(tmp_path / "data", schema).finish(algorithm="none").close()
-    assert (tmp_path / "data" / "packs-mine.npy").exists() and not any(
-        (tmp_path / "data" / name).exists() for name in former
-    )
 
 
 def test_the_same_again_builds_nothing(corpus, tmp_path, monkeypatch):

@@ -85,12 +85,6 @@ def test_the_same_packs_give_the_same_bytes(folder, tmp_path):
     assert content[0] == content[1]
 
 
-def test_no_packs_at_all(tmp_path):
-    with StoreWriter(tmp_path, SCHEMA).finish(algorithm="none") as store:
-        assert len(store) == 0 and store.manifest.packing_factor == 1.0 == store.manifest.efficiency
-    verify(tmp_path)
-
-
 def edited(manifest, **values):
     """Change fields of the manifest in place; "a__0__b" is field b of the first item of a, and `...` removes it."""
     for path, value in values.items():
