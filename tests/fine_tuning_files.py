@@ -8,7 +8,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from ipu_packed_bert.model.hugging_face import write_folder
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.tasks import task_class
+from ipu_packed_bert.tasks.examples import Asked
+from ipu_packed_bert.tasks.files import ExampleSource
 from ipu_packed_bert.tasks.inputs import Tokenizer
-from pack_data.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from pack_data.text.vocabulary import SPECIAL_TOKENS, AnyVocabulary, Vocabulary
 from tests.tiny_runs import TINY
 
 _WORDS = "river stone castle bridge market winter garden letter silver engine north seven music doctor paper"
@@ -160,6 +162,34 @@ def training_file(folder: Path, kind: str, **options: Any) -> Path:
     if kind == "tokens":
         return tiny_sentences(folder / "train.txt", **options)
     return tiny_table(folder / "train.csv", kind, **options)
+
+
+def json_lines(path: Path, *records: Any) -> Path:
+    """Write a file of JSONL."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def tiny_task(
+    kind: str,
+    training: Optional[Path] = None,
+    evaluation: Optional[Path] = None,
+    *,
+    slots: int = 32,
+    vocabulary: AnyVocabulary = VOCABULARY,
+    labels: Optional[Sequence[str]] = None,
+    asked: Optional[Path] = None,
+    **settings: Any,
+) -> Any:
+    """The task of this name on files, with a sequence a row; `asked` is a file that is predicted and scored."""
+    data: Dict[str, Any] = {"max_sequence_length": slots, "packer": "none"}
+    for name, path in (("training", training), ("evaluation", evaluation or asked)):
+        if path is not None:
+            data[name] = str(path)
+    model = {} if training else {"checkpoint": "none"}
+    config = config_from_tree({"task": {"name": kind, **settings}, "data": data, "model": model}, "tiny")
+    predicted = None if asked is None else Asked(ExampleSource.of(asked), labels=True)
+    return task_class(kind)(config, Tokenizer(vocabulary), MODEL, labels, predicted)
 
 
 def tiny_config(

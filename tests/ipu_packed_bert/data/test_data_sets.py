@@ -1,7 +1,6 @@
 """Settings come from the data set if they are missing, and must agree with it otherwise."""
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -203,20 +202,6 @@ def test_a_directory_of_the_without_ipus_block_is_built(corpus, tmp_path):
     refuse_missing(small)
     with refused("none", "TEXTS"):
         refuse_missing(for_corpus("embedded", tmp_path / "large", f"data.directory={tmp_path / 'none'}"))
-
-
-def test_without_held_out_data_the_line_to_type_is_printed(corpus, tmp_path):
-    config = for_corpus(corpus, tmp_path / "data")
-    with build_small(corpus, tmp_path / "data", vocabulary_size=200) as store:
-        with refused("data-held-out", "build both", kind=ConfigError) as error:
-            open_evaluation(config, store.manifest)
-        # It names what the data set was built from and with, not what the configuration would build.
-        options = dict(re.findall(r"--([a-z-]+) ([^ `]+)", str(error.value)))
-        built_with = store.manifest.made_with["options"]
-        assert (options["corpus"], options["out"]) == (str(corpus), str(tmp_path / "data"))
-        assert options["held-out"] == "0.3"
-        for name in ("packer", "vocabulary_size", "seed", "duplication_factor"):
-            assert options[name.replace("_", "-")] == str(built_with[name])
 
 
 def test_sides_of_two_builds_are_no_pair(corpus, tmp_path):

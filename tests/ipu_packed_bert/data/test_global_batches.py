@@ -13,7 +13,6 @@ from ipu_packed_bert.data.global_batches import GlobalBatches, Layout, Packs, St
 from ipu_packed_bert.settings.loading import config_from_tree
 from pack_data.building.held_out import held_out_folder
 from pack_data.store.data_set import PackStore
-from pack_data.store.packs import FIELDS
 from tests.packed_examples import with_scales
 from tests.pretraining import global_batches
 from tests.refusals import refused
@@ -124,20 +123,6 @@ def test_held_out_packs_come_in_order_in_batches_of_the_shape_of_training(store,
         assert len(packs) > batches.packs_per_update
         assert sequences == evaluation.manifest.sequences
         assert masked == int(evaluation.lengths()["prediction_counts"].sum())
-
-
-def test_the_last_batch_is_filled_with_empty_packs(store):
-    batches = opened(store, "batch.gradient_accumulation=20")
-    rest = len(store) % batches.packs_per_update
-    assert rest > 0 and batches.updates_per_epoch > 1
-    for _ in range(batches.updates_per_epoch):
-        batch = next(batches)
-    assert all(len(batch[name]) == batches.packs_per_update for name in batch)
-    for name in FIELDS:
-        assert batch[name].dtype == np.int32 and not batch[name][rest:].any()
-    assert batch["input_ids"][rest - 1].any()
-    assert batch["mlm_scale"].dtype == np.float32 and len(set(batch["mlm_scale"])) == 1
-    batches.close()
 
 
 @pytest.mark.parametrize("normalisation", ["token", "sequence"])

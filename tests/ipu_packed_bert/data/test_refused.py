@@ -132,7 +132,10 @@ REFUSED = [
         ["five-held-out", "up to 5 sequences", "room for 3"],
     ),
     ("evaluated('other', vocabulary_size=150, held_out=True)", ["other-held-out", "another vocabulary"]),
-    ("without_held_out('same')", ["same-held-out", "run.evaluate_every is", "packed-bert build --corpus corpus"]),
+    (
+        "without_held_out('same')",
+        ["same-held-out", "--corpus corpus --out same --held-out 0.3", "--seed 3", "--vocabulary-size 200"],
+    ),
     (
         "without_held_out('same', load_config(CONFIGS / 'packed_host.yml', ['data.directory=same']))",
         ["--corpus CORPUS", "--overwrite"],

@@ -7,14 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_packed_bert.settings.loading import config_from_tree
-from ipu_packed_bert.tasks import task_class
-from ipu_packed_bert.tasks.examples import Asked
-from ipu_packed_bert.tasks.files import ExampleSource
-from ipu_packed_bert.tasks.inputs import Tokenizer
-from ipu_packed_bert.tasks.questions import QuestionsTask
 from pack_data.text.vocabulary import SPECIAL_TOKENS, Vocabulary
-from tests.fine_tuning_files import KINDS, MODEL, VOCABULARY, WORDS
+from tests.fine_tuning_files import KINDS, WORDS, json_lines, tiny_task
 from tests.refusals import refused
 
 
@@ -23,7 +17,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("conservation")
 
 
-def questions(folder, entries, *, slots=32, asked=None, training=True, **settings):
+def questions(folder, entries, **settings):
     """The task of (paragraph, first word, one after the last word) of questions; one word is one token."""
     paragraphs = []
     for number, (words, first, end) in enumerate(entries):
@@ -31,15 +25,9 @@ def questions(folder, entries, *, slots=32, asked=None, training=True, **setting
         answers = [{"text": " ".join(words[first:end]), "answer_start": start}]
         entry = {"id": str(number), "question": "river stone", "answers": answers}
         paragraphs.append({"context": " ".join(words), "qas": [entry]})
-    (folder / "q.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    files = dict.fromkeys(["training", "evaluation"][not training :], str(folder / "q.json"))
-    data = {**files, "max_sequence_length": slots, "packer": "none"}
-    tree = {
-        "task": settings,
-        "data": data,
-        "model": {} if training else {"checkpoint": "none"},
-    }
-    return QuestionsTask(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL, asked=asked)
+    file = folder / "q.json"
+    file.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    return tiny_task("squad", file, file, **settings)
 
 
 def counts_of(account):
@@ -96,28 +84,14 @@ _LONGEST_QUESTION = 64  # tokens
 def test_cut_questions_and_their_tokens_are_counted(folder, lengths, slots, training):
     """Only 64 of the 100 words of a question reached the network, and nothing said so. Each word is one token."""
     context = " ".join(np.resize(WORDS, 40))
-    file = folder / "long.jsonl"
     lines = []
-    for number, words in enumerate(lengths):
+    for words in lengths:
         answer = {"text": WORDS[0], "answer_start": 0}
         question = " ".join(np.resize(WORDS, words))
-        lines.append(
-            {
-                "id": f"q{number}",
-                "question": question,
-                "context": context,
-                "answers": [answer],
-            }
-        )
+        lines.append({"question": question, "context": context, "answers": [answer]})
     # An answer of all 41 tokens, which short windows do not hold.
     lines[-1]["context"] = answer["text"] = f"{context} {WORDS[0]}"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    data = {
-        "training" if training else "evaluation": str(file),
-        "max_sequence_length": slots,
-        "packer": "none",
-    }
-    config = config_from_tree({"data": data, "model": {} if training else {"checkpoint": "none"}}, "tiny")
+    files = {"training" if training else "evaluation": json_lines(folder / "long.jsonl", *lines)}
     most = min(_LONGEST_QUESTION, slots - 4)
     kept = [min(words, most) for words in lengths]
     used = list(range(len(lengths)))
@@ -125,19 +99,14 @@ def test_cut_questions_and_their_tokens_are_counted(folder, lengths, slots, trai
         used.pop()
     if not used:
         with refused("max_sequence_length"):
-            QuestionsTask(config, Tokenizer(VOCABULARY), MODEL)
+            tiny_task("squad", slots=slots, **files)
         return
-    (accounts,) = QuestionsTask(config, Tokenizer(VOCABULARY), MODEL).accounts.values()
-    questions = accounts["questions"]
+    (accounts,) = tiny_task("squad", slots=slots, **files).accounts.values()
     cut = sum(lengths[number] > most for number in used)
-    assert (questions.came_in, questions.left_out) == (
-        len(used),
-        {f"cut to {most} tokens": cut},
-    )
-    assert counts_of(accounts["question tokens"]) == (
-        sum(lengths),
-        sum(kept[number] for number in used),
-    )
+    assert accounts["questions"].came_in == len(used)
+    assert accounts["questions"].left_out == {f"cut to {most} tokens": cut}
+    tokens = sum(kept[number] for number in used)
+    assert counts_of(accounts["question tokens"]) == (sum(lengths), tokens)
     others = 40 if len(lengths) > 1 else 0
     last = 41 if used[-1] == len(lengths) - 1 else 0
     assert counts_of(accounts["context tokens"]) == (others + 41, others + last)
@@ -183,12 +152,9 @@ def record_of(kind, number, words, label):
 @given(_RECORDS, st.sampled_from(KINDS), st.integers(8, 64))
 def test_every_record_is_predicted_in_its_place_and_scored_or_counted(folder, drawn, kind, slots):
     lines = [record_of(kind, number, words, label) for number, (words, label) in enumerate(drawn)]
-    (folder / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    task = {"name": kind, **({"null_answers": True} if kind == "squad" else {})}
-    data = {"evaluation": str(folder / "r.jsonl"), "max_sequence_length": slots}
-    config = config_from_tree({"task": task, "data": data, "model": {"checkpoint": "none"}}, "tiny")
-    asked = Asked(ExampleSource.of(folder / "r.jsonl"), labels=True)
-    task = task_class(kind)(config, Tokenizer(VOCABULARY), MODEL, ["a", "b"], asked)
+    settings = {"null_answers": True} if kind == "squad" else {}
+    file = json_lines(folder / "r.jsonl", *lines)
+    task = tiny_task(kind, asked=file, slots=slots, labels=["a", "b"], **settings)
     accounts = task.accounts["evaluation"]
     assert accounts["records"].goes_out == len(lines)
     # The outputs of the network: 2 of each slot or sequence, or 1.
@@ -228,9 +194,7 @@ _TREEBANK = """# sent_id = 1
 def test_conllu_is_read_by_its_columns(folder, name):
     for column, labels in (("upos", ["AUX", "NOUN", "SYM"]), ("xpos", ["MD", "NN"])):
         (folder / name).write_text(_TREEBANK)
-        data = {"training": str(folder / name), "max_sequence_length": 32}
-        tree = {"task": {"name": "tokens", "labels_column": column}, "data": data}
-        task = task_class("tokens")(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL)
+        task = tiny_task("tokens", folder / name, labels_column=column)
         assert task.texts(task.config) == ["river new york", "#"] and task.labels == labels
         assert "2 multiword ranges and empty nodes" in task.notes[0]
 
@@ -255,20 +219,14 @@ def test_an_answer_ends_behind_its_vowel_signs(folder, answer):
     paragraph = f"river {answer} stone"
     letters = sorted(set(paragraph.lower()))
     vocabulary = Vocabulary((*SPECIAL_TOKENS, *WORDS, *letters, *(f"##{letter}" for letter in letters)))
-    entry = {
-        "id": "q",
-        "question": "river",
-        "answers": [{"text": answer, "answer_start": 6}],
-    }
-    (folder / "q.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": paragraph, "qas": [entry]}]}]}))
-    data = {"evaluation": str(folder / "q.json"), "max_sequence_length": 40}
-    config = config_from_tree({"data": data, "model": {"checkpoint": "none"}}, "tiny")
-    task = QuestionsTask(config, Tokenizer(vocabulary), MODEL)
+    answers = [{"text": answer, "answer_start": 6}]
+    file = json_lines(folder / "q.jsonl", {"question": "river", "context": paragraph, "answers": answers})
+    task = tiny_task("squad", evaluation=file, slots=40, vocabulary=vocabulary)
     logits = np.zeros((int(task.evaluation.lengths[0]), 2))
     for place, name in enumerate(("start_positions", "end_positions")):
         logits[task.evaluation.slot_targets[name][0], place] = 9.0
-    found = task.score([logits])
-    assert found.answers[0]["prediction"] == answer and found.metrics["exact"] == 100.0
+    scored = task.score([logits])
+    assert scored.answers[0]["prediction"] == answer and scored.metrics["exact"] == 100.0
 
 
 def test_tables_are_read_by_name_from_every_form(folder):
@@ -277,34 +235,19 @@ def test_tables_are_read_by_name_from_every_form(folder):
     rows = {"label": [1, 0], "text": ["river stone", "castle"]}
     parquet.write_table(table(rows), folder / "t.parquet")
     (folder / "t.csv").write_text("label, text\n1, river stone\n0, castle\n")
-    tasks = []
-    for name in ("t.parquet", "t.csv"):
-        tree = {"task": {"name": "single_label"}, "data": {"training": str(folder / name)}}
-        tasks.append(task_class("single_label")(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL))
+    tasks = [tiny_task("single_label", folder / name) for name in ("t.parquet", "t.csv")]
     assert [task.training.targets["labels"].tolist() for task in tasks] == [[1, 0]] * 2
     assert tasks[0].packs.digest == tasks[1].packs.digest
     parquet.write_table(table({**rows, "text": ["river", None]}), folder / "t.parquet")
-    tree = {
-        "task": {"name": "single_label"},
-        "data": {"training": str(folder / "t.parquet")},
-    }
     with refused("t.parquet record 1", "text"):
-        task_class("single_label")(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL)
+        tiny_task("single_label", folder / "t.parquet")
 
 
 def test_texts_that_the_vocabulary_cannot_spell_are_counted_in_characters(folder):
     """A file in another script, read as training and as held-out data: the line that `build` prints, once."""
-    path = folder / "other.jsonl"
     lines = [{"text": "Ελληνικά γράμματα", "label": "a"}, {"text": "river", "label": "b"}]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    data = {
-        "training": str(path),
-        "evaluation": str(path),
-        "max_sequence_length": 16,
-        "packer": "none",
-    }
-    config = config_from_tree({"task": {"name": "single_label"}, "data": data}, "tiny")
-    task = task_class("single_label")(config, Tokenizer(VOCABULARY), MODEL)
+    path = json_lines(folder / "other.jsonl", *lines)
+    task = tiny_task("single_label", path, path)
     # 8 + 8 Greek letters of 16 + 5 characters, in each of the two readings.
     (line,) = [note for note in task.notes if "[UNK]" in note]
     assert line.startswith(f"{16 / 21:.0%} of the text's characters")

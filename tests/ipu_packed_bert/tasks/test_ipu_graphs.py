@@ -34,7 +34,11 @@ def sdk():
 def configured(path, folder, kind, *overrides):
     """A configuration of the task of this kind, on a small file."""
     file = training_file(folder, kind)
-    data = [f"data.training={file}", f"data.evaluation={file}", f"task.name={kind}"]
+    data = [
+        f"data.training={file}",
+        f"data.evaluation={file}",
+        f"task.name={kind}",
+    ]
     return load_config(path, [*data, *overrides])
 
 
@@ -63,7 +67,10 @@ class Trace(Traced):
             program = ipu.program.Predictions(program.network)
         layout = task.layout(config.with_micro_batch(1.0), 1.0)
         batch = layout.filled(task.packs.batch(task.packs.order(0)[:1], 0), rows=ROWS)
-        assert {str(batch[name].dtype) for name in fields} <= {"int32", "float32"}
+        assert {str(batch[name].dtype) for name in fields} <= {
+            "int32",
+            "float32",
+        }
         inputs = [(batch[name].shape, getattr(torch, str(batch[name].dtype))) for name in fields]
         super().__init__(program, inputs, stand_in, training=training, mode=mode)
         # Which inputs are read at all: one that is not has no business on the device.
@@ -127,10 +134,17 @@ def test_training_and_prediction_lower(path, kind, sdk, tmp_path):
     assert "dropout" not in prediction.names and prediction.graph.losses == []
 
 
-VARIANTS = ("engine.mask=additive", "engine.half_weights=false", "data.packer=none")
+VARIANTS = (
+    "engine.mask=additive",
+    "engine.half_weights=false",
+    "data.packer=none",
+)
 
 
-@pytest.mark.parametrize("kind, override", sample(itertools.product(["squad", "regression"], VARIANTS), 2))
+@pytest.mark.parametrize(
+    "kind, override",
+    sample(itertools.product(["squad", "regression"], VARIANTS), 2),
+)
 def test_variants_lower(kind, override, sdk, tmp_path):
     config = two_layers(configured(SQUAD, tmp_path, kind, override))
     task = task_of(config)

@@ -16,7 +16,6 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.run_files.checkpoints import checkpoint_path, load_newest
 from ipu_packed_bert.run_files.folder import read_log
-from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.training.examples import ExamplesRun, prepare
 from ipu_packed_bert.training.export import import_folder
 from pack_data.cli.command import run_main
@@ -24,7 +23,7 @@ from tests.fakes.machine import machine
 from tests.fakes.sdk import installed, missing
 from tests.fine_tuning_files import KINDS, PIPELINE, tiny_config, training_file
 from tests.refusals import refused
-from tests.tiers import sample, slow
+from tests.tiers import sample
 from tests.tolerances import relative_error
 
 pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
@@ -198,39 +197,6 @@ def test_a_batch_that_is_predicted_needs_no_labels(sdk, checkpoint, tmp_path, ki
     assert run.engine.evaluate(batch).metrics == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-def _half_on_the_cpu():
-    try:
-        torch.nn.functional.layer_norm(torch.ones(2, 2).half() @ torch.ones(2, 2).half(), (2,))
-        return True
-    except RuntimeError:
-        return False
-
-
-@pytest.mark.skipif(not _half_on_the_cpu(), reason="this torch has no float16 products on a CPU")
-@pytest.mark.parametrize("kind", sample(KINDS, 1))
-def test_half_weights_learn_and_predict(checkpoint, tmp_path, kind):
-    """The engine as it is by default: half weights and gradients, a scaled loss in float32, predictions in float32."""
-    training = training_file(tmp_path, kind)
-    sections = {
-        "batch": {"sequences_per_update": 24},
-        "placement": LAYOUTS["pipeline of 2, 2 replicas"],
-    }
-    with installed(ipus=16):
-        on_ipus = {"kind": "ipu", "loss_scaling": 16.0}
-        run = prepare(tiny_config(checkpoint, training, task=kind, engine=on_ipus, **sections))
-        host = prepare(tiny_config(checkpoint, training, task=kind, engine={"kind": "host"}, **sections))
-        batch = next(run.batches)
-        for _ in range(2):
-            loss = run.engine.step(batch, 1e-3).loss
-            assert loss == pytest.approx(host.engine.step(batch, 1e-3).loss, rel=0.03)
-        logits = run.engine.predict(batch)
-        expected = host.engine.predict(batch)
-    assert next(run.engine._network.parameters()).dtype == torch.float16
-    assert logits.dtype == expected.dtype == np.float32
-    is_present = batch["input_mask" if run.task.of_slots else "sequence_numbers"] > 0
-    assert 0 < np.abs(logits - expected)[is_present].max() < 0.1
-
-
 def command(*arguments):
     return run_main(finetune.main, [str(argument) for argument in arguments])
 
@@ -245,53 +211,41 @@ def written(folder, checkpoint, kind, **sections):
     return folder / "tiny.yml"
 
 
-@pytest.mark.parametrize("kind", ["squad", slow("multi_label"), slow("tokens")])
-def test_a_run_from_a_hugging_face_folder_to_another(checkpoint, tmp_path, kind, capsys):
-    """One command: trained, evaluated on the way and at the end with one more program, exported; resumed."""
-    config = written(tmp_path, checkpoint, kind, run={"evaluate_every": 2, "epochs": 1})
+def test_a_run_is_trained_evaluated_exported_and_resumed_on_ipus_and_elsewhere(checkpoint, tmp_path, capsys):
+    """From our own pre-training; stopped and resumed it has the weights of the run that was not stopped."""
+    import_folder(checkpoint, tmp_path / "pretrained")
+    run = {"epochs": 2, "checkpoint_every": 2, "evaluate_every": 2, "keep_checkpoints": 9}
+    dropout = {"hidden_dropout": 0.2}
+    config = written(tmp_path, tmp_path / "pretrained", "single_label", model=dropout, run=run)
     with installed(ipus=16):
-        assert command("--config", config, "--engine", "ipu", "--out", tmp_path / "run") == 0
+        assert command("--config", config, "--engine", "ipu", "--out", tmp_path / "whole") == 0
         assert machine.compilations == ["training", "inference"]
         assert all(program.stages == [0, 1] for program in machine.programs)
     assert "IPU hardware: 4 IPUs (2 x 2)" in capsys.readouterr().out
-    records = read_log(tmp_path / "run" / "log.jsonl")
-    assert len(records) >= 2 and all(np.isfinite(record["loss"]) for record in records)
-    assert len(read_log(tmp_path / "run" / "evaluation.jsonl")) == len(records) // 2 + len(records) % 2
-    assert (tmp_path / "run" / "predictions.json").is_file() and (tmp_path / "run" / "model" / "config.json").is_file()
-    # The run's own folder says where it ran; on another machine it goes on where there are no IPUs.
-    assert load_config(tmp_path / "run" / "config.yml").engine.kind == "ipu"
-    longer = f"optimizer.schedule_steps={2 * len(records)}"
-    again = ("--resume", tmp_path / "run", "--set", "run.epochs=2", "--set", longer)
-    with missing():
-        assert command(*again) == 2
-    assert "the Poplar SDK is missing" in capsys.readouterr().err
-    assert command(*again, "--engine", "host") == 0
-    assert len(read_log(tmp_path / "run" / "log.jsonl")) == 2 * len(records)
-
-
-def test_a_run_from_our_own_pretraining(checkpoint, tmp_path, capsys):
-    """From the folder of a run, stopped and resumed on IPUs: the weights of the run that was not stopped."""
-    import_folder(checkpoint, tmp_path / "pretrained")
-    config = written(
-        tmp_path,
-        tmp_path / "pretrained",
-        "single_label",
-        model={"hidden_dropout": 0.2},
-        run={"epochs": 2, "checkpoint_every": 2, "keep_checkpoints": 9},
-    )
-    with installed(ipus=16):
-        assert command("--config", config, "--engine", "ipu", "--out", tmp_path / "whole") == 0
     whole = load_newest(tmp_path / "whole" / "checkpoints")
+    records = read_log(tmp_path / "whole" / "log.jsonl")
+    assert len(records) == whole.step > 3 and all(np.isfinite(record["loss"]) for record in records)
+    assert len(read_log(tmp_path / "whole" / "evaluation.jsonl")) == len(records) // 2 + len(records) % 2
+    for name in ("predictions.json", "model/config.json"):
+        assert (tmp_path / "whole" / name).is_file()
+
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     for step in range(4, whole.step + 1, 2):
         shutil.rmtree(checkpoint_path(tmp_path / "stopped" / "checkpoints", step))
-    capsys.readouterr()
+    # The run's own configuration states where it ran; without IPUs it goes on where that is asked for.
+    shutil.copytree(tmp_path / "stopped", tmp_path / "moved")
+    with missing():
+        assert command("--resume", tmp_path / "moved") == 2
+    assert "the Poplar SDK is missing" in capsys.readouterr().err
+    assert command("--resume", tmp_path / "moved", "--engine", "host") == 0
+    assert len(read_log(tmp_path / "moved" / "log.jsonl")) == whole.step
     with installed(ipus=16):
         assert command("--resume", tmp_path / "stopped") == 0
     assert "from update 2" in capsys.readouterr().out
-    again = load_newest(tmp_path / "stopped" / "checkpoints")
-    assert again.step == whole.step > 3
-    assert all(torch.equal(again.engine["model"][name], each) for name, each in whole.engine["model"].items())
+    resumed = load_newest(tmp_path / "stopped" / "checkpoints")
+    assert resumed.step == whole.step
+    for name, weight in whole.engine["model"].items():
+        assert torch.equal(resumed.engine["model"][name], weight)
 
 
 def test_a_program_compiled_elsewhere(checkpoint, tmp_path, capsys):

@@ -84,7 +84,13 @@ PARTS = (slice(0, 2), slice(2, 5), slice(5, 6))
 
 @pytest.mark.parametrize(
     "attention, value",
-    [("eager", 3.0), ("eager", 300.0), ("sdpa", 3.0), ("sdpa", 1e4), ("sdpa", 1e30)],
+    [
+        ("eager", 3.0),
+        ("eager", 300.0),
+        ("sdpa", 3.0),
+        ("sdpa", 1e4),
+        ("sdpa", 1e30),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_sequence_has_the_probabilities_it_has_alone(dtype, attention, value):
@@ -114,7 +120,12 @@ def test_a_sequence_that_is_not_there_is_finite():
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
 def test_other_sequences_tokens_have_no_effect(checkpoint, tmp_path, attention, kind):
     """The whole network: other tokens in the other sequences of a row leave a sequence's predictions as they were."""
-    run = prepared(checkpoint, tmp_path, kind, engine={"attention": attention, "threads": 1})
+    run = prepared(
+        checkpoint,
+        tmp_path,
+        kind,
+        engine={"attention": attention, "threads": 1},
+    )
     batch = run.batches.first()
     row = int(np.argmax((batch["input_mask"] == 2).any(axis=1)))
     others = (batch["input_ids"] * 7 + 3) % 40
@@ -162,11 +173,25 @@ def sequences_in(batch, inputs):
 
 @pytest.mark.parametrize(
     "packer",
-    ["none", "greedy", "first_fit", "best_fit", "spfhp", "lpfhp", "nnlshp", "optimal"],
+    [
+        "none",
+        "greedy",
+        "first_fit",
+        "best_fit",
+        "spfhp",
+        "lpfhp",
+        "nnlshp",
+        "optimal",
+    ],
 )
 def test_every_sequence_once_an_epoch_and_the_same_ones_alone(packer):
     inputs = random_inputs(50)
-    packing = pack_inputs(inputs, max_sequence_length=SLOTS, packer=packer, max_sequences_per_pack=3)
+    packing = pack_inputs(
+        inputs,
+        max_sequence_length=SLOTS,
+        packer=packer,
+        max_sequences_per_pack=3,
+    )
     packs = ExamplePacks(inputs, packing, seed=4)
     epochs = []
     for epoch in range(2):
@@ -215,7 +240,10 @@ def test_every_update_has_the_same_shapes(checkpoint, tmp_path, kind):
     assert len(held_out) > 0 and len(set(held_out)) == 1
 
 
-@pytest.mark.parametrize("kind, packer", [*((kind, "optimal") for kind in KINDS), ("squad", "greedy")])
+@pytest.mark.parametrize(
+    "kind, packer",
+    [*((kind, "optimal") for kind in KINDS), ("squad", "greedy")],
+)
 def test_packed_updates_are_the_unpacked_ones(checkpoint, tmp_path, kind, packer):
     """Gradients, metrics and, after an epoch of updates, weights, in float64."""
     run = prepared(checkpoint, tmp_path, kind, data={"packer": packer})
@@ -250,7 +278,12 @@ def test_a_mean_over_each_micro_batch_would_be_another_update(checkpoint, tmp_pa
 
 def test_packed_inference_gives_what_unpacked_inference_gives(run):
     task = run.task
-    packing = pack_inputs(task.evaluation, max_sequence_length=SLOTS, packer="none", max_sequences_per_pack=1)
+    packing = pack_inputs(
+        task.evaluation,
+        max_sequence_length=SLOTS,
+        packer="none",
+        max_sequences_per_pack=1,
+    )
     assert task.evaluation_packs.packing.packing_factor > 1.2 and packing.packing_factor == 1.0
     layout = run.batches.layout
     packed = task.predict(run.engine, in_order(task.evaluation_packs, layout)).outputs
@@ -267,6 +300,18 @@ def test_packed_inference_gives_what_unpacked_inference_gives(run):
         answers = scored.files["predictions.json"]
         assert answers == expected.files["predictions.json"]
         assert list(answers) == [f"q{number}" for number in range(20)] and len(set(answers.values())) > 3
+
+
+def test_outputs_that_are_not_finite_are_no_scores(run, monkeypatch):
+    monkeypatch.setattr(
+        run.engine,
+        "predict",
+        lambda batch: np.full((*batch["input_ids"].shape, 2), np.nan),
+    )
+    evaluation = run.task.evaluate(run.engine, run.batches.held_out())
+    assert np.isnan(evaluation.loss) and list(evaluation.metrics) == ["loss"]
+    assert evaluation.counts["sequences"] == len(run.task.evaluation) and not evaluation.files
+    assert run.task.evaluate(run.engine, []) is None
 
 
 def test_a_run_can_compare_itself_with_its_sequences_unpacked(run):
@@ -307,7 +352,13 @@ def test_compiled_its_graphs_are_static(checkpoint, tmp_path, kind, monkeypatch)
     graphs = count_graphs(monkeypatch)
     losses = []
     for compiled in (False, True):
-        run = prepared(checkpoint, tmp_path, kind, dtype=torch.float32, engine={"compile": compiled})
+        run = prepared(
+            checkpoint,
+            tmp_path,
+            kind,
+            dtype=torch.float32,
+            engine={"compile": compiled},
+        )
         steps = range(run.batches.updates_per_epoch)
         losses.append([run.engine.step(next(run.batches), 1e-3).loss for _ in steps])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

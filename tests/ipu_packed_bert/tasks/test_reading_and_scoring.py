@@ -10,27 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.tasks import questions as module
-from ipu_packed_bert.tasks.classification import ClassificationTask, _shortened
-from ipu_packed_bert.tasks.examples import Asked, _in_order
-from ipu_packed_bert.tasks.files import ExampleSource
-from ipu_packed_bert.tasks.inputs import Tokenizer
-from ipu_packed_bert.tasks.questions import QuestionsTask, gold
+from ipu_packed_bert.tasks.classification import _shortened
+from ipu_packed_bert.tasks.examples import _in_order
+from ipu_packed_bert.tasks.questions import gold
 from pack_data.text.vocabulary import Vocabulary
-from tests.fine_tuning_files import MODEL, VOCABULARY, tiny_squad, tiny_table
+from tests.fine_tuning_files import VOCABULARY, json_lines, tiny_squad, tiny_table, tiny_task
 
 
-def table(path, kind, *, training=None, labels=None, **settings):
+def table(path, kind, *, training=None, **options):
     """The task on a table, which it learns from, unless another is given, and is scored on."""
-    data = {
-        "training": str(training or path),
-        "evaluation": str(path),
-        "max_sequence_length": 32,
-        "packer": "none",
-    }
-    config = config_from_tree({"task": {"name": kind, **settings}, "data": data}, "tiny")
-    return ClassificationTask(config, Tokenizer(VOCABULARY), MODEL, labels)
+    return tiny_task(kind, training or path, path, **options)
 
 
 def labelled(path, labels):
@@ -125,35 +115,22 @@ def test_the_constant_answer_is_that_of_the_training_labels(tmp_path):
         task = table(evaluation, kind, training=labelled(tmp_path / "a.csv", labels))
         outputs = np.ones((3, 1 if kind == "regression" else 2))
         assert task.score(outputs).metrics[name] == pytest.approx(trained)
-        asked = Asked(ExampleSource.of(evaluation), labels=True)
-        predicted = ClassificationTask(task.config, Tokenizer(VOCABULARY), MODEL, task.labels, asked)
+        predicted = tiny_task(kind, asked=evaluation, labels=task.labels)
         assert predicted.score(outputs).metrics[name] == pytest.approx(own)
 
 
 def read(path, slots=40, *, query=8, **settings):
     """The task that answers all questions of a file, of each of which it reads so many tokens."""
-    settings = {"stride": 16, **settings}
-    tree = {
-        "task": settings,
-        "data": {"training": str(path), "max_sequence_length": slots, "packer": "none"},
-    }
-    asked = Asked(ExampleSource.of(path), labels=True)
     with mock.patch.object(module, "_MOST_OF_QUESTION", query):
-        return QuestionsTask(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL, asked=asked)
+        return tiny_task("squad", asked=path, slots=slots, **{"stride": 16, **settings})
 
 
 def asked(folder, paragraph, answer=None, slots=40, **settings):
     """The same of a question on a paragraph."""
     answers = [] if answer is None else [{"text": answer, "answer_start": paragraph.index(answer)}]
-    entry = {
-        "id": "q",
-        "question": "where?",
-        "answers": answers,
-        "is_impossible": answer is None,
-    }
-    content = {"data": [{"paragraphs": [{"context": paragraph, "qas": [entry]}]}]}
-    (folder / "asked.json").write_text(json.dumps(content))
-    return read(folder / "asked.json", slots, query=3, **settings)
+    entry = {"id": "q", "question": "where?", "context": paragraph, "answers": answers}
+    file = json_lines(folder / "asked.jsonl", {**entry, "is_impossible": answer is None})
+    return read(file, slots, query=3, **settings)
 
 
 def targets_of(task):
@@ -378,13 +355,8 @@ def test_as_many_windows_as_published(data_dir, name, answerable, windows):
     """The histograms squad_v2_dev_half_answerable_384 and xquad_en_384 beside the data have the same counts."""
     text = lzma.decompress((data_dir / "vocab" / "bert-base-uncased-vocab.txt.xz").read_bytes()).decode()
     vocabulary = Vocabulary(tuple(text.rstrip("\n").split("\n")))
-    data = {"evaluation": str(data_dir / "squad" / name), "packer": "none"}
-    tree = {
-        "task": {"max_answer_length": 60},
-        "data": data,
-        "model": {"checkpoint": "none"},
-    }
-    task = QuestionsTask(config_from_tree(tree, "tiny"), Tokenizer(vocabulary), MODEL)
+    file = data_dir / "squad" / name
+    task = tiny_task("squad", evaluation=file, slots=384, vocabulary=vocabulary, max_answer_length=60)
     assert len(task.windows.questions) == len(gold(task.windows.questions)) == answerable
     assert len(task.windows.windows) == windows
     # Nearly every answer, read out of its window with perfect logits, is the answer.

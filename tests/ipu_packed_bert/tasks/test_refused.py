@@ -8,24 +8,22 @@ import pytest
 
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.settings.user_task import _trust
-from ipu_packed_bert.tasks import files, starting_weights, task_class
-from ipu_packed_bert.tasks.inputs import Tokenizer
+from ipu_packed_bert.tasks import files, starting_weights
 from ipu_packed_bert.tasks.starting_weights import find_start, labels_of
 from ipu_packed_bert.training.examples import prepare
 from tests.fakes.sdk import installed
-from tests.fine_tuning_files import MODEL, OWN_TASKS, PIPELINE, VOCABULARY, tiny_checkpoint, tiny_config, tiny_table
+from tests.fine_tuning_files import OWN_TASKS, PIPELINE, tiny_checkpoint, tiny_config, tiny_table, tiny_task
 from tests.refusals import faults_of_refusals, refused
 
 
 def task(kind, content, name, *, evaluation=None, **settings):
     """Write the training file, and the evaluation file if there is one, and make the task."""
-    data = {"training": name, "max_sequence_length": 32}
     Path(name).write_text(content)
+    other = None
     if evaluation is not None:
-        data["evaluation"] = f"other-{name}"
-        Path(f"other-{name}").write_text(evaluation)
-    config = config_from_tree({"task": {"name": kind, **settings}, "data": data}, "tiny.yml")
-    return task_class(kind)(config, Tokenizer(VOCABULARY), MODEL)
+        other = Path(f"other-{name}")
+        other.write_text(evaluation)
+    return tiny_task(kind, Path(name), other, **settings)
 
 
 def table(content, kind="single_label", name="t.csv", **options):
@@ -63,9 +61,7 @@ def labels(names):
 
 
 def evaluated_alone():
-    tree = {"task": {"name": "single_label"}, "data": {"evaluation": "t.csv"}, "model": {"checkpoint": "weights"}}
-    tiny_table(Path("t.csv"), "single_label", texts=4)
-    return task_class("single_label")(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL)
+    return tiny_task("single_label", evaluation=tiny_table(Path("t.csv"), "single_label", texts=4))
 
 
 def on_ipus(sequences=24, **placement):
@@ -143,7 +139,7 @@ REFUSED = [
     ("start('no-such-model')", ["no-such-model", "model.checkpoint", "null"]),
     ("labels({'1': 'a'})", ["config.json", "id2label", "0 to 0"]),
     ("labels({'0': 'a', '2': 'b'})", ["config.json", "id2label", "0 to 1"]),
-    ("evaluated_alone()", ["weights", "id2label"]),
+    ("evaluated_alone()", ["none", "id2label"]),
     ("on_ipus(layers_per_ipu=[1, 2])", ["placement.layers_per_ipu", "3 layers", "2"]),
     ("on_ipus(layers_per_ipu=[1])", ["placement.layers_per_ipu", "1 values", "2 IPUs"]),
     ("on_ipus(replicas=3)", ["placement.replicas", "3 x 2 = 6", "power of"]),

@@ -1,35 +1,23 @@
 """Token classification: files to sentences, words to tokens, logits to labels and scores; by hand."""
 
-import json
-
 import numpy as np
 import pytest
 
-from ipu_packed_bert.settings.loading import config_from_tree
-from ipu_packed_bert.tasks.inputs import Tokenizer
-from ipu_packed_bert.tasks.tokens import TokensTask
-from tests.fine_tuning_files import MODEL, VOCABULARY
+from tests.fine_tuning_files import VOCABULARY, json_lines, tiny_task
 
 
 def read(training, evaluation=None, slots=16):
-    data = {
-        "training": str(training),
-        "evaluation": str(evaluation or training),
-        "max_sequence_length": slots,
-    }
-    config = config_from_tree({"task": {"name": "tokens"}, "data": {**data, "packer": "spfhp"}}, "tiny")
-    return TokensTask(config, Tokenizer(VOCABULARY), MODEL)
+    return tiny_task("tokens", training, evaluation or training, slots=slots)
 
 
 def task_of(folder, *sentences, slots=16):
     """The task on sentences of "word label" pairs, which commas divide; an empty word is an underscore."""
-    lines = []
+    records = []
     for sentence in sentences:
         pairs = [pair.split() for pair in sentence.split(",")]
         words = ["" if word == "_" else word for word, _ in pairs]
-        lines.append(json.dumps({"words": words, "labels": [label for _, label in pairs]}))
-    (folder / "a.jsonl").write_text("\n".join(lines))
-    return read(folder / "a.jsonl", slots=slots)
+        records.append({"words": words, "labels": [label for _, label in pairs]})
+    return read(json_lines(folder / "a.jsonl", *records), slots=slots)
 
 
 def test_both_forms_of_files(tmp_path):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import signal
-import sys
 from types import SimpleNamespace
 from unittest import mock
 
@@ -215,10 +214,3 @@ def test_runs_that_end_early_have_a_summary_too(tiny, tmp_path, monkeypatch, cap
         assert pretrain.main([*command, str(folder), "--steps", "1"]) == 0
         assert read(folder)["compare_unpacked"] is None
         assert f"unpacked  not compared: {reason}\n" in capsys.readouterr().out
-
-
-def test_without_matplotlib_a_line_names_it(tiny, tmp_path, pictures, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "run"), "--steps", "1"]) == 0
-    assert "not drawn: drawing needs the package matplotlib" in capsys.readouterr().out
-    assert read(tmp_path / "run")["steps"] == 1 and not (tmp_path / "run" / PICTURE).exists()
