@@ -470,7 +470,7 @@ class VocabularyFiles(NamedTuple):
     def read(cls, path: PathLike) -> VocabularyFiles:
         """Read the files. ValueError if one of them cannot be read."""
         path = Path(path)
-        content = read_regular(path, way_out=f"pass a {VOCABULARY} or a {TOKENIZER}")
+        content = read_regular(path, way_out=f"pass a vocabulary, {VOCABULARY} or {TOKENIZER}")
         beside = read_stating_files(path) if path.suffix == ".json" else ()
         return cls(str(path), content, beside)
 

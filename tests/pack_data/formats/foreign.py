@@ -187,5 +187,15 @@ def plain(source):
     return [{name: values.tolist() for name, values in record.value.items()} for record in source.read()]
 
 
+def ids_of(source):
+    """Return the token ids of each record of a source, as lists."""
+    return [row["input_ids"] for row in plain(source)]
+
+
 def numbers(folder, **options):
-    return [row["input_ids"][0] for row in plain(open_source(folder, **options))]
+    return [ids[0] for ids in ids_of(open_source(folder, **options))]
+
+
+def places(source):
+    """Return the number of each record of a source in its file."""
+    return [record.origin.record for record in source.read()]

@@ -169,6 +169,8 @@ COLUMNS = [
         "list(open_source(megatron(NOT_EMPTY[:40])).blocks(longest=30))",
         ["record 0", "40", "30", "--max-sequence-length"],
     ),
+    ("read(megatron([7] * 9), max_record_bytes=16)", ["a.idx: record 0", "16 bytes", "--max-record-bytes"]),
+    ("blocks_of(shards())", ["2.parquet: record 0", "input_ids, labels", "--columns"]),
     ("blocks_of(parquet({'input_ids': [[1]] * 3, 'n': [1, 2, 2**40]}))", ["record 2", "n"]),
     ("blocks_of(jsonl({'input_ids': [3], 'label': 1}, {'input_ids': [5], 'label': 0.5}))", ["line 2", "label"]),
     (
@@ -377,6 +379,11 @@ def scope_in(directory):
 
     def parquet(columns):
         return file("a.parquet", foreign.parquet(columns))
+
+    def shards():
+        first = file("1.parquet", foreign.parquet({"input_ids": [[1]], "labels": [[2]]}))
+        foreign.parquet({"input_ids": [[1]]})(first.with_name("2.parquet"))
+        return first.parent
 
     def starting(starts):
         columns = {"input_ids": [[5, 6, 7]], "loss_mask": [[1, 1, 1]], "seq_start_id": [starts]}

@@ -15,7 +15,6 @@ from pack_data.building.convert import main as convert
 from pack_data.formats import hdf5, megatron, parquet, sequence_output
 from pack_data.formats.records import RowWidths, fits, least_of
 from pack_data.formats.source import Source, open_source
-from pack_data.reading.bad_records import BadRecords
 from pack_data.store.sequences import Sequences
 from pack_data.text.corpus import documents
 from tests.format_samples import example, mlperf_row, random_examples, records, values, write_hdf5
@@ -46,61 +45,58 @@ def read_both_ways(source, monkeypatch):
     """Return blocks after comparing them with records read one by one, and the pieces that were read by record."""
     pieces = []
     real = Source._block
-    monkeypatch.setattr(Source, "_block", lambda self, block, *rest: pieces.append(block) or real(self, block, *rest))
+
+    def counted(self, block, *rest):
+        pieces.append(block)
+        return real(self, block, *rest)
+
+    monkeypatch.setattr(Source, "_block", counted)
     blocks = Sequences.concatenate(list(source.blocks(700)))
     by_record = len(pieces)
     lost = source.foreign_lost
-    bad = list(map(str, source.bad.found))
+    bad = source.report()
     first = next(source.examples())
-    expected = Sequences.concatenate(list(source._checked(source.examples(), first, None)))
-    assert (source.foreign_lost, list(map(str, source.bad.found))) == (lost, bad)
+    records_in_blocks = source._checked(source.examples(), first, None)
+    expected = Sequences.concatenate(list(records_in_blocks))
+    assert source.foreign_lost == lost
+    assert source.report() == bad
     for name in ("lengths", "prediction_counts"):
         assert np.array_equal(getattr(blocks, name), getattr(expected, name))
     for name in ("tokens", "scalars"):
-        columns = getattr(expected, name)
-        assert list(getattr(blocks, name)) == list(columns)
-        assert all(np.array_equal(getattr(blocks, name)[column], columns[column]) for column in columns)
+        columns = getattr(blocks, name)
+        assert list(columns) == list(getattr(expected, name))
+        for column, values_of_block in columns.items():
+            assert np.array_equal(values_of_block, getattr(expected, name)[column])
     return blocks, by_record
 
 
-def test_blocks_of_megatron_are_its_records(tmp_path, monkeypatch):
+def megatron_file(path, sequences):
+    return write_megatron(path, [sequence or [5, -1] for sequence in sequences], 4, "<i4")
+
+
+@pytest.mark.parametrize("write", [megatron_file, padded_parquet])
+def test_blocks_are_the_records_one_by_one(tmp_path, monkeypatch, write):
+    """Only blocks with a bad or padded record are read by record."""
     monkeypatch.setattr(megatron, "_BYTES", 6000)
-    given = random_sequences(ROWS)
-    source = open_source(write_megatron(tmp_path / "good", given, 4, "<i4"))
-    blocks, by_record = read_both_ways(source, monkeypatch)
-    assert len(blocks) == ROWS
-    assert not by_record
-    given[1700] = [5, -1]
-    source = open_source(write_megatron(tmp_path / "bad", given, 4, "<i4"), skip_bad=1)
+    sequences = random_sequences(ROWS)
+    blocks, by_record = read_both_ways(open_source(write(tmp_path / "good", sequences)), monkeypatch)
+    assert (len(blocks), by_record) == (ROWS, 0)
+    sequences[1700] = None
+    source = open_source(write(tmp_path / "bad", sequences), skip_bad=1)
     blocks, by_record = read_both_ways(source, monkeypatch)
     assert len(blocks) == ROWS - 1
     assert 0 < by_record < 5
     assert "record 1700" in str(source.bad.found[0])
 
 
-def test_blocks_of_parquet_are_its_records(tmp_path, monkeypatch):
-    given = random_sequences(ROWS)
-    more = {"number": list(range(ROWS)), "text": ["a"] * ROWS, "share": [0.5] * ROWS}
-    source = open_source(padded_parquet(tmp_path / "good.parquet", given, **more))
+def test_foreign_integers_are_columns_of_blocks(tmp_path, monkeypatch):
+    columns = {"number": list(range(ROWS)), "text": ["a"] * ROWS, "share": [0.5] * ROWS}
+    path = padded_parquet(tmp_path / "a", random_sequences(ROWS), masked=[1200], **columns)
+    source = open_source(path)
     blocks, by_record = read_both_ways(source, monkeypatch)
-    assert len(blocks) == ROWS
-    assert not by_record
     assert source.foreign_lost == ("share", "text")
-    assert blocks.scalars["number"].tolist() == list(range(ROWS))
-    given[1800] = None
-    source = open_source(padded_parquet(tmp_path / "bad.parquet", given, masked=[1200]), skip_bad=1)
-    blocks, by_record = read_both_ways(source, monkeypatch)
-    assert len(blocks) == ROWS - 1
+    assert blocks.scalars["number"].tolist() == columns["number"]
     assert 0 < by_record < 5
-    assert "record 1800" in str(source.bad.found[0])
-
-
-def test_shards_with_other_columns_are_named(tmp_path):
-    given = random_sequences(20)
-    padded_parquet(tmp_path / "1.parquet", given, labels=given)
-    padded_parquet(tmp_path / "2.parquet", given)
-    with refused("2.parquet: record 0", "input_ids, labels", "--columns"):
-        list(open_source(tmp_path).blocks())
 
 
 # ---- Parquet and Arrow -----------------------------------------------------------------------------------------------
@@ -124,18 +120,10 @@ def test_what_is_written_is_read_with_its_types_over_several_batches(tmp_path, m
     path = tmp_path / f"b.{suffix}"
     assert sequence_output.write(str(path), open_source(tmp_path / "a.parquet").read, suffix) == 3
     source = open_source(path)
-    assert [record.origin.record for record in source.read()] == [0, 1, 2]
+    assert foreign.places(source) == [0, 1, 2]
     assert foreign.plain(source) == table.select(["input_ids", "labels"]).to_pylist()
-    assert (pq.read_table(path) if suffix == "parquet" else pa.ipc.open_stream(str(path)).read_all()).equals(table)
-
-
-def test_a_dictionary_of_texts_comes_along(tmp_path):
-    ids = pa.array([[1], None, [2, None], [3]], pa.list_(pa.int32()))
-    foreign.parquet({"input_ids": ids, "tag": pa.array(list("xyxx")).dictionary_encode()})(tmp_path / "a.parquet")
-    rows = list(open_source(tmp_path / "a.parquet", skip_bad=2).read())
-    assert [(record.origin.record, record.value["input_ids"].tolist()) for record in rows] == [(0, [1]), (3, [3])]
-    sequence_output.write(str(tmp_path / "b.parquet"), lambda: rows, "parquet")
-    assert pq.read_table(tmp_path / "b.parquet")["tag"].to_pylist() == ["x", "x"]
+    readers = {"parquet": pq.read_table, "arrow": lambda file: pa.ipc.open_stream(str(file)).read_all()}
+    assert readers[suffix](path).equals(table)
 
 
 def test_a_damaged_page_costs_no_record_before_it(tmp_path, monkeypatch):
@@ -145,14 +133,15 @@ def test_a_damaged_page_costs_no_record_before_it(tmp_path, monkeypatch):
     rows = records([{"input_ids": np.array(sequence)} for sequence in sequences])
     path = tmp_path / "a.parquet"
     sequence_output.write(str(path), lambda: rows, "parquet")
-    chunk = pq.ParquetFile(path).metadata.row_group(4).column(0)
+    metadata = pq.ParquetFile(path).metadata
+    chunk = metadata.row_group(4).column(0)
     stored = bytearray(path.read_bytes())
     stored[(chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size - 3] ^= 1
     path.write_bytes(stored)
     with refused("a.parquet: records 8 to 9", "row group 4"):
         values(path)
     source = open_source(path, skip_bad=2)
-    assert [record.value["input_ids"].tolist() for record in source.read()] == sequences[:8] + sequences[10:]
+    assert foreign.ids_of(source) == sequences[:8] + sequences[10:]
     assert source.bad.count == 2
 
 
@@ -223,7 +212,8 @@ def test_a_column_has_whole_numbers_of_32_bits_and_ids_are_not_negative(name, id
 
 def write_unpacked(path, count):
     examples = random_examples(np.random.default_rng(0), count, S, P)
-    return write_hdf5(path, [mlperf_row(one, S, P) for one in examples]), examples
+    rows = [mlperf_row(row, S, P) for row in examples]
+    return write_hdf5(path, rows), examples
 
 
 def test_unpacked_rows_become_examples(tmp_path):
@@ -233,10 +223,12 @@ def test_unpacked_rows_become_examples(tmp_path):
         file["document"] = np.arange(9)
         file["version"] = np.array([1])
     source = open_source(path)
-    assert (source.format, source.kind, source.shape()) == ("hdf5", "examples", RowWidths(S, P, None))
+    assert source.format == "hdf5"
+    assert source.shape() == RowWidths(S, P, None)
+    assert values(path) == examples
+    assert values(path, max_record_bytes=2 * 4 * S) == examples
     rows = list(source.read())
-    assert [record.value for record in rows] == examples == values(path, max_record_bytes=2 * 4 * S)
-    assert [record.origin.record for record in rows] == [record.foreign["document"] for record in rows] == [*range(9)]
+    assert foreign.places(source) == [record.foreign["document"] for record in rows]
     assert set(rows[0].foreign) == {"document"}
 
 
@@ -259,8 +251,9 @@ def test_heaps_in_each_other_are_refused_after_one_pass(tmp_path):
     path = tmp_path / "a.hdf5"
     heap = struct.Struct("<8sQ")
     number = 20_000
-    one = struct.pack("<HH4xQ", 1, 0, heap.size) + heap.pack(b"GCOL\1\0\0\0", number * 32)
-    path.write_bytes(one * number)
+    heap_object = struct.pack("<HH4xQ", 1, 0, heap.size)
+    inner_heap = heap.pack(b"GCOL\1\0\0\0", number * 32)
+    path.write_bytes((heap_object + inner_heap) * number)
     with refused("a.hdf5", "heaps overlap"):
         hdf5._check_heaps(str(path))
 
@@ -277,9 +270,9 @@ def test_whole_numbers_of_any_float_are_read(tmp_path, kind):
 
 def test_predictions_end_at_the_first_position_zero(tmp_path):
     """All P slots used leaves no zero; none used is a row of zeros."""
-    full = example(positions=(1, 2, 3, 5))
-    none = example(positions=())
-    assert values(write_hdf5(tmp_path / "a.h5", [mlperf_row(full, S, P), mlperf_row(none, S, P)])) == [full, none]
+    examples = [example(positions=(1, 2, 3, 5)), example(positions=())]
+    rows = [mlperf_row(row, S, P) for row in examples]
+    assert values(write_hdf5(tmp_path / "a.h5", rows)) == examples
 
 
 def test_rows_of_variable_length_with_and_without_mask(tmp_path):
@@ -287,7 +280,8 @@ def test_rows_of_variable_length_with_and_without_mask(tmp_path):
     path = write_hdf5(tmp_path / "a.hdf5", examples, "varlength")
     for _ in range(2):
         assert values(path) == examples
-        assert open_source(path).shape() == RowWidths()
+        source = open_source(path)
+        assert source.shape() == RowWidths()
         with h5py.File(path, "r+") as file:
             file.pop("input_mask", None)
 
@@ -303,7 +297,7 @@ def test_a_damaged_block_costs_its_rows_only(tmp_path):
     with refused("a.hdf5: record 4", "HDF5"):
         values(path)
     source = open_source(path, skip_bad=2)
-    assert [record.origin.record for record in source.read()] == [0, 1, 2, 3, 6, 7, 8, 9]
+    assert foreign.places(source) == [0, 1, 2, 3, 6, 7, 8, 9]
     assert source.bad.count == 2
 
 
@@ -316,14 +310,9 @@ def test_each_sequence_of_megatron_is_read_once(tmp_path, code, dtype):
     index = write_megatron(tmp_path / "text_document", given, code, dtype)
     for path in (index, index.with_suffix(".bin"), tmp_path):
         source = open_source(path)
-        assert (source.format, source.kind) == ("megatron", "tokens")
-        assert [record.value["input_ids"].tolist() for record in source.read()] == given
-
-
-def test_a_record_of_megatron_beyond_the_limit_is_bad(tmp_path):
-    source = open_source(write_megatron(tmp_path / "a", [[1] * 3, [2] * 9]), skip_bad=1, max_record_bytes=16)
-    assert [len(record.value["input_ids"]) for record in source.read()] == [3]
-    assert BadRecords(longest=16).too_long() in source.report()
+        assert source.format == "megatron"
+        assert source.kind == "tokens"
+        assert foreign.ids_of(source) == given
 
 
 def test_packed_parquet_round_trip(tmp_path):
@@ -333,16 +322,20 @@ def test_packed_parquet_round_trip(tmp_path):
     build(options).close()
     assert sequences_of(tmp_path / "out") == sorted(given)
     for source, target in (("out", "one.parquet"), ("one.parquet", "two.parquet")):
-        assert convert([str(tmp_path / source), str(tmp_path / target), "--to-format", "packed_parquet"]) == 0
-    one, two = (pq.read_table(str(tmp_path / name)) for name in ("one.parquet", "two.parquet"))
-    assert one.equals(two)
-    assert one.column_names == ["input_ids", "loss_mask", "seq_start_id"]
-    assert {str(field.type.value_type) for field in one.schema} == {"int32"}
+        paths = [str(tmp_path / name) for name in (source, target)]
+        assert convert([*paths, "--to-format", "packed_parquet"]) == 0
+    table = pq.read_table(str(tmp_path / "one.parquet"))
+    assert table.equals(pq.read_table(str(tmp_path / "two.parquet")))
+    assert table.column_names == ["input_ids", "loss_mask", "seq_start_id"]
+    types = {field.type.value_type for field in table.schema}
+    assert types == {pa.int32()}
     sequences = []
-    for row in one.to_pylist():
+    for row in table.to_pylist():
         starts = row["seq_start_id"]
-        assert len(row["loss_mask"]) == len(row["input_ids"]) <= 16
-        sequences += [row["input_ids"][start:end] for start, end in zip(starts, [*starts[1:], None])]
+        ids = row["input_ids"]
+        assert len(row["loss_mask"]) == len(ids) <= 16
+        for start, end in zip(starts, [*starts[1:], None]):
+            sequences.append(ids[start:end])
     assert sorted(sequences) == sorted(given)
     # Built from packs, the sequences are the same; the loss_mask stays beside them.
     store = build(BuildOptions(tmp_path / "again", source=tmp_path / "two.parquet", max_sequence_length=16))

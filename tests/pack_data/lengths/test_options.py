@@ -43,10 +43,10 @@ def test_a_bundled_name_or_a_specification():
     assert histogram_of() == LengthHistogram.published(PUBLISHED[0])
     assert histogram_of("--synthetic", SPECIFICATION) == synthetic_histogram(SPECIFICATION)
     for arguments in (("--histogram", "squad_1_1_384"), ("--synthetic", SPECIFICATION)):
-        own = histogram_of(*arguments)
+        histogram = histogram_of(*arguments)
         wider = histogram_of(*arguments, "--max-sequence-length", "500")
-        assert own.max_sequence_length < wider.max_sequence_length == 500
-        assert wider == own.with_max_sequence_length(500)
+        assert histogram.max_sequence_length < wider.max_sequence_length == 500
+        assert wider == histogram.with_max_sequence_length(500)
 
 
 def test_a_histogram_by_its_first_line_and_sequences_by_their_content(tmp_path):
@@ -90,12 +90,12 @@ def test_columns_and_split_choose_among_published_sequences(tmp_path, capsys):
 
 def test_a_data_set_states_its_lengths_and_its_slots(tmp_path):
     with build_small(write_corpus(tmp_path / "corpus", 10), tmp_path / "data") as store:
-        own = LengthHistogram(np.array(store.manifest.histogram))
+        stored = LengthHistogram(np.array(store.manifest.histogram))
     options = ("--histogram", str(tmp_path / "data"))
-    assert histogram_of(*options) == own
+    assert histogram_of(*options) == stored
     assert histogram_of(*options, "--max-sequence-length", "70").max_sequence_length == 70
     # A packer gives the data set's own packing again.
-    assert get_packer("spfhp")(own, max_sequences_per_pack=3).packs == store.manifest.packs
+    assert get_packer("spfhp")(stored, max_sequences_per_pack=3).packs == store.manifest.packs
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ RULES_THAT_GO_ON = [rule for rule in RULES if rule != "raise"]
 
 
 @given(
-    lengths=st.lists(st.integers(1, 40), max_size=30), row=st.integers(1, 20), rule=st.sampled_from(RULES_THAT_GO_ON)
+    lengths=st.lists(st.integers(1, 40), max_size=30),
+    row=st.integers(1, 20),
+    rule=st.sampled_from(RULES_THAT_GO_ON),
 )
 def test_the_pieces_are_those_of_each_example_alone(lengths, row, rule):
     """The law of each rule on every example; the counts; and the same from all at once as one by one."""
@@ -31,9 +33,12 @@ def test_the_pieces_are_those_of_each_example_alone(lengths, row, rule):
         else:
             assert kept == (list(range(row)) if rule == "truncate" else [])
         assert all(0 < stop - start <= row for start, stop in spans)
-    pieces = list(zip(fitted.example.tolist(), fitted.start.tolist(), fitted.stop.tolist()))
-    assert pieces == expected
-    assert [fitted.beginning(piece) for piece in range(len(pieces))] == [piece[:2] for piece in pieces]
+    assert len(fitted.lengths) == len(expected)
+    for number, (example, start, stop) in enumerate(expected):
+        assert fitted.beginning(number) == (example, start)
+        assert fitted.example[number] == example
+        assert fitted.start[number] == start
+        assert fitted.stop[number] == stop
     assert fitted.longer == one_by_one
     assert fitted.longer.longer == sum(length > row for length in lengths)
     assert fitted.longer.tokens - fitted.longer.lost_tokens == fitted.lengths.sum()
@@ -51,8 +56,10 @@ def test_pack_packs_the_pieces(rule):
     lengths = np.random.default_rng(3).integers(1, 50, 200)
     packed = pack(lengths, max_sequence_length=32, longer=rule)
     fitted = fit(lengths, 32, rule)
-    assert sorted(np.concatenate(packed.bins).tolist()) == list(range(len(fitted.lengths)))
-    assert all(fitted.lengths[members].sum() <= 32 for members in packed.bins)
+    indices = np.sort(np.concatenate(packed.bins))
+    assert indices.tolist() == list(range(len(fitted.lengths)))
+    for members in packed.bins:
+        assert fitted.lengths[members].sum() <= 32
     assert packed.fitted.longer == fitted.longer
     assert fitted.longer.longer > 20
     assert packed.packing.tokens == fitted.lengths.sum()

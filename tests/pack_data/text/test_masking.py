@@ -13,7 +13,8 @@ from tests.pack_data.text_corpus import examples_of, sentence, words_of
 
 MOST = 20
 SHARE = 0.15
-SHORT = [Document("", [sentence(random.Random(number)), sentence(random.Random(-number))]) for number in range(1, 2501)]
+DRAW = random.Random(0)
+SHORT = [Document("", [sentence(DRAW), sentence(DRAW)]) for _ in range(2500)]
 # Most words are two pieces or more.
 VOCABULARY = train_vocabulary(SHORT[:200], 90)
 OPTIONS = ExampleOptions(128, MOST, duplication_factor=1, seed=1, whole_word_masking=True)
@@ -34,7 +35,8 @@ def test_a_word_is_masked_whole_or_not_at_all(examples):
         masked_words = [word for word in words if not masked.isdisjoint(word)]
         assert masked == {position for word in masked_words for position in word}
         several += sum(len(word) > 1 for word in masked_words)
-        wanted = masked_count([len(example.input_ids)], MOST, SHARE)[0]
+        length = len(example.input_ids)
+        wanted = masked_count([length], MOST, SHARE)[0]
         longest = max(map(len, words))
         assert len(masked) <= MOST
         assert abs(len(masked) - wanted) < longest
@@ -42,23 +44,33 @@ def test_a_word_is_masked_whole_or_not_at_all(examples):
             missing.append(wanted - len(masked))
     assert several > 1000
     assert len(missing) > 1200
-    assert abs(np.mean(missing)) < 3 * np.std(missing) / len(missing) ** 0.5
+    deviation = np.std(missing) / len(missing) ** 0.5
+    assert abs(np.mean(missing)) < 3 * deviation
 
 
-@pytest.mark.parametrize("words, most", [(90, 19), (400, 76), (3, 1)], ids=["a sequence", "a long one", "a title"])
+@pytest.mark.parametrize(
+    "words, most",
+    [(90, 19), (400, 76), (3, 1)],
+    ids=["a sequence", "a long one", "a title"],
+)
 def test_words_of_any_number_of_pieces_are_masked_alike(words, most):
     """They were masked in 15.6, 13.9, 12.6 and 11.3 %, and in titles in 19, 13, 4 and 2 %."""
     rng = np.random.default_rng(2)
-    rows = np.repeat(np.arange(600_000 // words), words)
+    row_numbers = np.arange(600_000 // words)
+    rows = np.repeat(row_numbers, words)
     sizes = rng.integers(1, 5, len(rows))
     tokens = np.bincount(rows, weights=sizes)
     wanted = np.full(len(tokens), most)
-    masked = _in_window(sizes, rows, wanted, rng.random(len(tokens)), max(MOST, most))
-    assert np.bincount(rows[masked], weights=sizes[masked]).max() <= max(MOST, most)
+    limit = max(MOST, most)
+    shifts = rng.random(len(tokens))
+    masked = _in_window(sizes, rows, wanted, shifts, limit)
+    masked_tokens = np.bincount(rows[masked], weights=sizes[masked])
+    assert masked_tokens.max() <= limit
     for size in range(1, 5):
         is_of_size = sizes == size
-        expected = (wanted / tokens)[rows[is_of_size]]
-        shortfall = 1 - masked[is_of_size].sum() / expected.sum()
+        share = wanted / tokens
+        expected = share[rows[is_of_size]].sum()
+        shortfall = 1 - masked[is_of_size].sum() / expected
         assert -0.02 < shortfall < 0.03, size
 
 
@@ -70,26 +82,34 @@ def test_the_pieces_of_a_word_are_replaced_independently(examples):
         masked = set(example.masked_lm_positions)
         for word in words_of(example, VOCABULARY.tokens):
             if len(word) > 1 and word[0] in masked:
-                both.append(example.input_ids[word[0]] == example.input_ids[word[1]] == mask)
+                first, second = (example.input_ids[place] for place in word[:2])
+                both.append(first == second == mask)
     deviation = (0.64 * 0.36 / len(both)) ** 0.5
-    assert abs(np.mean(both) - 0.64) < 3 * deviation + 0.2 / len(VOCABULARY)
+    random_mask = 0.2 / len(VOCABULARY)
+    assert abs(np.mean(both) - 0.64) < 3 * deviation + random_mask
 
 
 def test_without_whole_words_the_smallest_keys_are_masked():
     """Without whole words nothing changed: the same random numbers give the same masks."""
-    lengths = np.random.default_rng(1).integers(5, 60, 30)
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(5, 60, 30)
     starts = starts_of(lengths)
-    ids = np.random.default_rng(2).integers(10, 90, int(lengths.sum()))
-    special = np.concatenate([starts, starts + 2, starts + lengths - 1])
+    ids = rng.integers(10, 90, int(lengths.sum()))
+    ends = starts + lengths
+    special = np.concatenate([starts, starts + 2, ends - 1])
     keys = np.random.default_rng(7).random(len(ids))
     keys[special] = 1.0
     inside = np.zeros(len(ids), bool)
     options = ExampleOptions(60, 6, masked_lm_probability=0.15)
-    masked = _mask(ids.copy(), lengths, special, inside, 4, 90, options, np.random.default_rng(7))
-    counts, positions, labels = masked
-    assert counts.tolist() == np.minimum(masked_count(lengths, 6, 0.15), lengths - 3).tolist()
-    ends = np.cumsum(counts)
-    for start, length, count, end in zip(starts, lengths, counts, ends):
-        own = positions[end - count : end]
-        assert own.tolist() == sorted(np.argsort(keys[start : start + length])[:count])
-        assert labels[end - count : end].tolist() == ids[start + own].tolist()
+    rng = np.random.default_rng(7)
+    counts, positions, labels = _mask(ids.copy(), lengths, special, inside, 4, 90, options, rng)
+    wanted = masked_count(lengths, 6, 0.15)
+    assert counts.tolist() == np.minimum(wanted, lengths - 3).tolist()
+    first = 0
+    for start, end, count in zip(starts, ends, counts):
+        own = slice(first, first + count)
+        by_key = np.argsort(keys[start:end])
+        assert positions[own].tolist() == sorted(by_key[:count])
+        originals = ids[start + positions[own]]
+        assert labels[own].tolist() == originals.tolist()
+        first += count
