@@ -196,12 +196,8 @@ def _json(values: Mapping[str, Any]) -> bytes:
 
 
 def _read_json(path: Path) -> Fields:
-    if not path.exists():
-        raise ValueError(
-            f"{path}: no such file; a Hugging Face directory has config.json, vocab.txt or tokenizer.json, and "
-            f"{SAFETENSORS}"
-        )
-    return read_object(path, way_out="download or save the file again")
+    way_out = "download or save it again: a Hugging Face directory has config.json, vocab.txt or tokenizer.json, and "
+    return read_object(path, way_out=way_out + SAFETENSORS)
 
 
 def _read_config(path: Path) -> ModelConfig:

@@ -237,40 +237,35 @@ def neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> D
 def load_neutral_state(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, state: Dict[str, Any]
 ) -> None:
-    """Load a result of `neutral_state`.
-
-    Raises:
-        ValueError: names or shapes differ from the model's.
-    """
+    """Load a result of `neutral_state` of the same model, see `refuse_other_state`."""
     for moment in MOMENTS:
-        parameters = dict(model.named_parameters())
-        refuse_other_shapes(f"optimizer state: {moment}", state[moment], parameters)
         for name, parameter in model.named_parameters():
             optimizer.state[parameter][moment].copy_(state[moment][name])
     for group in optimizer.param_groups:
         group["step"] = int(state["step"])
 
 
-def refuse_other_shapes(
-    what: str, tensors: Mapping[str, torch.Tensor], model: Mapping[str, torch.Tensor]
-) -> None:
-    """Raise ValueError if the names and shapes of tensors are not those of the model.
+def refuse_other_state(state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError if a state of an engine has not the names and shapes of the model's parameters.
 
     Args:
-        what: the subject of the message.
-        tensors: the tensors, by name.
-        model: the tensors of the model, by name.
+        state: weights in entry "model", moments by kind in entry "optimizer".
+        parameters: the parameters of the model, by name.
     """
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    expected = {name: tuple(tensor.shape) for name, tensor in model.items()}
-    names = {**expected, **shapes}
-    wrong = sorted(name for name in names if expected.get(name) != shapes.get(name))
-    if wrong:
-        first = wrong[0]
-        raise ValueError(
-            f"{what} of {named(first)} is {shapes.get(first)}, the model's is {expected.get(first)} ({len(wrong)} "
-            "differ); load it into the model from which it was saved"
-        )
+    expected = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    parts = {"model state": state["model"]}
+    for moment in MOMENTS:
+        parts[f"optimizer state: {moment}"] = state["optimizer"][moment]
+    for what, tensors in parts.items():
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        names = {**expected, **shapes}
+        wrong = sorted(name for name in names if expected.get(name) != shapes.get(name))
+        if wrong:
+            first = wrong[0]
+            raise ValueError(
+                f"{what} of {named(first)} is {shapes.get(first)}, the model's is {expected.get(first)} ({len(wrong)} "
+                "differ); load it into the model from which it was saved"
+            )
 
 
 def warmup_linear(step: int, *, steps: int, warmup_steps: int) -> float:

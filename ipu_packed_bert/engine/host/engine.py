@@ -39,7 +39,7 @@ from ipu_packed_bert.model.optimizer import (
     gradient_norm,
     load_neutral_state,
     neutral_state,
-    refuse_other_shapes,
+    refuse_other_state,
 )
 from ipu_packed_bert.model.packed import (
     AttentionMask,
@@ -427,7 +427,7 @@ class HostEngine(Engine):
         return weights
 
     def load_state(self, state: Dict[str, Any]) -> None:
-        refuse_other_shapes("model state", state["model"], self.model.state_dict())
+        refuse_other_state(state, self.model.state_dict())
         self.model.load_state_dict(state["model"])
         load_neutral_state(self.optimizer, self.model, state["optimizer"])
         self._updates = int(state["optimizer"]["step"])

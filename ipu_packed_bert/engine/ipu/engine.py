@@ -28,7 +28,7 @@ from ipu_packed_bert.engine.ipu.poprun import find_instance
 from ipu_packed_bert.engine.ipu.program import Predictions, build_program
 from ipu_packed_bert.engine.ipu.state import fill, moments, plain
 from ipu_packed_bert.engine.sdk_errors import SdkError, classify
-from ipu_packed_bert.model.optimizer import MOMENTS, refuse_other_shapes
+from ipu_packed_bert.model.optimizer import MOMENTS, refuse_other_state
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.placement import place
@@ -394,11 +394,7 @@ class IpuEngine(Engine):
     @_classified_errors()
     def load_state(self, state: Dict[str, Any]) -> None:
         parameters = dict(self._network.named_parameters())
-        refuse_other_shapes("model state", state["model"], parameters)
-        for moment in MOMENTS:
-            refuse_other_shapes(
-                f"optimizer state: {moment}", state["optimizer"][moment], parameters
-            )
+        refuse_other_state(state, parameters)
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(state["model"][name])

@@ -3,7 +3,7 @@
 # ruff: noqa: F401  The calls are texts, whose names ruff does not see.
 import torch
 
-from ipu_packed_bert.model.optimizer import build_optimizer, load_neutral_state, neutral_state
+from ipu_packed_bert.model.optimizer import build_optimizer, neutral_state, refuse_other_state
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.model.products import _SequenceCodes
 from ipu_packed_bert.settings.schema import LossConfig, OptimizerConfig
@@ -11,16 +11,17 @@ from tests.refusals import faults_of_refusals
 from tests.tiny_runs import TINY
 
 NETWORK = PackedBertForPreTraining(TINY, LossConfig())
+WEIGHTS = NETWORK.state_dict()
 OPTIMIZER = build_optimizer(NETWORK, OptimizerConfig(), betas=(0.9, 0.999))
 BIAS = "cls.predictions.bias"
 
 
-def moments(**changes):
-    """Return a state of the optimiser with another first moment of one bias; None: without it."""
-    state = neutral_state(OPTIMIZER, NETWORK)
-    state["exp_avg"].update({BIAS: changes["bias"]})
-    if changes["bias"] is None:
-        del state["exp_avg"][BIAS]
+def with_moment(moment):
+    """Return a state of an engine with another first moment of one bias; None: without it."""
+    state = {"model": WEIGHTS, "optimizer": neutral_state(OPTIMIZER, NETWORK)}
+    state["optimizer"]["exp_avg"][BIAS] = moment
+    if moment is None:
+        del state["optimizer"]["exp_avg"][BIAS]
     return state
 
 
@@ -28,10 +29,10 @@ REFUSED = [
     ("PackedBertForPreTraining(TINY, LossConfig(), attention='flash')", ["attention", "flash", "eager, sdpa"]),
     ("_SequenceCodes(4, 4)", ["4", "6"]),
     (
-        "load_neutral_state(OPTIMIZER, NETWORK, moments(bias=torch.zeros(21)))",
+        "refuse_other_state(with_moment(torch.zeros(21)), WEIGHTS)",
         ["exp_avg", BIAS, "(21,)", f"({TINY.vocabulary_size},)"],
     ),
-    ("load_neutral_state(OPTIMIZER, NETWORK, moments(bias=None))", ["exp_avg", BIAS, "None"]),
+    ("refuse_other_state(with_moment(None), WEIGHTS)", ["exp_avg", BIAS, "None"]),
 ]
 
 
