@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence
 
 from ipu_packed_bert.benchmarks.work import machine
-from pack_data.cli.command import progress_bar
+from pack_data.cli.terminal import progress_bar
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.words import counted
 

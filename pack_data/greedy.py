@@ -11,7 +11,7 @@ from typing import Any, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from pack_data.cli.command import progress_bar
+from pack_data.cli.terminal import progress_bar
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth, whole_number

@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 
 from pack_data.building.assignment import assign
-from pack_data.cli.command import progress_shown
+from pack_data.cli.terminal import progress_shown
 from pack_data.lengths.overlong import Fitted, Longer, fit
 from pack_data.optimal import pack as pack_optimally
 from pack_data.packing.certificate import Proof

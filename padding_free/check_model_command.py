@@ -10,7 +10,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, typed
+from pack_data.cli.command import ArgumentParser, positive_int, typed
+from pack_data.cli.terminal import progress_bar
 from pack_data.reading.fields import Fields, one_line, parse_json
 from pack_data.reading.files import read_regular
 from pack_data.reading.packages import require

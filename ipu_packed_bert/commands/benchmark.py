@@ -29,9 +29,9 @@ from pack_data.cli.command import (
     positive_int,
     positive_ints,
     process_count,
-    progress_bar,
     typed,
 )
+from pack_data.cli.terminal import progress_bar
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing.histogram import LengthHistogram

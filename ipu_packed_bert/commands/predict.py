@@ -39,7 +39,8 @@ from ipu_packed_bert.settings.finetuning import TOKENS
 from ipu_packed_bert.settings.reader import peek
 from ipu_packed_bert.settings.user_task import trust_what_was_named
 from ipu_packed_bert.tasks.files import STANDARD_INPUT, ExampleSource
-from pack_data.cli.command import ArgumentParser, check_output, progress_bar, typed
+from pack_data.cli.command import ArgumentParser, check_output, typed
+from pack_data.cli.terminal import progress_bar
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.words import counted
 from pack_data.store.quantities import sequences_per_second

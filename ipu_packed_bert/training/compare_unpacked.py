@@ -13,7 +13,7 @@ import numpy as np
 
 from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, SameSequences
 from ipu_packed_bert.engine.base import Engine, Gradients
-from pack_data.cli.command import progress_bar
+from pack_data.cli.terminal import progress_bar
 from pack_data.cli.timing import quartiles, rounds_in_turn
 from pack_data.store.quantities import packing_factor
 

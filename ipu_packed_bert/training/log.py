@@ -16,7 +16,7 @@ from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.training.log_files import Events, JsonlWriter, forget_after
 from ipu_packed_bert.training.loop import Log
 from ipu_packed_bert.training.trackers import Tracker
-from pack_data.cli.command import bare_stderr
+from pack_data.cli.terminal import bare_stderr
 from pack_data.cli.timing import left_text
 from pack_data.reading.durable import write_atomically
 from pack_data.store import quantities

@@ -37,9 +37,9 @@ from pack_data.cli.command import (
     check_page,
     check_picture,
     positive_int,
-    progress_bar,
     typed,
 )
+from pack_data.cli.terminal import progress_bar
 from pack_data.lengths.options import add_histogram_arguments
 from pack_data.reading.words import counted
 

@@ -29,7 +29,7 @@ from pack_data.building.tasks import (
     places_names,
     remove_and_build_again,
 )
-from pack_data.cli.command import progress_bar
+from pack_data.cli.terminal import progress_bar
 from pack_data.packing.packing import Packing
 from pack_data.reading.durable import raw_bytes, write_array, write_atomically
 from pack_data.reading.fields import Fields, parse_json

@@ -13,8 +13,9 @@ from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 from pack_data.building.account import ACCOUNT
 from pack_data.building.work_folder import check_out, only_writer_of_packs
-from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, typed
+from pack_data.cli.command import ArgumentParser, positive_int, typed
 from pack_data.cli.reading_options import add_columns, add_reading_options
+from pack_data.cli.terminal import progress_bar
 from pack_data.formats import sequence_output
 from pack_data.formats.detect import FORMATS
 from pack_data.formats.records import NO_COLUMNS, UNPACKED, Record, RowWidths, Tally, counting

@@ -53,7 +53,7 @@ from pack_data.building.tasks import (
     write_json,
 )
 from pack_data.building.work_folder import READY
-from pack_data.cli.command import progress_bar
+from pack_data.cli.terminal import progress_bar
 from pack_data.formats.source import Source, integer_columns, open_source
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.reading.bad_records import BadRecords

@@ -51,7 +51,7 @@ from pack_data.building.tasks import (
     write_json,
 )
 from pack_data.building.work_folder import HELD_OUT_WORK, PLAN, announce, check_out, clear, complete
-from pack_data.cli.command import progress_bar
+from pack_data.cli.terminal import progress_bar
 from pack_data.packers import DEEPEST, get_packer, packs_at_depth
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing

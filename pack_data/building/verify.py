@@ -17,7 +17,8 @@ from typing import Counter, NamedTuple, Optional, Tuple, Union
 import numpy as np
 
 from pack_data.building.runner import open_runner
-from pack_data.cli.command import available_cores, progress_bar
+from pack_data.cli.command import available_cores
+from pack_data.cli.terminal import progress_bar
 from pack_data.packing.packing import Packing, prove
 from pack_data.reading.files import sha256_of
 from pack_data.store.data_set import (

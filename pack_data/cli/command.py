@@ -1,4 +1,4 @@
-"""Shared parts of every command line: one-line errors, option types, checks of output files, progress bars."""
+"""Shared parts of every command line: one-line errors, option types, checks of output files."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Mapping, NoReturn, Optional, Sequence, Set, Union
 
+from pack_data.cli.terminal import Terminal, escaped, progress_shown
 from pack_data.reading.packages import package_of, require
 from pack_data.reading.words import Problems, counted, settings_by_meaning
 
@@ -169,34 +170,6 @@ class ArgumentParser(argparse.ArgumentParser):
         return known
 
 
-# Characters that move the cursor, colour or reorder text on a terminal: C0 but tab and end of line, DEL, C1, Unicode's
-# line ends and changes of direction. The name of a file may hold all of them.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-
-
-def _escaped(text: str) -> str:
-    """Replace control characters by their Python escapes."""
-    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
-
-
-class _Terminal:
-    """A terminal that receives no control characters, except through `bare`, where progress bars move the cursor."""
-
-    def __init__(self, bare: Any) -> None:
-        self.bare = bare
-
-    def write(self, text: str) -> int:
-        return self.bare.write(_escaped(text))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.bare, name)
-
-
-def bare_stderr() -> Any:
-    """Return standard error as progress bars need it: control characters pass."""
-    return getattr(sys.stderr, "bare", sys.stderr)
-
-
 def run_main(
     main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]] = None
 ) -> int:
@@ -218,7 +191,7 @@ def run_main(
 
 
 def _without_controls(stream: Any) -> Any:
-    return _Terminal(stream) if stream and stream.isatty() else stream
+    return Terminal(stream) if stream and stream.isatty() else stream
 
 
 def _status(
@@ -281,7 +254,7 @@ def _print_error(error: Exception) -> None:
         )
         text = f"{error.filename}: {error.strerror}; {way_out}"
     separator = "\n" if isinstance(error, Problems) else " "
-    print("error: " + separator.join(map(_escaped, text.splitlines())), file=sys.stderr)
+    print("error: " + separator.join(map(escaped, text.splitlines())), file=sys.stderr)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -483,60 +456,3 @@ def check_page(
     """Raise ValueError if no HTML page can be written to this file."""
     check_output(option, file, reads=reads)
     require(option, "matplotlib", "jinja2")
-
-
-# True inside commands and calls with progress=True; other library calls print nothing.
-_shows_progress = False
-
-
-@contextmanager
-def progress_shown(is_shown: bool = True) -> Iterator[None]:
-    """Show progress bars in the block if `is_shown`, or if a block around it shows them."""
-    global _shows_progress
-    before = _shows_progress
-    _shows_progress = before or is_shown
-    try:
-        yield
-    finally:
-        _shows_progress = before
-
-
-def progress_bar(
-    total: Optional[int],
-    description: str,
-    *,
-    unit: str = " steps",
-    done: int = 0,
-    at_once: bool = False,
-) -> Any:
-    """Return a tqdm bar on stderr, which prints a line every ten seconds instead if stderr is not a terminal.
-
-    Short work shows nothing, and neither does a library call (`progress_shown`).
-
-    Args:
-        total: The number of steps, if it is known.
-        description: The name of the work.
-        unit: The unit of a step, with a leading space.
-        done: Steps done by an earlier process; they do not count for the speed.
-        at_once: Show the name at once, for work of some seconds that has no steps.
-    """
-    from pack_data.cli.bars import DelayedBar
-
-    file = bare_stderr()
-    is_closed = file is None or getattr(file, "closed", False)
-    is_hidden = is_closed or not _shows_progress
-    is_terminal = not is_hidden and file.isatty()
-    bar = DelayedBar(
-        total=total,
-        initial=done,
-        desc=_escaped(description),
-        unit=unit,
-        file=file,
-        disable=is_hidden,
-        leave=False,
-        terminal=is_terminal,
-        mininterval=0.1 if is_terminal else 1.0,
-    )
-    if at_once and is_terminal:
-        bar.announce()
-    return bar

@@ -21,9 +21,9 @@ from pack_data.cli.command import (
     depth_text,
     parse_depth,
     positive_int,
-    progress_bar,
     typed,
 )
+from pack_data.cli.terminal import progress_bar
 from pack_data.display.picture import HeatMap, write
 from pack_data.display.table import Cell, Column, Table, quantity_column
 from pack_data.inspection.one_packer import Job, Row, measure_each

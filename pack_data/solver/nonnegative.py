@@ -13,7 +13,7 @@ from typing import Tuple
 
 import numpy as np
 
-from pack_data.cli.command import progress_bar
+from pack_data.cli.terminal import progress_bar
 
 # Most steps of the interior-point method; it takes 20 to 60.
 _MAX_STEPS = 200

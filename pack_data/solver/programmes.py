@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from pack_data.cli.command import progress_bar
+from pack_data.cli.terminal import progress_bar
 from pack_data.solver.column_generation import relax, with_dearest_long
 from pack_data.solver.free_slots import PACKS_ERROR, count_packs
 from pack_data.solver.grid_programme import grid_prices

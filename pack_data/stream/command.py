@@ -18,9 +18,9 @@ from pack_data.cli.command import (
     parse_depth,
     positive_int,
     positive_ints,
-    progress_bar,
     typed,
 )
+from pack_data.cli.terminal import progress_bar
 from pack_data.cli.timing import timed
 from pack_data.display.picture import Axis, Line, Lines, write
 from pack_data.display.table import Column, text_table

@@ -9,7 +9,7 @@ from ipu_packed_bert.engine.base import Engine, Gradients, StepResult
 from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, _gradient_difference, compare_unpacked, side_by_side
-from pack_data.cli.command import progress_bar
+from pack_data.cli.terminal import progress_bar
 from pack_data.store.data_set import PackStore
 from tests.packed_examples import with_scales
 from tests.pretraining import global_batches, host_engine

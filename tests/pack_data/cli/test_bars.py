@@ -10,7 +10,7 @@ import termios
 
 import pytest
 
-from pack_data.cli.command import progress_bar, progress_shown
+from pack_data.cli.terminal import progress_bar, progress_shown
 from pack_data.cli.timing import left_text
 
 

@@ -20,9 +20,9 @@ from pack_data.cli.command import (
     count_from_zero,
     list_commands,
     positive_int,
-    progress_bar,
     run_main,
 )
+from pack_data.cli.terminal import progress_bar
 from pack_data.reading.words import Problems
 from tests.imports import ROOT
 from tests.refusals import refusal_of
