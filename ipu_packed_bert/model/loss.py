@@ -89,7 +89,7 @@ def _first_largest(logits_BKC, block: int = 256) -> torch.Tensor:
     return start_BK1.squeeze(2) + logits_BKC.gather(2, inside).argmax(2)
 
 
-def membership(masked_lm_weights_BP, sequences: int, dtype: torch.dtype) -> torch.Tensor:
+def _membership(masked_lm_weights_BP, sequences: int, dtype: torch.dtype) -> torch.Tensor:
     """Return 1 if masked slot p belongs to sequence d of its row, else 0: [B, D, P].
 
     Args:
@@ -104,7 +104,7 @@ def membership(masked_lm_weights_BP, sequences: int, dtype: torch.dtype) -> torc
 
 def _sequence_means(values_BP, masked_lm_weights_BP, sequences: int) -> torch.Tensor:
     """Compute the mean of each sequence's values [B, D], 0 for a sequence without values."""
-    belongs_BDP = membership(masked_lm_weights_BP, sequences, values_BP.dtype)
+    belongs_BDP = _membership(masked_lm_weights_BP, sequences, values_BP.dtype)
     sums_BD = (belongs_BDP * values_BP.unsqueeze(1)).sum(2)
     # The count is clamped, because a `where` of the quotient would have the gradient NaN for empty slots.
     counts_BD = belongs_BDP.sum(2).clamp(min=1.0)

@@ -240,7 +240,7 @@ class QuestionsTask(ExampleTask):
         odds = {name: prediction.null_odds for name, prediction in predictions.items()}
         metrics: Dict[str, Any] = {}
         if self.scorable:
-            gold_answers = gold([self.examples[number] for number in self.scored])
+            gold_answers = _gold([self.examples[number] for number in self.scored])
             metrics = score_answers(answers, gold_answers)
             if null_answers:
                 texts = {name: predictions[name].best_text for name in gold_answers}
@@ -398,7 +398,7 @@ def _answers(entry: Fields, name: str, context: str, where: str) -> Tuple[Tuple[
     return tuple(answers), "is_impossible" in entry and entry.boolean("is_impossible")
 
 
-def gold(questions: Sequence[Question]) -> Dict[str, List[str]]:
+def _gold(questions: Sequence[Question]) -> Dict[str, List[str]]:
     """Return the texts of the correct answers, by question."""
     return {question.id: [answer.text for answer in question.answers] for question in questions}
 

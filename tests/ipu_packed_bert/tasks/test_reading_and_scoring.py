@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ipu_packed_bert.tasks import questions as module
 from ipu_packed_bert.tasks.classification import _shortened
 from ipu_packed_bert.tasks.examples import _in_order
-from ipu_packed_bert.tasks.questions import gold
+from ipu_packed_bert.tasks.questions import _gold
 from pack_data.text.vocabulary import Vocabulary
 from tests.fine_tuning_files import VOCABULARY, json_lines, tiny_squad, tiny_table, tiny_task
 
@@ -357,7 +357,7 @@ def test_as_many_windows_as_published(data_dir, name, answerable, windows):
     vocabulary = Vocabulary(tuple(text.rstrip("\n").split("\n")))
     file = data_dir / "squad" / name
     task = tiny_task("squad", evaluation=file, slots=384, vocabulary=vocabulary, max_answer_length=60)
-    assert len(task.windows.questions) == len(gold(task.windows.questions)) == answerable
+    assert len(task.windows.questions) == len(_gold(task.windows.questions)) == answerable
     assert len(task.windows.windows) == windows
     # Nearly every answer, read out of its window with perfect logits, is the answer.
     logits = []
