@@ -29,7 +29,7 @@ def paths_in(file):
 
 
 def test_readme_s_picture_shows_the_published_histogram(tmp_path):
-    """As many shapes as the committed picture; the versions of matplotlib differ in the bytes."""
+    """Draw as many shapes as the committed picture; the versions of matplotlib differ in the bytes."""
     before, after = halves = script("padding").halves()
     histogram = LengthHistogram.published("wikipedia_512")
     padding = (histogram.padding_share, 0.00116)

@@ -40,14 +40,6 @@ def test_equals_the_rule_on_single_samples(packer, histogram, depth):
         assert (longest_first.strategies, longest_first.repeats) == (packing.strategies, packing.repeats)
 
 
-def test_first_fit_and_best_fit_differ():
-    # S = 7: 5 opens a pack, 3 and 3 the second.  1 fits behind 5, the first with room, and behind 3+3, the fullest with
-    # room.
-    histogram = LengthHistogram.from_lengths([1, 3, 3, 5], 7)
-    assert first_fit.pack(histogram, max_sequences_per_pack=None).strategies == ((5, 1), (3, 3))
-    assert best_fit.pack(histogram, max_sequences_per_pack=None).strategies == ((5,), (3, 3, 1))
-
-
 @pytest.mark.parametrize("packer", [first_fit, best_fit])
 def test_runs_do_not_grow_with_the_sequences(packer):
     histogram = LengthHistogram(np.array([0, 0, 0, 7, 5, 11, 0, 2, 0, 0]) * 10**9)

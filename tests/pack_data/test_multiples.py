@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pack_data import PackStream, pack, pack_dataset
-from pack_data.batching.collators import padded_batch, padding_free_batch
+from pack_data.batching.collators import padding_free_batch
 from pack_data.building import assignment_on_disk
 from pack_data.building.verify import verify
 from pack_data.packing.packing import Packing, prove
@@ -164,14 +164,7 @@ def sequences_between(ends, ids, labels, positions, *, predicts_next):
     return sequences
 
 
-def sequences_of_batch(batch):
-    ends = batch["cumulative_lengths"].tolist()
-    assert int(batch["max_length"]) == max(np.diff(ends))
-    columns = [batch[name][0].tolist() for name in ("input_ids", "labels", "position_ids")]
-    return sequences_between(ends, *columns, predicts_next=True)
-
-
-def test_rows_of_a_data_set():
+def test_rows_of_a_data_set_and_of_a_collator():
     rows = pack_dataset(EXAMPLES, max_sequence_length=S, multiple_of=M)
     found = []
     for number in range(len(rows)):
@@ -180,25 +173,10 @@ def test_rows_of_a_data_set():
     assert sorted(found) == sorted(GIVEN)
     assert len(rows) == PACKS
     assert rows.lengths.sum() == sum(map(len, GIVEN))
-    batch = rows.collate([rows[0], rows[1]])
-    assert sequences_of_batch(batch) == found[: len(sequences_of_batch(batch))]
-
-
-def test_collators_pad_each_example():
-    assert sequences_of_batch(padding_free_batch(EXAMPLES, multiple_of=M)) == GIVEN
-    assert padding_free_batch(EXAMPLES[:2], multiple_of=M, slots=64)["input_ids"].shape == (1, 64)
-    with refused("slots", 30, 4):
-        padding_free_batch(EXAMPLES[:2], multiple_of=M, slots=30)
-    padding = {"input_ids": 0, "labels": -100, "attention_mask": 0, "position_ids": 0}
-    for count in (0, 1, 5):
-        assert padding_free_batch(EXAMPLES[:count], multiple_of=M)["input_ids"].shape[1] % M == 0
-        padded = padded_batch(EXAMPLES[:count], multiple_of=M)
-        plain = padded_batch(EXAMPLES[:count], multiple_of=1)
-        width = plain["input_ids"].shape[1]
-        assert padded["input_ids"].shape[1] == -(-width // M) * M
-        for name, rest in padding.items():
-            assert np.array_equal(padded[name][:, :width], plain[name])
-            assert (padded[name][:, width:] == rest).all()
+    collated = padding_free_batch(EXAMPLES, multiple_of=M)
+    ends = collated["cumulative_lengths"].tolist()
+    columns = [collated[name][0].tolist() for name in ("input_ids", "labels", "position_ids")]
+    assert sequences_between(ends, *columns, predicts_next=True) == GIVEN
 
 
 def test_rows_for_datasets():

@@ -47,11 +47,6 @@ def test_as_many_packs_as_the_published_program(packer, name, deepest, packs):
         assert (packing.packs, packing.largest_depth) == (expected, min(depth or deepest, deepest))
 
 
-def test_spfhp_on_wikipedia_without_a_limit():
-    packing = spfhp.pack(LengthHistogram.published("wikipedia_512"), max_sequences_per_pack=None)
-    assert (len(packing.strategies), packing.padding_tokens) == (508, 16_558_323)
-
-
 # Table 1 of the paper, to its printed digits.
 @pytest.mark.parametrize(
     "depth, efficiency, factor",

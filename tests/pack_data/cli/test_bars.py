@@ -50,14 +50,6 @@ def test_a_file_gets_a_line_every_ten_seconds_with_the_time_left(clock, capsys):
         assert line.endswith(f", {left_text(400 - number)}")
 
 
-def test_a_long_step_is_announced(clock, capsys):
-    with progress_bar(None, "one long solve") as bar:
-        bar.announce()
-    assert capsys.readouterr().err == "one long solve\n"
-    assert "one long solve" in on_a_terminal(lambda: progress_bar(None, "one long solve").announce())
-    assert "writing ..." in on_a_terminal(lambda: progress_bar(None, "writing", at_once=True).close())
-
-
 def on_a_terminal(task, *, size=(24, 80)):
     reads, writes = os.openpty()
     fcntl.ioctl(writes, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
@@ -90,9 +82,3 @@ def test_without_a_standard_error_the_work_goes_on(clock, monkeypatch, closed):
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
     work(clock, 5.0, of=4)
-
-
-def test_the_time_left_in_words():
-    assert [left_text(each) for each in (0.4, 59.4, 59.6, 80, 3599.6, 7500)] == [
-        *("0 s left", "59 s left", "1 min 00 s left", "1 min 20 s left", "1 h 00 min left", "2 h 05 min left")
-    ]

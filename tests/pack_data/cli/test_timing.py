@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pack_data.cli.timing import quartiles, rounds_in_turn, seconds_in_turn, timed
+from pack_data.cli.timing import quartiles, rounds_in_turn, seconds_in_turn
 
 
 class Clock:
@@ -49,8 +49,3 @@ def test_rounds_end_when_their_time_is_over_but_not_before_two():
 def test_quartiles_stand_around_the_median():
     found = quartiles(np.array([2.0, 1.6, 2.0]))
     assert found == pytest.approx((1.8, 2.0, 2.0)) and str(found) == "2.000 (1.800..2.000)"
-
-
-def test_time_and_result_come_together():
-    clock = Clock()
-    assert timed(clock.work(3), clock) == (3.0, None)

@@ -77,14 +77,6 @@ def test_a_page_with_two_parts_of_one_name_leaves_the_former_file(tmp_path):
             twice.write(path)
 
 
-def test_a_title_stands_once():
-    """The title of a part which is its section's stands above the section alone."""
-    table = TABLE._replace(title="One thing")
-    for section, count in (("One thing", 2), ("Another", 1)):  # the section's, and the link to it
-        text = Page("page", "answer", (Section(section, (table,)),)).html()
-        assert text.count(">One thing<") == count
-
-
 @pytest.mark.parametrize(
     "rows, columns, beside, folded",
     [(10, 3, True, False), (11, 3, True, True), (2, 4, True, True), (20, 4, False, False), (21, 3, False, True)],

@@ -87,23 +87,6 @@ def test_no_line_is_too_wide_and_nothing_is_lost(seed):
     assert len(re.findall(r"\bused\b", text)) == 4  # no label is printed twice as a value
 
 
-def test_every_form_of_a_table_shows_the_same_words():
-    parts = (Part("theirs", ("name", "p", "paper")), Part("ours", ("name", "overhead")))
-    for table in (TABLE, TABLE._replace(parts=parts)):
-        rows = []
-        for part in table.printed():
-            for row in part.rows:
-                rows.append([column.shown(row) for column in part.columns])
-        lines = []
-        for line in table.markdown().splitlines():
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            if line.startswith("| ") and ":" not in line and cells[0] != "name":
-                lines.append(cells)
-        assert lines == rows
-        assert all(cell in table.text() for row in rows for cell in row)
-        assert all(note in table.markdown() for note in table.notes)
-
-
 @pytest.mark.parametrize(
     "value, form, words, stored",
     [

@@ -5,14 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from pack_data.building.command import build
-from pack_data.building.options import BuildOptions
 from pack_data.inspection import one_packer
 from pack_data.inspection import page_sections as look
 from pack_data.inspection.compare import compare
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
-from pack_data.packing.packing import Packing, statement
+from pack_data.packing.packing import statement
 from pack_data.store.data_set import PackStore, StoreWriter
 from pack_data.store.packs import PackSchema
 from tests.pages import check_page
@@ -124,15 +122,6 @@ def test_the_pictures_account_for_all_packs(histogram):
         assert drawn == pytest.approx(look._MOST_ROW_BARS * share, abs=1)
 
 
-def test_bars_are_the_rows_at_even_distances(monkeypatch):
-    monkeypatch.setattr(look, "_MOST_ROW_BARS", 4)
-    packing = Packing("by hand", 8, 3, ((8,), (4, 4), (3, 3, 2)), (20, 10, 10))
-    picture = look.rows_picture(packing, "rows", 40)
-    assert picture.categories == ("8", "8", "2 x 4", "2 x 3 + 2")
-    rows = [[height for height in stack if height] for stack in stacks_of(picture)]
-    assert rows == [[8], [8], [4, 4], [3, 3, 2]]
-
-
 def test_a_data_set_is_drawn_as_it_is(tmp_path):
     with PackStore.open(tiny_data(tmp_path / "data")) as store:
         tables = tables_of(look.page_of_data_set(store, pack=2))
@@ -153,13 +142,6 @@ def test_a_data_set_is_drawn_as_it_is(tmp_path):
         assert sum(row["second"] for row in rows) == batch["segment_ids"][0].sum()
         with refused("--pack", len(store), len(store) - 1):
             look.page_of_data_set(store, pack=len(store))
-
-
-def test_the_recipe_of_a_data_set_brings_its_proof(tmp_path):
-    options = dict(synthetic="squad_1_1_384", sequences=200, max_sequence_length=384)
-    with build(BuildOptions(tmp_path / "data", vocabulary_size=300, workers=1, **options)) as store:
-        words, _ = parts_of(look.page_of_data_set(store, pack=0), "The proof")
-        assert f"{store.manifest.lower_bound:,} packs" in words
 
 
 def test_a_packing_without_packs_is_refused(tmp_path):

@@ -2,7 +2,6 @@
 
 import html
 import json
-import os
 from dataclasses import replace
 
 import pytest
@@ -47,11 +46,9 @@ def test_nothing_packed():
         assert getattr(packing, name) == 1.0
     packing.check(LengthHistogram.from_lengths([], 10))
     assert "packs" in pack_data.table(packing)
-
-
-def test_a_bound_of_no_packs_has_no_share():
-    made = Packing("hand", 10, None, ((4,),), (3,), lower_bound=0, lp_bound=0.0)
-    assert "3 packs above it" in pack_data.table(made)
+    assert replace(packing, solve_seconds=1.0) == packing
+    loose = Packing("hand", 10, None, ((4,),), (3,), lower_bound=0, lp_bound=0.0)
+    assert "3 packs above it" in pack_data.table(loose)
 
 
 def test_normal_form():
@@ -62,12 +59,6 @@ def test_normal_form():
     packing.check(histogram)
 
 
-def test_how_long_it_took_is_no_part_of_it():
-    histogram = LengthHistogram.from_lengths([3], 4)
-    packing = Packing.of("x", histogram, 1, [((3,), 1)])
-    assert replace(packing, solve_seconds=1.0) == packing
-
-
 @given(histogram=histograms(), depth=depths())
 def test_a_saved_recipe_comes_back(histogram, depth, tmp_path_factory):
     path = tmp_path_factory.mktemp("recipe") / "recipe.json"
@@ -76,16 +67,6 @@ def test_a_saved_recipe_comes_back(histogram, depth, tmp_path_factory):
     assert Packing.load(path) == packing
     assert Packing.load(path).solve_seconds == packing.solve_seconds
     assert [entry.name for entry in path.parent.iterdir()] == ["recipe.json"]  # nothing temporary is left
-
-
-def test_saving_fails_whole(tmp_path, packing, monkeypatch):
-    packing.save(tmp_path / "recipe.json")
-    before = (tmp_path / "recipe.json").read_bytes()
-    monkeypatch.setattr(os, "replace", lambda *names: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        packing.save(tmp_path / "recipe.json")
-    assert (tmp_path / "recipe.json").read_bytes() == before
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 ODD = (None, True, -1, 0, 10**40, 0.5, "", "x", [], [[1]], {"a": 1}, ["1"], [1.0], [True], ...)

@@ -44,14 +44,6 @@ def test_sequences_of_a_third_of_a_pack_waste_nothing():
     assert sum(count for _, count in longest_first(histogram, None)) > 1.004 * least
 
 
-def test_the_limit_on_sequences_is_used_where_it_binds():
-    # Long and short ones: 8 a pack at most. Longest first keeps the short ones to the end, where slots stay empty.
-    histogram = lognormal(700, 1.2, 4096, 20_000)
-    least = -(-histogram.tokens // 4096)
-    assert filled(histogram, 8).packs <= 1.01 * least
-    assert sum(count for _, count in longest_first(histogram, 8)) > 1.15 * least
-
-
 def seated(histogram, depth, least=1):
     packs = fill_seats(histogram.counts, depth, least, 10**18)
     packing = Packing.of("seated", histogram, depth, packs)
@@ -71,9 +63,3 @@ def test_all_seats_are_filled_if_sequences_are_many():
     histogram = LengthHistogram.from_lengths(lengths, 1000)
     assert seated(histogram, 10).packs == 8
     assert fill_seats(histogram.counts, 10, 7, 8) == []  # eight are not worth trying
-
-
-def test_counts_of_10_to_the_15_are_whole():
-    counts = np.zeros(65, np.int64)
-    counts[[5, 11, 20, 33, 47]] = [10**15 + 1, 10**14 + 3, 10**14 + 7, 10**13 + 9, 10**13 + 11]
-    assert seated(LengthHistogram(counts), 3, 4 * 10**14).sequences == counts.sum()

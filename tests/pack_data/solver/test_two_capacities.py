@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from pack_data import pack_with_capacity
 from pack_data.solver.two_capacities import pack_two
@@ -56,42 +55,6 @@ def test_each_sequence_stands_once_in_a_pack_within_all_limits(drawn):
     packed = pack_with_capacity(lengths, weights, **limits)
     assert all(weights[members].sum() <= limits["capacity"] for members in packed.bins)
     assert packed.prove().lower_bound == packed.packing.lower_bound <= packed.packing.packs
-
-
-def fewest(lengths, weights, S, C, depth, most):
-    """The number of packs that an integer programme finds: x[pack, sequence], and y[pack] where it is used."""
-    n = len(lengths)
-    each = np.hstack([np.tile(np.eye(n), most), np.zeros((n, most))])
-    limits = [
-        np.hstack([np.kron(np.eye(most), amounts), -capacity * np.eye(most)])
-        for amounts, capacity in ((lengths, S), (weights, C), (np.ones(n), depth or n))
-    ]
-    cost = np.concatenate([np.zeros(n * most), np.ones(most)])
-    constraints = [LinearConstraint(each, 1, 1), LinearConstraint(np.vstack(limits), -np.inf, 0)]
-    solved = milp(cost, constraints=constraints, integrality=np.ones(len(cost)), bounds=Bounds(0, 1))
-    assert solved.success
-    return round(solved.fun)
-
-
-def test_the_bound_is_below_an_integer_programme_and_the_packs_are_near_it():
-    random = np.random.default_rng(3)
-    totals = np.zeros(3)
-    for number in range(40):
-        S, C = random.integers(4, 30, 2).tolist()
-        n = int(random.integers(1, 11))
-        depth = (None, 2, 3)[number % 3]
-        longest = S if number % 2 else S // 2
-        heaviest = C if number % 4 < 2 else C // 2
-        lengths = random.integers(1, longest + 1, n)
-        weights = random.integers(0, heaviest + 1, n)
-        limits = {"max_sequence_length": S, "capacity": C, "max_sequences_per_pack": depth}
-        found = pack_two(lengths, weights, **limits)
-        optimum = fewest(lengths, weights, S, C, depth, found.packs)
-        assert found.lower_bound <= optimum <= found.packs
-        totals += found.lower_bound, optimum, found.packs
-    bounds, optima, packs = totals
-    assert packs <= 1.02 * optima
-    assert bounds >= 0.97 * optima
 
 
 @settings(max_examples=50)
