@@ -1,6 +1,5 @@
 """NNLSHP: the paper's figures, its strategies, rounds, padding, and what it refuses."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,16 +30,6 @@ def test_squad():
     packing = nnlshp.pack(histogram, max_sequences_per_pack=3)
     packing.check(histogram)
     assert packing.packs == pytest.approx(40_778, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "S, depth, number", [(512, 3, 22_102), (384, 3, 12_481), (512, 2, 257), (512, 1, 1), (1, 3, 1), (2, 3, 2)]
-)
-def test_number_of_strategies(S, depth, number):
-    strategies = nnlshp._strategies_filling(S, depth)
-    assert len(strategies) == number == len(set(map(tuple, strategies.tolist())))
-    assert (strategies.sum(axis=1) == S).all()
-    assert (np.diff(strategies, axis=1) <= 0).all()
 
 
 @pytest.mark.parametrize("S, depth", [(7, 3), (12, 3), (9, 2)])

@@ -2,7 +2,6 @@
 
 import pytest
 
-from pack_data import spfhp
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 
@@ -45,13 +44,3 @@ def test_as_many_packs_as_the_published_program(packer, name, deepest, packs):
         packing = get_packer(packer)(histogram, max_sequences_per_pack=depth)
         packing.check(histogram)
         assert (packing.packs, packing.largest_depth) == (expected, min(depth or deepest, deepest))
-
-
-# Table 1 of the paper, to its printed digits.
-@pytest.mark.parametrize(
-    "depth, efficiency, factor",
-    [(2, 80.5, 1.61), (3, 89.4, 1.79), (4, 93.9, 1.88), (8, 98.9, 1.98), (None, 99.6, 1.99)],
-)
-def test_table_1(depth, efficiency, factor):
-    packing = spfhp.pack(LengthHistogram.published("wikipedia_512"), max_sequences_per_pack=depth)
-    assert (round(100 * packing.efficiency, 1), round(packing.packing_factor, 2)) == (efficiency, factor)

@@ -113,20 +113,6 @@ def test_bars_are_as_long_as_their_numbers_and_stand_on_each_other(stacks, acros
                 bases[place] += value
 
 
-@pytest.mark.parametrize(
-    "values, axis, ends",
-    [
-        ((3.0, 5.0), Axis("slots"), (0.0, 5.2)),
-        ((-1.0, 4.0), Axis("slots"), (-1.04, 4.2016)),
-        ((1.9, 2.0), Axis("slots", most=1.5), (0.0, 1.5)),
-        ((1.0, 2.0), Axis("slots", least=-3.0, most=3.0), (-3.0, 3.0)),
-    ],
-)
-def test_the_axis_of_bars_holds_0(values, axis, ends):
-    bars = Bars("b", ("one", "two"), axis, (Series("a", values),))
-    assert axes_of(bars).get_ylim() == pytest.approx(ends)
-
-
 def test_intervals_limits_and_levels_have_room():
     low, high = axes_of(PICTURES[0]).get_ylim()
     assert low == 0.0

@@ -59,11 +59,3 @@ def test_few_sequences_near_a_third_of_a_row_are_packed_without_a_programme(seed
     lengths = np.random.default_rng(seed).normal(8192 / 3 - 20, 250, 150).round().astype(int)
     packing = optimal.pack(LengthHistogram.from_lengths(lengths, 8192), max_sequences_per_pack=None)
     assert packing.packs == packing.lower_bound
-
-
-@pytest.mark.parametrize(
-    "lengths, depth, most", [([1, 2, 3, 5, 9], None, 3), ([2] * 9, 4, 4), ([2] * 9, None, 5), ([], None, 0)]
-)
-def test_the_limit_is_at_most_the_sequences_that_fit_into_one_pack(lengths, depth, most):
-    histogram = LengthHistogram.from_lengths(np.array(lengths, int), 10)
-    assert Limits.of(histogram, depth, None).depth == most
