@@ -116,7 +116,8 @@ def check_sampler(load, loops):
         again = sampler()
         again.load_state_dict(json.loads(json.dumps(batches.state_dict())))
         following = list(again)
-        assert following and following == expected[len(seen) :][: len(following)]
+        assert following
+        assert following == expected[len(seen) :][: len(following)]
 
 
 @pytest.mark.parametrize("check", [check_mixture, check_sampler])
@@ -190,12 +191,14 @@ def test_a_state_is_not_loaded_into_a_loop_under_way(workers, counted, taken):
 def test_a_second_loop_ends_the_first_one_and_another_loader_is_refused():
     batches = sampler()
     expected = list(sampler())
-    first, second = batches.counted(batches), batches.counted(batches)
+    first = batches.counted(batches)
+    second = batches.counted(batches)
     begun = iter(first)
     assert [next(begun), *islice(second, 2)] == expected[:3]
     with refused("another loop"):
         next(begun)
-    assert list(second) == expected[3:] and batches.state_dict() == batches.state_at(1, 0)
+    assert list(second) == expected[3:]
+    assert batches.state_dict() == batches.state_at(1, 0)
     with refused("does not read this sampler"):
         list(sampler().counted([[1]]))
 
@@ -221,8 +224,10 @@ def test_batches_of_all_ranks_are_counted_in_steps(shared, taken):
 @pytest.mark.parametrize("missing, goes_on", [(0, True), (1, False)])
 def test_after_a_state_the_next_epoch_begins_only_if_nothing_was_left(missing, goes_on):
     """A caller that counts epochs calls set_epoch(epoch + 1) after the last batch; `missing` batches were not taken."""
-    fresh, left = sampler(), sampler()
-    batches, following = list(fresh), list(fresh)
+    fresh = sampler()
+    left = sampler()
+    batches = list(fresh)
+    following = list(fresh)
     list(islice(left.counted(left), len(batches) - missing))
     again = sampler()
     again.load_state_dict(left.state_dict())

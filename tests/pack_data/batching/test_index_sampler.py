@@ -27,14 +27,17 @@ def samplers(way, lengths, ranks, **options):
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_every_token_comes_once_an_epoch_and_ranks_have_equal_steps(way, ranks):
     lengths = drawn(101)
-    dataset, every = tokens_of(lengths), Counter(range(int(lengths.sum())))
+    dataset = tokens_of(lengths)
+    every = Counter(range(int(lengths.sum())))
     of_ranks = samplers(way.name, lengths, ranks)
     dealt = IndexBatchSampler(way.name, lengths, BatchOptions(2, MSL, ranks, 3), rank=None)
     orders = []
     for _ in range(2):
-        steps, length = len(of_ranks[0]), len(dealt)
+        steps = len(of_ranks[0])
+        length = len(dealt)
         batches = [list(sampler) for sampler in of_ranks]
-        assert {len(found) for found in batches} == {steps} and length == steps * ranks
+        assert {len(found) for found in batches} == {steps}
+        assert length == steps * ranks
         view = of_ranks[0].view(dataset)
         items = [view.__getitems__(batch) for found in batches for batch in found]
         assert Counter(int(token) for batch in items for item in batch for token in item["input_ids"]) == every
@@ -49,7 +52,8 @@ def test_every_token_comes_once_an_epoch_and_ranks_have_equal_steps(way, ranks):
 @every_way
 def test_the_numbers_are_the_examples_where_none_is_broken(way):
     """The plain data set is enough then; the batches are those of the plan."""
-    lengths, options = drawn(60), BatchOptions(2, MSL, 2, 3)
+    lengths = drawn(60)
+    options = BatchOptions(2, MSL, 2, 3)
     plan = way.plan(lengths, options)
     rows = [plan.batch(step, 1) for step in range(plan.steps)]
     found = list(IndexBatchSampler(way.name, lengths, options, rank=1))
@@ -77,14 +81,16 @@ def test_stopping_anywhere_and_going_on_gives_the_same_batches(way):
         assert second.state_dict() == first.state_dict() == fresh().state_at(0, stop)
         second.set_epoch(0)  # as a loop over the epochs does
         assert list(second) == epochs[0][stop:]
-        assert second.epoch == 1 and list(second) == epochs[1]
+        assert second.epoch == 1
+        assert list(second) == epochs[1]
 
 
 @every_way
 @pytest.mark.parametrize("longer", ["truncate", "split", "drop"])
 def test_longer_examples_are_truncated_split_or_dropped(way, longer):
     lengths = drawn(50, longest=3 * MSL)
-    dataset, of_ranks = tokens_of(lengths), samplers(way.name, lengths, 2, longer=longer)
+    dataset = tokens_of(lengths)
+    of_ranks = samplers(way.name, lengths, 2, longer=longer)
     view = of_ranks[0].view(dataset)
     assert [len(example["input_ids"]) for example in view] == lengths.tolist()  # and there it ends
     items = [view[number]["input_ids"] for sampler in of_ranks for batch in sampler for number in batch]
@@ -116,10 +122,13 @@ def test_only_columns_with_a_value_for_each_token_are_cut(kind, together):
     texts = [np.arange(100 * number, 100 * number + length) for number, length in enumerate((7, 50, 3 * MSL))]
     dataset = [{"input_ids": text.tolist(), "labels": text, "text": "four", "name": [1]} for text in texts]
     sampler = IndexBatchSampler("Multipack+PosID", list(map(len, texts)), BatchOptions(2, MSL), longer="split")
-    view, found = sampler.view(kind(dataset)), []
+    view = sampler.view(kind(dataset))
+    found = []
     for numbers in sampler:
         for item in view.__getitems__(numbers) if together else map(view.__getitem__, numbers):
-            assert item["input_ids"] == item["labels"].tolist() and item["text"] == "four" and item["name"] == [1]
+            assert item["input_ids"] == item["labels"].tolist()
+            assert item["text"] == "four"
+            assert item["name"] == [1]
             found += item["input_ids"]
     assert sorted(found) == np.concatenate(texts).tolist()
     assert [len(example["input_ids"]) for example in dataset] == list(map(len, texts))

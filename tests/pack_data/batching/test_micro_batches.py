@@ -14,7 +14,8 @@ from pack_data.batching import MicroBatchSampler
 def check_plan(plan, lengths, ranks, max_tokens, max_sequences=None):
     """Check everything but the number of steps and the work."""
     every = [indices.tolist() for of_rank in plan.of for indices in of_rank]
-    assert len(plan.of) == ranks and {len(of_rank) for of_rank in plan.of} == {plan.steps}
+    assert len(plan.of) == ranks
+    assert {len(of_rank) for of_rank in plan.of} == {plan.steps}
     assert sorted(index for indices in every for index in indices) == list(range(len(lengths)))
     assert all(sum(lengths[index] for index in indices) <= max_tokens for indices in every)
     assert all(len(indices) <= (max_sequences or len(lengths)) for indices in every)
@@ -42,7 +43,8 @@ def test_laws(lengths, ranks, max_sequences, token_work, square_work, synchronis
     assert plan.least_steps == -(-prove(plan.packing).lower_bound // ranks) <= plan.steps <= plan.least_steps + 1
 
     again = micro_batches(np.array(lengths, np.uint16), **limits)
-    assert str(again) == str(plan) and all(
+    assert str(again) == str(plan)
+    assert all(
         np.array_equal(one, other) for mine, others in zip(plan.of, again.of) for one, other in zip(mine, others)
     )
 
@@ -99,7 +101,8 @@ def test_work_in_other_units_gives_the_same_plan(lengths, synchronised):
     options = {"ranks": 3, "max_tokens": 50, "synchronised": synchronised}
     whole = micro_batches(lengths, token_work=512, square_work=2, **options)
     scaled = micro_batches(lengths, token_work=1.0, square_work=1 / 256, **options)
-    assert scaled.steps == whole.steps and scaled.slowest == pytest.approx(whole.slowest / 512)
+    assert scaled.steps == whole.steps
+    assert scaled.slowest == pytest.approx(whole.slowest / 512)
     assert whole.least_slowest - 1 < 512 * scaled.least_slowest <= whole.least_slowest  # the mean is rounded up
 
 
@@ -116,7 +119,8 @@ def test_every_rank_gets_equally_many_micro_batches_of_each_update():
     for epoch in range(2):
         updates = [list(sampler.updates()) for sampler in samplers]
         batches = [list(sampler) for sampler in samplers]
-        assert updates[0] == updates[1] == updates[2] and {len(of_rank) for of_rank in batches} == {sum(updates[0])}
+        assert updates[0] == updates[1] == updates[2]
+        assert {len(of_rank) for of_rank in batches} == {sum(updates[0])}
         assert sorted(index for of_rank in batches for batch in of_rank for index in batch) == list(range(101))
         begin = 0
         for number, steps in enumerate(updates[0]):
@@ -146,9 +150,11 @@ def test_stopping_anywhere_and_going_on_gives_the_same_batches():
         second.load_state_dict(first.state_dict())
         assert second.state_dict() == sampler_of(2).state_at(0, stop)
         left = list(second.updates())
-        assert sum(left) == len(epochs[0]) - stop and left[1:] == updates[len(updates) - len(left) + 1 :]
+        assert sum(left) == len(epochs[0]) - stop
+        assert left[1:] == updates[len(updates) - len(left) + 1 :]
         second.set_epoch(0)
-        assert list(second) == epochs[0][stop:] and list(second) == epochs[1]
+        assert list(second) == epochs[0][stop:]
+        assert list(second) == epochs[1]
 
 
 def test_a_data_loader_with_workers_counts_what_it_delivered():

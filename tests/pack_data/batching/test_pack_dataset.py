@@ -122,11 +122,14 @@ def test_a_loader_with_ranks_and_resume(tmp_path, workers):
 def test_rows_of_bert_are_stacked(tmp_path):
     options = BuildOptions(tmp_path / "out", synthetic="wikipedia_512", sequences=40)
     with build(options) as store:
-        rows, batch = PackDataset(tmp_path / "out"), store.batch(np.array([2, 0]))
+        rows = PackDataset(tmp_path / "out")
+        batch = store.batch(np.array([2, 0]))
         made = rows.collate([rows[2], rows[0]])
-        assert made.keys() == batch.keys() and all(np.array_equal(made[name], batch[name]) for name in batch)
+        assert made.keys() == batch.keys()
+        assert all(np.array_equal(made[name], batch[name]) for name in batch)
         store_of_bert = PackDataset(store)
-        assert store_of_bert.is_bert and store_of_bert.identity == rows.identity
+        assert store_of_bert.is_bert
+        assert store_of_bert.identity == rows.identity
 
 
 def test_data_sets_of_hugging_face(tmp_path):
@@ -164,10 +167,14 @@ def test_what_is_cut_off_is_said_and_examples_without_a_label_are_named(caplog):
         examples.append({"input_ids": ids, "completion_mask": np.isin(np.arange(len(ids)), places).astype(int)})
     rows = pack_dataset(examples, max_sequence_length=5, longer="truncate")
     (said,) = [record.getMessage() for record in caplog.records]
-    assert str(rows.longer) in said and "20 of 44 tokens" in said and "2 examples" in said and "1, 3" in said
+    assert str(rows.longer) in said
+    assert "20 of 44 tokens" in said
+    assert "2 examples" in said
+    assert "1, 3" in said
     assert rows.collate([rows[number] for number in range(len(rows))])["labels"].max() == 41
 
     caplog.clear()
     dropped = pack_dataset(examples, max_sequence_length=5, longer="drop")
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said == str(dropped.longer) and dropped.longer.lost_tokens == 40
+    assert said == str(dropped.longer)
+    assert dropped.longer.lost_tokens == 40

@@ -163,5 +163,6 @@ def test_optimal_packing_leaves_no_rank_idle_for_a_row_of_one_example():
     """Rows 7, 6 + 4 and 5 + 5 for two ranks: the row of one example, which has the least work, cannot be shared."""
     for seed in range(5):
         plan = get_way("OptimalPacking+PosID").plan([7, 6, 4, 5, 5], BatchOptions(1, 10, ranks=2, seed=seed))
-        assert plan.steps == 2 and all(len(batch) == 1 for batch in batches(plan))
+        assert plan.steps == 2
+        assert all(len(batch) == 1 for batch in batches(plan))
         assert sorted(piece.stop for batch in batches(plan) for row in batch for piece in row) == [4, 5, 5, 6, 7]

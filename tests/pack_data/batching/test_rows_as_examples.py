@@ -48,7 +48,8 @@ def test_a_row_is_its_sequences(name):
 
     streamed = list(packed_rows(examples, 13))
     table = PackRows(13)({column: [values] for column, values in examples[0].items()})
-    assert [row["seq_lengths"] for row in streamed] == [[3, 1, 2, 4, 3]] and table["seq_lengths"] == [[3, 1, 2, 4]]
+    assert [row["seq_lengths"] for row in streamed] == [[3, 1, 2, 4, 3]]
+    assert table["seq_lengths"] == [[3, 1, 2, 4]]
     assert same(padding_free_batch(streamed))
 
 

@@ -29,7 +29,9 @@ class Shards:
     """A source with shards and a state; `read` counts the examples that were read, of all parts."""
 
     def __init__(self, parts, read=None):
-        self.parts, self.at, self.read = parts, 0, [0] if read is None else read
+        self.parts = parts
+        self.at = 0
+        self.read = [0] if read is None else read
 
     @property
     def num_shards(self):
@@ -56,7 +58,10 @@ class Node:
     """Like a node of torchdata: an iterator with `reset` and a state."""
 
     def __init__(self, count=COUNT, example=lambda number: {"input_ids": [number]}):
-        self.count, self.example, self.at, self.read = count, example, 0, 0
+        self.count = count
+        self.example = example
+        self.at = 0
+        self.read = 0
 
     def reset(self, state=None):
         self.at = 0 if state is None else state["at"]
@@ -76,9 +81,11 @@ class Node:
 
 
 def files(folder, kind, shards=5):
-    given, paths = numbered(), []
+    given = numbered()
+    paths = []
     for shard in range(shards):
-        own, path = given[shard::shards], folder / f"part-{shard}.{kind}"
+        own = given[shard::shards]
+        path = folder / f"part-{shard}.{kind}"
         if kind == "parquet":
             parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
             arrow = pytest.importorskip("pyarrow")
@@ -130,7 +137,8 @@ SOURCES = {
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("of", [1, 2, 3])
 def test_each_example_is_read_by_one_process_at_every_pass_and_after_every_state(tmp_path, kind, of):
-    source, every = SOURCES[kind](tmp_path), []
+    source = SOURCES[kind](tmp_path)
+    every = []
     for number in range(of):
         share = Share(source, number, of)
         whole = [number_of(example) for example in share]

@@ -23,11 +23,13 @@ TYPES = (bool, np.int8, np.uint8, int, np.float32, float)
 @st.composite
 def examples_with_masks(draw):
     """Examples of different tokens, with any masks and labels that agree, and the tokens that are wanted."""
-    examples, wanted = [], set()
+    examples = []
+    wanted = set()
     for number in range(draw(st.integers(1, 6))):
         ids = 100 * (number + 1) + np.arange(draw(st.integers(1, S)))
         bits = st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)).map(np.array)
-        example, trained = {"input_ids": ids}, np.ones(len(ids), bool)
+        example = {"input_ids": ids}
+        trained = np.ones(len(ids), bool)
         for name in ("completion_mask", "assistant_masks", "loss_mask"):
             if draw(st.booleans()):
                 mask = draw(bits)
@@ -130,6 +132,8 @@ def test_columns_that_no_batch_has_are_named_once(caplog):
 
 
 def test_masks_of_labels_are_not_changed_in_place():
-    labels, mask = np.array([5, 6, 7]), np.array([0, 1, 1])
+    labels = np.array([5, 6, 7])
+    mask = np.array([0, 1, 1])
     assert labels_of({"input_ids": labels, "labels": labels, "loss_mask": mask}, "x").tolist() == [-100, 6, 7]
-    assert labels.tolist() == [5, 6, 7] and mask.tolist() == [0, 1, 1]
+    assert labels.tolist() == [5, 6, 7]
+    assert mask.tolist() == [0, 1, 1]

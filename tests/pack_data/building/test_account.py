@@ -92,7 +92,8 @@ def test_stretches_are_long_and_nothing_is_lost(count, share):
     places = [[int(line) for line in run.lines] for run, _ in found]
     # Every run is consecutive, sides alternate, and all together are the text.
     assert [place for run in places for place in run] == list(range(count))
-    assert len(found) > 1 and all(one[1] != other[1] for one, other in zip(found, found[1:]))
+    assert len(found) > 1
+    assert all(one[1] != other[1] for one, other in zip(found, found[1:]))
     least = 20 if count >= 400 else count // 20
     assert all(least <= len(run) for run in places)
     held_out = held_out_places(found)
@@ -119,7 +120,8 @@ def test_a_book_keeps_its_context(tmp_path):
     assert all(manifest.tokens / manifest.sequences > 0.95 * mean for manifest in manifests)
     assert sum(account["characters"] for account in accounts) == sum(map(len, paragraphs))
     assert 0.03 < accounts[1]["characters"] / sum(map(len, paragraphs)) < 0.07
-    assert accounts[0]["documents"] <= 5 and accounts[0]["records"] == 1
+    assert accounts[0]["documents"] <= 5
+    assert accounts[0]["records"] == 1
     assert not overlap(manifests[0].made_with, manifests[1].made_with)
     assert overlap(whole.manifest.made_with, manifests[1].made_with)
 
@@ -149,7 +151,8 @@ def account_of_conversion(capsys, *arguments):
     st.lists(st.sampled_from(["", *BAD_LINES]) | ROWS, max_size=8), ROWS, st.sampled_from(["jsonl", "parquet", "arrow"])
 )
 def test_a_conversion_of_tokens_says_what_does_not_come_out(tmp_path, capsys, lines, row, suffix):
-    source, target = tmp_path / "a.jsonl", tmp_path / f"b.{suffix}"
+    source = tmp_path / "a.jsonl"
+    target = tmp_path / f"b.{suffix}"
     lines = [row, *lines]
     rows = [line for line in lines if isinstance(line, tuple)]
     bad = sum(line in BAD_LINES for line in lines)
@@ -170,7 +173,8 @@ def test_a_conversion_of_packs_says_what_does_not_come_out(tmp_path, capsys, dep
     """The last way takes a data set apart, which has no bad records."""
     pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
     name, *options = how.split()
-    source, target = tmp_path / "a.tfrecord", tmp_path / name
+    source = tmp_path / "a.tfrecord"
+    target = tmp_path / name
     examples = [example(seed=seed) for seed in range(sum(depths))]
     ends = list(itertools.accumulate(depths))
     packs = [pack_from_examples(examples[end - depth : end], RowWidths(32, 12, 3)) for end, depth in zip(ends, depths)]
@@ -179,7 +183,8 @@ def test_a_conversion_of_packs_says_what_does_not_come_out(tmp_path, capsys, dep
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     if "/" in name:
         account_of_conversion(capsys, source, tmp_path / "out", "--to-format", "store", "--skip-bad", bad)
-        source, bad = tmp_path / "out", 0
+        source = tmp_path / "out"
+        bad = 0
         target = tmp_path / "b.tfrecord"
     found = account_of_conversion(capsys, source, target, *options, "--skip-bad", bad)
     tokens = sum(len(each.input_ids) for each in examples)

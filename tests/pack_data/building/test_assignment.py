@@ -29,7 +29,8 @@ def assert_spread(pack, slot, packing):
     """Neighbours in the corpus get packs as far apart as two random packs: a third of all packs on average."""
     pack = pack.astype(np.int64)
     distance = np.abs(np.diff(pack)) / packing.packs
-    assert abs(distance.mean() - 1 / 3) < 0.01 and (distance == 0).mean() < 1e-3
+    assert abs(distance.mean() - 1 / 3) < 0.01
+    assert (distance == 0).mean() < 1e-3
     # ... and the partners of a pack come from everywhere in the corpus.
     order = np.lexsort((slot, pack))
     partner = pack[order][1:] == pack[order][:-1]
@@ -50,8 +51,11 @@ def test_every_sequence_gets_its_own_place_in_a_pack_of_the_recipe(lengths, dept
 def test_by_seed_and_in_several_blocks_alike():
     lengths = np.random.default_rng(0).integers(1, 100, 200_000)
     packing = packed(lengths, 128)
-    one, again, other = assign(lengths, packing, 1), assign(lengths, packing, 1), assign(lengths, packing, (1, 1))
-    assert np.array_equal(one.pack, again.pack) and np.array_equal(one.slot, again.slot)
+    one = assign(lengths, packing, 1)
+    again = assign(lengths, packing, 1)
+    other = assign(lengths, packing, (1, 1))
+    assert np.array_equal(one.pack, again.pack)
+    assert np.array_equal(one.slot, again.slot)
     assert (one.pack != other.pack).mean() > 0.99
     assert np.bincount(one.pack, weights=lengths).max() <= 128
 
@@ -68,7 +72,8 @@ def test_within_a_length_every_order_is_equally_likely():
     for seed in range(600):
         pack = assign(np.array([2, 2, 2, 1, 1, 1]), packing, seed).pack
         seen[pairing_of(pack)] = seen.get(pairing_of(pack), 0) + 1
-    assert len(seen) == 6 and min(seen.values()) > 60  # 100 expected, standard deviation 9
+    assert len(seen) == 6
+    assert min(seen.values()) > 60  # 100 expected, standard deviation 9
 
 
 @pytest.mark.parametrize("count, size", [(256, 1), (257, 2), (1 << 16, 2), ((1 << 16) + 1, 4)])
@@ -76,7 +81,9 @@ def test_a_pack_of_very_many_sequences_gives_each_its_own_slot(count, size):
     lengths = np.ones(count, int)
     packing = Packing.of("by hand", LengthHistogram.from_lengths(lengths, 1 << 17), None, [((1,) * count, 1)])
     pack, slot = assign(lengths, packing, 0)
-    assert not pack.any() and np.array_equal(np.sort(slot), np.arange(count)) and slot.dtype.itemsize == size
+    assert not pack.any()
+    assert np.array_equal(np.sort(slot), np.arange(count))
+    assert slot.dtype.itemsize == size
 
 
 def test_the_permutation_is_one():

@@ -25,7 +25,8 @@ class Job:
     """Parts of lengths in a work folder, as a build leaves them, and their assignment on disk."""
 
     def __init__(self, folder, lengths, S, *, depth=3, part=64, seed=(0, 0)):
-        self.folder, self.seed = folder, seed
+        self.folder = folder
+        self.seed = seed
         folder.mkdir(parents=True)
         self.lengths = np.array(lengths, int)
         histogram = LengthHistogram.from_lengths(self.lengths, S)
@@ -74,7 +75,8 @@ def test_every_sequence_gets_its_own_place_in_a_pack_of_the_recipe(tmp_path_fact
 def test_within_a_length_every_order_is_equally_likely(tmp_path, monkeypatch):
     """Also where each list is scattered over several buckets."""
     monkeypatch.setattr(on_disk, "NUMBERS", 2)
-    lengths, seen = [2, 2, 2, 1, 1, 1], {}
+    lengths = [2, 2, 2, 1, 1, 1]
+    seen = {}
     job = Job(tmp_path / "work", lengths, 3, depth=2, part=4)
     for seed in range(60):
         for path in job.folder.glob("slot-*"):
@@ -82,7 +84,8 @@ def test_within_a_length_every_order_is_equally_likely(tmp_path, monkeypatch):
         job.seed = (seed, 0)
         pack = job.run()[0]
         seen[pairing_of(pack)] = seen.get(pairing_of(pack), 0) + 1
-    assert len(seen) == 6 and min(seen.values()) > 1  # 10 expected, standard deviation 2.9
+    assert len(seen) == 6
+    assert min(seen.values()) > 1  # 10 expected, standard deviation 2.9
 
 
 class Killed(Exception):
@@ -165,7 +168,8 @@ def test_lists_of_places_cover_each_length_and_are_as_few_as_fit(counts, numbers
     starts = np.cumsum([0, *counts])
     places = on_disk.Places(1, 7, np.dtype("<u4"), starts, *[np.zeros(0, np.int64)] * 4)
     (_, packs), *lists = on_disk._lists(places, numbers)
-    assert packs == 7 and [end for _, end in lists][:-1] == [start for start, _ in lists][1:]
+    assert packs == 7
+    assert [end for _, end in lists][:-1] == [start for start, _ in lists][1:]
     assert (lists[0][0], lists[-1][1]) == (0, starts[-1]) if starts[-1] else not lists
     for start, end in lists:
         assert {start, end} <= {*starts}

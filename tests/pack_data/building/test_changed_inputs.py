@@ -128,4 +128,5 @@ def test_an_error_of_reading_names_the_file_and_the_way_out(tmp_path, name, caps
     path.symlink_to("/proc/self/mem")
     assert run_main(lambda _: _build(path, tmp_path / "out"), None) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert str(path) in line and "; " in line
+    assert str(path) in line
+    assert "; " in line

@@ -45,14 +45,21 @@ def test_text_becomes_a_whole_data_set(one):
     manifest = verify(one).manifest
     schema = manifest.schema
     made_with = manifest.made_with
-    assert len(manifest.shards) > 3 and made_with["parts"] > 3
-    assert manifest.seed == 3 and manifest.algorithm == "spfhp" and manifest.kind == "bert_pretraining"
+    assert len(manifest.shards) > 3
+    assert made_with["parts"] > 3
+    assert manifest.seed == 3
+    assert manifest.algorithm == "spfhp"
+    assert manifest.kind == "bert_pretraining"
     assert (schema.max_sequence_length, schema.max_sequences_per_pack) == (64, 3)
-    assert schema.max_predictions_per_pack == 10 + 3 and manifest.max_predictions_per_sequence == 10
+    assert schema.max_predictions_per_pack == 10 + 3
+    assert manifest.max_predictions_per_sequence == 10
     vocabulary = load_vocabulary(one / "vocab.txt")
     assert (manifest.vocabulary_size, manifest.vocabulary_sha256) == (len(vocabulary), vocabulary.sha256)
-    assert made_with["documents"] == 60 and len(made_with["sources"]) == 60 and made_with["sources"][0][0] == "000.txt"
-    assert made_with["options"]["duplication_factor"] == 2 and "whole_word_masking" not in made_with["options"]
+    assert made_with["documents"] == 60
+    assert len(made_with["sources"]) == 60
+    assert made_with["sources"][0][0] == "000.txt"
+    assert made_with["options"]["duplication_factor"] == 2
+    assert "whole_word_masking" not in made_with["options"]
     # [CLS] is never masked.
     begins = {example.input_ids[0] for example in examples_of(one)}
     assert begins == {vocabulary.ids["[CLS]"]}
@@ -92,7 +99,8 @@ def test_what_decides_the_bytes(corpus, one, tmp_path, change):
 def test_packing_changes_no_sequence(corpus, one, tmp_path):
     """Depth 1 and depth 3 hold the same examples: the promise that packing trains on the same data."""
     with build_small(corpus, tmp_path / "unpacked", packer="none") as unpacked:
-        assert unpacked.schema.max_sequences_per_pack == 1 and unpacked.manifest.packing_factor == 1
+        assert unpacked.schema.max_sequences_per_pack == 1
+        assert unpacked.manifest.packing_factor == 1
     assert read_manifest(one).packing_factor > 1.05
     assert sorted(examples_of(tmp_path / "unpacked")) == sorted(examples_of(one))
 
@@ -108,7 +116,8 @@ def test_a_given_vocabulary_and_a_given_recipe(corpus, one, tmp_path):
 
 def test_a_depth_the_data_does_not_use_and_an_unlimited_one(corpus, tmp_path):
     with build_small(corpus, tmp_path / "one", max_sequences_per_pack=40, packer="best_fit") as store:
-        assert store.schema.max_sequences_per_pack == 40 and verify(store.folder)
+        assert store.schema.max_sequences_per_pack == 40
+        assert verify(store.folder)
     with build_small(corpus, tmp_path / "two", max_sequences_per_pack=None, packer="best_fit") as store:
         assert store.schema.max_sequences_per_pack == Packing.load(tmp_path / "two" / "recipe.json").largest_depth
 
@@ -128,10 +137,12 @@ def test_synthetic_sequences_take_the_same_way(tmp_path, monkeypatch):
     monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 512 * 400)
     options = dict(synthetic="wikipedia_512", sequences=2000, packer="spfhp", workers=1)
     with build(BuildOptions(out=tmp_path / "data", **options)) as store:
-        assert store.manifest.sequences == 2000 and store.manifest.made_with["parts"] == 3
+        assert store.manifest.sequences == 2000
+        assert store.manifest.made_with["parts"] == 3
         assert store.schema.max_sequences_per_pack == 3  # that of the paper
         assert abs(store.manifest.tokens / 2000 - 255.8) < 4 * 180 / 2000**0.5
-        assert store.manifest.vocabulary_size == 8192 and verify(store.folder)
+        assert store.manifest.vocabulary_size == 8192
+        assert verify(store.folder)
 
 
 def test_second_segments_come_from_the_whole_corpus(tmp_path):
@@ -155,4 +166,5 @@ def test_second_segments_come_from_the_whole_corpus(tmp_path):
             second = is_other[example.input_ids[example.first_segment_length : -1]].mean() > 0.3
             mixed.append(first != second)
     # Were the parts runs of files, nearly none would mix; independent choices of a third mix in 4 of 9.
-    assert len(mixed) > 100 and 0.25 < np.mean(mixed) < 0.6
+    assert len(mixed) > 100
+    assert 0.25 < np.mean(mixed) < 0.6

@@ -36,7 +36,9 @@ from tests.format_samples import (
 from tests.imports import ROOT
 from tests.pack_data.text_corpus import build_small, write_corpus
 
-S, P, D = 24, 4, 3
+S = 24
+P = 4
+D = 3
 
 
 def command(*arguments):
@@ -72,7 +74,8 @@ def test_unpacked_to_packed_and_back_is_the_same_file(tmp_path, mlperf, examples
     read = [record.value for record in open_source(mlperf).read()]
     write_packed(str(tmp_path / "1.tfrecord"), records(in_packs(read)), RowWidths())
     to_store = (tmp_path / "1.tfrecord", tmp_path / "store", "--to-format", "store")
-    assert command(*to_store) == 0 and capsys.readouterr()
+    assert command(*to_store) == 0
+    assert capsys.readouterr()
     assert "holds a data set already" in refusal_of(convert.main, to_store, capsys)
     inside = [tmp_path / "store", tmp_path / "store" / "manifest.json", "--to-format", "packed_tfrecord"]
     assert "lies among them" in refusal_of(convert.main, inside, capsys)
@@ -110,7 +113,8 @@ def test_unpacked_width_is_that_of_one_sequence(tmp_path):
 def test_unreadable_files_are_named(tmp_path, capsys, name, content, reason):
     (tmp_path / name).write_bytes(content)
     error = refusal_of(convert.main, [tmp_path / name, tmp_path / "b.tfrecord"], capsys)
-    assert name in error and reason in error
+    assert name in error
+    assert reason in error
     assert not (tmp_path / "b.tfrecord").exists()
 
 
@@ -137,7 +141,8 @@ def test_mistakes_are_one_line(tmp_path, mlperf, packed, monkeypatch, capsys, ar
     (tmp_path / "tokens.jsonl").write_text('{"input_ids": [1]}\n')
     before = mlperf.read_bytes()
     assert reason in refusal_of(convert.main, arguments, capsys)
-    assert mlperf.read_bytes() == before and not list(tmp_path.glob("b.*"))
+    assert mlperf.read_bytes() == before
+    assert not list(tmp_path.glob("b.*"))
 
 
 def test_a_foreign_column_of_packs_stays_with_packs_and_is_named_when_they_are_taken_apart(tmp_path, examples, capsys):
@@ -172,7 +177,8 @@ def test_token_sequences_come_out_of_their_store(tmp_path, capsys):
         "row": [5, 6, 7],
     }
     capsys.readouterr()
-    store, parquet = tmp_path / "store", tmp_path / "b.parquet"
+    store = tmp_path / "store"
+    parquet = tmp_path / "b.parquet"
     refusal_of(convert.main, [store, parquet], capsys, "token_packs", "packed_parquet", "--unpack")
     refusal_of(
         convert.main, [store, parquet, "--to-format", "packed_parquet"], capsys, "input_ids, labels", "loss_mask"
@@ -239,12 +245,15 @@ def test_a_conversion_that_is_alive_loses_nothing(tmp_path, packed, monkeypatch,
         unfinished = durable.temporary_name(tmp_path / name)
         unfinished.write_text("")
         assert command(packed, tmp_path / name, *options) == 2
-        assert "is writing" in capsys.readouterr().err and unfinished.exists() and not (tmp_path / name).exists()
+        assert "is writing" in capsys.readouterr().err
+        assert unfinished.exists()
+        assert not (tmp_path / name).exists()
 
 
 def test_a_data_set_unpacked_has_the_predictions_that_it_was_built_with(tmp_path):
     with build_small(write_corpus(tmp_path / "corpus", documents=12), tmp_path / "data") as store:
-        predictions, sequences = store.manifest.max_predictions_per_sequence, store.manifest.sequences
+        predictions = store.manifest.max_predictions_per_sequence
+        sequences = store.manifest.sequences
     assert command(tmp_path / "data", tmp_path / "out.tfrecord", "--unpack") == 0
     source = open_source(tmp_path / "out.tfrecord")
     assert (source.format, source.shape()) == ("mlperf_tfrecord", RowWidths(64, predictions, None))

@@ -78,7 +78,11 @@ def at_work(driver):
 @pytest.mark.parametrize("engine", ["ray", "datatrove", slow("distributed")])
 def test_killed_workers_and_drivers_cost_no_byte(tmp_path, engine):
     """Survive SHARE_KILLS (4) SIGKILLs at any moment; started again at once, until it is complete."""
-    kills, wanted, rng, tries, before = [], int(os.environ.get("SHARE_KILLS", "4")), random.Random(7), 0, None
+    kills = []
+    wanted = int(os.environ.get("SHARE_KILLS", "4"))
+    rng = random.Random(7)
+    tries = 0
+    before = None
     while len(kills) < wanted or not tries:
         tries += 1
         while not (tmp_path / f"data{tries}" / "manifest.json").exists():

@@ -155,7 +155,8 @@ def test_a_table_to_any_format_and_back(source, target, column):
         back = converted(there, Path(folder, f"c.{source}"))
         assert read_rows(back) == table["x"].to_pylist()
         if target != "jsonl":
-            assert read_table(there).schema.equals(table.schema) and read_table(back).schema.equals(table.schema)
+            assert read_table(there).schema.equals(table.schema)
+            assert read_table(back).schema.equals(table.schema)
 
 
 # ---- one column of each kind --------------------------------------------------------------------------------------

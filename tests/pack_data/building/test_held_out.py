@@ -89,9 +89,12 @@ def seed_of(folder):
 def test_no_text_is_on_both_sides_and_nothing_is_lost(corpus, tmp_path):
     out = tmp_path / "data"
     with build_small(corpus, out, **HOW) as store:
-        training, held_out = store.manifest, read_manifest(held_out_folder(out))
+        training = store.manifest
+        held_out = read_manifest(held_out_folder(out))
     grams = eight_grams(word_sequences(out)), eight_grams(word_sequences(held_out_folder(out)))
-    assert len(grams[0]) > 1000 and len(grams[1]) > 300 and not grams[0] & grams[1]
+    assert len(grams[0]) > 1000
+    assert len(grams[1]) > 300
+    assert not grams[0] & grams[1]
     expected = [held for _, held in split(documents(corpus), SHARE)]
     assert (training.made_with["documents"], held_out.made_with["documents"]) == (
         expected.count(False),
@@ -99,7 +102,8 @@ def test_no_text_is_on_both_sides_and_nothing_is_lost(corpus, tmp_path):
     )
     assert (training.made_with["side"], held_out.made_with["side"]) == (TRAINING, HELD_OUT)
     assert training.made_with["options"]["held_out"] == held_out.made_with["options"]["held_out"] == SHARE
-    assert training.schema == held_out.schema and training.vocabulary_sha256 == held_out.vocabulary_sha256
+    assert training.schema == held_out.schema
+    assert training.vocabulary_sha256 == held_out.vocabulary_sha256
     verify(out), verify(held_out_folder(out))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data-held-out"]
     assert names_its_training_side(training, held_out)
@@ -142,12 +146,14 @@ def test_a_document_that_was_cut_stays_together(monkeypatch, tmp_path):
 def test_held_out_packs_are_no_deeper_than_those_of_training_and_proven_so(tmp_path):
     long = [text for text in (f"{n} " + "word " * 300 + "." for n in range(40)) if position([text]) >= SHARE][:5]
     short = [text for text in (f"{n} words." for n in range(99)) if position([text]) < SHARE][:15]
-    texts, out = tmp_path / "texts", tmp_path / "out"
+    texts = tmp_path / "texts"
+    out = tmp_path / "out"
     texts.mkdir()
     for number, text in enumerate(long + short):
         (texts / f"{number}.txt").write_text(text)
     build_small(texts, out, **{**QUICK, "packer": "optimal", "max_sequences_per_pack": None}).close()
-    assert verify(out) and verify(held_out_folder(out))
+    assert verify(out)
+    assert verify(held_out_folder(out))
     depth = read_manifest(out).schema.max_sequences_per_pack
     packing = Packing.load(held_out_folder(out) / "recipe.json")
     assert packing.max_sequences_per_pack == depth < 64 // int(min(packing.placed().nonzero()[0]))  # deeper ones fit
@@ -168,7 +174,8 @@ def test_stopped_between_any_two_files_both_are_old_or_both_new(few, tmp_path, m
     with monkeypatch.context() as patch:
         done = stop_before_rename(patch, 0)
         build_small(few, tmp_path / "counted", **QUICK).close()
-    out, total = tmp_path / "x" / "data", done[0]
+    out = tmp_path / "x" / "data"
+    total = done[0]
     found = set()
     for count in [*range(3, total - 14, 11), *range(total - 14, total + 1, 2), total]:
         shutil.rmtree(out.parent, ignore_errors=True)
@@ -186,9 +193,11 @@ def test_stopped_between_any_two_files_both_are_old_or_both_new(few, tmp_path, m
         found.add(tuple(seeds))
         if seeds[0] != seeds[1]:
             # Between two renames: what the next build does first is written down.
-            assert seeds[1] == 3 and (out.with_name("data.building") / COMMIT).exists()
+            assert seeds[1] == 3
+            assert (out.with_name("data.building") / COMMIT).exists()
         build_small(few, out, overwrite=True, **QUICK).close()
-        assert both(out) == expected and len(list(out.parent.iterdir())) == 2
+        assert both(out) == expected
+        assert len(list(out.parent.iterdir())) == 2
     before = 9 if former else None
     assert found == {(before, before), (before, 3)}
 
@@ -203,7 +212,8 @@ def test_a_change_that_was_begun_is_completed_by_any_build(few, tmp_path, monkey
         stop_before_rename(patch, done[0])
         with pytest.raises(Stopped):
             build_small(few, out, **QUICK)
-    assert not (out / "manifest.json").exists() and (held_out_folder(out) / "manifest.json").exists()
+    assert not (out / "manifest.json").exists()
+    assert (held_out_folder(out) / "manifest.json").exists()
     with refused(out, "seed", "--overwrite"):
         build_small(few, out, **{**QUICK, "seed": 8})
     assert both(out) == both(tmp_path / "calm")

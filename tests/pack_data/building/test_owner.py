@@ -36,7 +36,8 @@ def test_files_of_others_stay(corpus, tmp_path):
     former = {entry.file for entry in read_manifest(out).shards}
     build_small(corpus, out, seed=9, overwrite=True).close()
     assert all((out / name).read_text() == name for name in FOREIGN)
-    assert former and not any((out / name).exists() for name in former)  # its own former files went
+    assert former
+    assert not any((out / name).exists() for name in former)  # its own former files went
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -119,7 +120,9 @@ def test_the_same_again_builds_nothing(corpus, tmp_path, monkeypatch):
 def test_something_else_is_replaced_on_request_only(corpus, tmp_path, change):
     out = tmp_path / "data"
     build_small(corpus, out).close()
-    before, options, source = content(tmp_path / "data"), {} if isinstance(change, str) else change, corpus
+    before = content(tmp_path / "data")
+    options = {} if isinstance(change, str) else change
+    source = corpus
     if change == "corpus":
         source = write_corpus(tmp_path / "other", 4, seed=7)
     elif change == "vocabulary":
@@ -143,7 +146,8 @@ def test_somebody_elses_file_of_a_data_sets_name_is_replaced_on_request_only(cor
 def test_another_file_system_gets_copies(corpus, tmp_path, monkeypatch):
     """OUT may be where another disk is mounted; the work folder beside it is not."""
     build_small(corpus, tmp_path / "calm").close()
-    replace, refused = os.replace, []
+    replace = os.replace
+    refused = []
 
     def across(source, target):
         if os.path.dirname(os.path.dirname(source)) == str(tmp_path / "data.building") and os.path.dirname(
@@ -155,7 +159,8 @@ def test_another_file_system_gets_copies(corpus, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", across)
     build_small(corpus, tmp_path / "data").close()
-    assert len(refused) > 3 and content(tmp_path / "data") == content(tmp_path / "calm")
+    assert len(refused) > 3
+    assert content(tmp_path / "data") == content(tmp_path / "calm")
 
 
 def test_without_the_calls_of_posix_everything_imports_and_a_build_says_so(corpus, tmp_path, monkeypatch):
@@ -177,7 +182,9 @@ def test_without_the_calls_of_posix_everything_imports_and_a_build_says_so(corpu
         capture_output=True,
         text=True,
     )
-    assert finished.returncode == 2 and finished.stderr.count("\n") == 1 and "POSIX" in finished.stderr
+    assert finished.returncode == 2
+    assert finished.stderr.count("\n") == 1
+    assert "POSIX" in finished.stderr
     assert not list(tmp_path.iterdir())
 
 

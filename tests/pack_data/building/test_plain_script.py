@@ -31,7 +31,9 @@ def test_one_process_needs_no_guard_and_the_error_of_more_names_it(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     sequences, error = done.stdout.splitlines()
     assert sequences == "50"
-    assert "workers = 2" in error and 'if __name__ == "__main__":' in error and "memory" not in error
+    assert "workers = 2" in error
+    assert 'if __name__ == "__main__":' in error
+    assert "memory" not in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "script.py"]
 
 
@@ -83,7 +85,9 @@ def test_sigterm_ends_a_build_and_its_workers_without_a_word(tmp_path):
         time.sleep(0.05)
     running.send_signal(signal.SIGTERM)
     _, error = running.communicate(timeout=120)
-    assert running.returncode == 128 + signal.SIGTERM and "leaked" not in error and "Traceback" not in error
+    assert running.returncode == 128 + signal.SIGTERM
+    assert "leaked" not in error
+    assert "Traceback" not in error
 
 
 def test_advice_for_workers_that_cannot_start_can_be_followed(tmp_path, monkeypatch):

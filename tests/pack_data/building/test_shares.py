@@ -69,7 +69,8 @@ def test_any_number_of_tasks_gives_the_bytes_of_one_process(tmp_path, expected, 
     (built,) = [each.built for each in done if each.built]
     assert built.store.manifest.sequences == sum((number * 7 + 5) % 40 for number in range(FILES))
     built.store.close()
-    assert content(tmp_path / "data") == expected and not (tmp_path / "data.building").exists()
+    assert content(tmp_path / "data") == expected
+    assert not (tmp_path / "data.building").exists()
     assert missing_tasks(options, 5) == ("", [])
     assert "nothing to build" in run_task(options, "count", 0, 2).words
     assert not (tmp_path / "data.building").exists()
@@ -103,7 +104,8 @@ def test_any_order_and_what_is_missing(tmp_path, expected):
     all_of(options, "deal", 3, [1])
     assert missing_tasks(options, 3) == ("deal", [0, 2])
     all_of(options, "deal", 3, [2, 2, 0])
-    assert missing_tasks(options, 3) == ("", []) and content(tmp_path / "data") == expected
+    assert missing_tasks(options, 3) == ("", [])
+    assert content(tmp_path / "data") == expected
 
 
 def started(options, stage, task, tasks):
@@ -119,7 +121,8 @@ def test_tasks_beside_one_another_and_twice_at_once(tmp_path, expected):
         for process in processes:
             process.join()
         assert [process.exitcode for process in processes] == [0] * len(processes)
-    assert missing_tasks(options, 3) == ("", []) and content(tmp_path / "data") == expected
+    assert missing_tasks(options, 3) == ("", [])
+    assert content(tmp_path / "data") == expected
 
 
 @pytest.mark.parametrize("moment", ["mkdir", "check", "lock"])
@@ -144,12 +147,17 @@ def test_a_folder_that_another_task_removes_meanwhile_is_made_again(tmp_path, mo
 
     monkeypatch.setattr(where, name, removed_first)
     with work_folder.work_of_tasks(tmp_path / "data") as entered:
-        assert entered == work and work.is_dir() and getattr(where, name) is step
+        assert entered == work
+        assert work.is_dir()
+        assert getattr(where, name) is step
 
 
 def test_killed_tasks_are_named_and_run_again(tmp_path, expected):
     """Survive SHARE_KILLS (5) kills of two processes at a time at any moment of a build of 64 tasks."""
-    kills, wanted, rng, tries = 0, int(os.environ.get("SHARE_KILLS", "5")), random.Random(7), 0
+    kills = 0
+    wanted = int(os.environ.get("SHARE_KILLS", "5"))
+    rng = random.Random(7)
+    tries = 0
     while kills < wanted or not tries:
         tries += 1
         options = options_of(tmp_path, f"data{tries}")
@@ -181,14 +189,16 @@ def test_stopped_while_the_data_set_is_completed(tmp_path, expected, monkeypatch
             run_task(options, "deal")
     assert missing_tasks(options, 3) == ("deal", [0])
     run_task(options, "deal", 2, 3)
-    assert missing_tasks(options, 3) == ("", []) and content(tmp_path / "data") == expected
+    assert missing_tasks(options, 3) == ("", [])
+    assert content(tmp_path / "data") == expected
 
 
 @pytest.mark.parametrize("step", [10, slow(3)])
 @pytest.mark.parametrize("waiting", [True, False])
 def test_stopped_while_the_work_folder_is_removed(tmp_path, expected, monkeypatch, waiting, step):
     """After every n-th of its files; by a task that waited for the folder, and by one that is run later."""
-    options, work = options_of(tmp_path), tmp_path / "data.building"
+    options = options_of(tmp_path)
+    work = tmp_path / "data.building"
     whole = shares.remove
 
     def stopped(files, folder):
@@ -213,13 +223,16 @@ def test_stopped_while_the_work_folder_is_removed(tmp_path, expected, monkeypatc
             assert "another task has completed" in done.words
         for task in missing_tasks(options, 3)[1]:
             run_task(options, "deal", task, 3)
-        assert missing_tasks(options, 3) == ("", []) and content(options.out) == expected and not work.exists()
+        assert missing_tasks(options, 3) == ("", [])
+        assert content(options.out) == expected
+        assert not work.exists()
         shutil.rmtree(options.out)
     assert files > 30
 
 
 def test_a_damaged_note_and_a_lost_shard_cost_one_task(tmp_path, expected):
-    options, work = options_of(tmp_path), tmp_path / "data.building"
+    options = options_of(tmp_path)
+    work = tmp_path / "data.building"
     all_of(options, "count", 3)
     note = work / "group-00004.json"
     note.write_text(note.read_text()[:-9])

@@ -49,7 +49,8 @@ def test_no_changed_byte_of_a_shard_is_read(folder):
                 with PackStore.open(folder) as store:
                     assert np.array_equal(store.records(np.arange(20)), whole)
             except ValueError as error:
-                assert shard.name in str(error) and "\n" not in str(error)
+                assert shard.name in str(error)
+                assert "\n" not in str(error)
             continue
         begin, end = BLOCKS[3 + (place - first) // SCHEMA.record_dtype.itemsize // PACKS]
         block = BLOCKS.index((begin, end)) - 3
@@ -70,9 +71,12 @@ def test_no_changed_byte_of_the_lengths_is_read(tmp_path, monkeypatch):
     folder = written(tmp_path)
     lengths = next(folder.glob("lengths-*.npy"))
     with PackStore.open(folder) as store:
-        table, packs = np.array(store.lengths()), store.manifest.lengths.blocks.packs
-        assert packs == PACKS and np.array_equal(store.lengths(np.array([19, 0, 0])), table[[19, 0, 0]])
-    content, size = lengths.read_bytes(), table.dtype.itemsize
+        table = np.array(store.lengths())
+        packs = store.manifest.lengths.blocks.packs
+        assert packs == PACKS
+        assert np.array_equal(store.lengths(np.array([19, 0, 0])), table[[19, 0, 0]])
+    content = lengths.read_bytes()
+    size = table.dtype.itemsize
     for place in range(len(content) - 20 * size, len(content)):
         lengths.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         block = (place - len(content) + 20 * size) // size // packs
@@ -97,4 +101,5 @@ def test_a_pack_larger_than_a_block(tmp_path, monkeypatch):
     writer = StoreWriter(tmp_path, SCHEMA)
     writer.add(records(4))
     with writer.finish(algorithm="none") as store:
-        assert store.manifest.shards[0].blocks.packs == 1 and len(store.records(np.arange(4))) == 4
+        assert store.manifest.shards[0].blocks.packs == 1
+        assert len(store.records(np.arange(4))) == 4

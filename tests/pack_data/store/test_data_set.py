@@ -19,7 +19,9 @@ SCHEMA = PackSchema.bert(8, 2, 4, vocabulary_size=50)
 def records(packs, seed=0):
     """Packs with one or two random sequences each."""
     rng = np.random.default_rng(seed)
-    chosen, pack, slot = [], [], []
+    chosen = []
+    pack = []
+    slot = []
     for number in range(packs):
         for place in range(rng.integers(1, 3)):
             length = int(rng.integers(2, 5))
@@ -43,7 +45,8 @@ def folder(tmp_path):
 
 def test_what_was_written_is_read_in_any_order(folder):
     with PackStore.open(folder) as store:
-        assert len(store) == 20 and [shard.packs for shard in store.manifest.shards] == [7, 7, 6]
+        assert len(store) == 20
+        assert [shard.packs for shard in store.manifest.shards] == [7, 7, 6]
         order = np.random.default_rng(1).permutation(20)
         assert np.array_equal(store.records(order), records(20)[order])
         batch = store.batch(np.array([19, 0, 7, 7]))
@@ -51,16 +54,16 @@ def test_what_was_written_is_read_in_any_order(folder):
             assert len(each([])) in (0, len(batch))
             with refused("pack numbers", "bool"):
                 each(order > 9)
-        assert {values.shape[0] for values in batch.values()} == {4} and np.array_equal(
-            batch["input_ids"][2], batch["input_ids"][3]
-        )
+        assert {values.shape[0] for values in batch.values()} == {4}
+        assert np.array_equal(batch["input_ids"][2], batch["input_ids"][3])
         assert all(
             values.shape == (0, store.schema.width(SLOT))
             for name, values in store.batch(np.zeros(0, int)).items()
             if name == "positions"
         )
         manifest = store.manifest
-    assert manifest.sequences == (records(20)["lengths"] > 0).sum() and manifest.seed == 4
+    assert manifest.sequences == (records(20)["lengths"] > 0).sum()
+    assert manifest.seed == 4
     assert manifest.packing_factor == manifest.sequences / 20
     assert verify(folder).manifest == manifest
 
@@ -72,7 +75,8 @@ def test_a_reader_keeps_its_data_set_while_another_takes_its_place(folder):
         with PackStore.open(folder) as still_old:
             assert len(still_old) == 20
         with writer.finish(algorithm="none") as new:
-            assert len(new) == 9 and np.array_equal(new.records(np.arange(9)), records(9, seed=1))
+            assert len(new) == 9
+            assert np.array_equal(new.records(np.arange(9)), records(9, seed=1))
         assert np.array_equal(old.records(np.arange(20)), records(20))
     assert len(list(folder.glob("packs-*.npy"))) == 2
 
@@ -124,6 +128,11 @@ CROWDED = dict(histogram={"1": 100}, sequences=100, tokens=100, packing_factor=5
         (dict(histogram__9=1), ["histogram.9", "1 to 8"]),
         (dict(histogram__02=1), ["histogram.02", "1 to 8"]),
         (dict(made_with__options={"seed": {}}), ["made_with.options.seed", "a list of texts"]),
+        (dict(made_with__options={"columns": [1]}), ["made_with.options.columns", "a list of texts|text"]),
+        (dict(made_with={"options": {}, "sources": [["a"]]}), ["made_with.sources", "2"]),
+        (dict(made_with={"options": {}, "sources": [], "parts": -1}), ["made_with.parts", "-1"]),
+        (dict(made_with={"account": {"tokens": -1}}), ["made_with.account.tokens", "-1"]),
+        (dict(made_with={"skipped": [1]}), ["made_with.skipped", "text"]),
         (dict(schema__columns=[]), ["schema.columns"]),
         (dict(schema__columns__0__dtype="<i4"), ["schema", "input_ids"]),
         (dict(schema__kind="garbage"), ["schema.kind", "bert_pretraining", "tokens"]),
@@ -212,7 +221,9 @@ def test_every_changed_field_of_a_manifest_is_refused(folder):
                     verify(folder)
                 except ValueError as error:
                     refused += 1
-                    assert str(error).startswith(str(folder)) and "\n" not in str(error) and len(str(error)) < 700
+                    assert str(error).startswith(str(folder))
+                    assert "\n" not in str(error)
+                    assert len(str(error)) < 700
                 else:
                     assert (
                         sealed and (path[0] in free or "blocks" in path and path[-1] != "crc32") or path == (CHECKSUM,)
@@ -225,7 +236,8 @@ def test_a_file_outside_the_folder_is_not_part_of_a_data_set(folder, place):
     """By its name, over a link, as a pipe and as a device: each one line at once."""
     manifest = json.loads((folder / MANIFEST).read_text())
     entry = manifest[place][0] if place == "shards" else manifest[place]
-    inside, outside = folder / entry["file"], folder.parent / "outside.npy"
+    inside = folder / entry["file"]
+    outside = folder.parent / "outside.npy"
     shutil.copyfile(inside, outside)
 
     def name(text):

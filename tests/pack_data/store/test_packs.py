@@ -31,8 +31,11 @@ def examples(draw, longest):
 @st.composite
 def packed(draw):
     """Sequences with a place each, and the schema they fit."""
-    S, D = draw(st.integers(4, 40)), draw(st.integers(1, 5))
-    chosen, pack, slot = [], [], []
+    S = draw(st.integers(4, 40))
+    D = draw(st.integers(1, 5))
+    chosen = []
+    pack = []
+    slot = []
     packs = draw(st.integers(0, 5))
     for number in range(packs):
         room = S
@@ -58,7 +61,9 @@ def packed(draw):
 
 def plain_fields(schema, chosen, pack, slot, packs):
     """The fields of the definition, written out one value at a time."""
-    S, D, P = schema.max_sequence_length, schema.max_sequences_per_pack, schema.max_predictions_per_pack
+    S = schema.max_sequence_length
+    D = schema.max_sequences_per_pack
+    P = schema.max_predictions_per_pack
     width = dict(zip(FIELDS, (S, S, S, S, P, P, P, D, D, D)))
     batch = {name: np.zeros((packs, width[name]), np.int32) for name in FIELDS}
     for row in range(packs):
@@ -125,7 +130,8 @@ def test_the_digest_sees_every_loss_repetition_and_change(chosen, data):
 
 def test_a_pack_by_hand():
     # Two sequences of 3 and 2 tokens in 6 slots, depth 3, 4 places for masked tokens.
-    a, b = Example([7, 8, 9], 2, [1], [5], 1), Example([4, 6], 1, [0, 1], [2, 3], 0)
+    a = Example([7, 8, 9], 2, [1], [5], 1)
+    b = Example([4, 6], 1, [0, 1], [2, 3], 0)
     schema = PackSchema.bert(6, 3, 4, vocabulary_size=10)
     batch = decode(schema, assemble(schema, Sequences.from_examples([b, a]), np.array([0, 0]), np.array([1, 0]), 1))
     assert {name: values[0].tolist() for name, values in batch.items()} == {
@@ -146,7 +152,8 @@ def test_a_pack_at_512_takes_1358_bytes():
     assert PackSchema.bert(512, 3, 79, vocabulary_size=30522).record_dtype.itemsize == 1358
     # Larger vocabularies and longer packs take wider types, by themselves.
     wide = PackSchema.bert(100_000, 3, 79, vocabulary_size=100_000).record_dtype
-    assert wide["input_ids"].base == np.dtype("<u4") and wide["lengths"].base == np.dtype("<u4")
+    assert wide["input_ids"].base == np.dtype("<u4")
+    assert wide["lengths"].base == np.dtype("<u4")
 
 
 @pytest.mark.parametrize("S, M", [(128, 20), (384, 56), (512, 76)])
@@ -172,7 +179,8 @@ def test_types_at_their_limits():
         assert types["first_segment_lengths"] == types["masked_lm_positions"] == "|u1"
     assert {column.dtype for column in PackSchema.bert(256, 3, 10, vocabulary_size=300).columns} == {"<u2", "|u1"}
     for largest, kind in ((255, "|u1"), (256, "<u2"), (65535, "<u2"), (65536, "<u4"), (2**31 - 1, "<u4")):
-        assert smallest_type(largest) == kind and np.array([largest]).astype(kind)[0] == largest
+        assert smallest_type(largest) == kind
+        assert np.array([largest]).astype(kind)[0] == largest
     for low, kind in ((-1, "|i1"), (-128, "|i1"), (-129, "<i2"), (-(2**15) - 1, "<i4")):
         assert smallest_type(1, low) == kind
 

@@ -5,6 +5,7 @@
 import numpy as np
 import pytest
 
+from pack_data.store.boundaries import sequences_in
 from pack_data.store.data_set import MANIFEST, PackStore, StoreWriter
 from pack_data.store.packs import SEQUENCE, SLOT, PackSchema, StoredColumn, assemble
 from pack_data.store.sequences import Example, Sequences, smallest_type
@@ -19,6 +20,10 @@ def packed(lengths, pack, slot, masked=()):
     examples = [Example([1] * length, 1, list(masked), list(masked), 0) for length in lengths]
     schema = PackSchema.bert(6, 2, 1, vocabulary_size=10)
     return assemble(schema, Sequences.from_examples(examples), np.array(pack), np.array(slot), 1)
+
+
+def sequences(**columns):
+    return sequences_in({"input_ids": [5, 6, 7, 8, 9], **columns}, "example 7")
 
 
 REFUSED = [
@@ -37,6 +42,19 @@ REFUSED = [
     ("PackSchema.of_tokens(1 << 24, 1, [StoredColumn(str(n), SLOT, '|u1') for n in range(65)])", ["pack", "bytes"]),
     ("smallest_type(2**31)", [2**31, "int32"]),
     ("smallest_type(1, -(2**31) - 1)", [-(2**31) - 1, "int32"]),
+    # boundaries of a row of five tokens
+    ("sequences(attention_mask=[1, 1, 0, 1, 1])", ["example 7: attention_mask", "zeros"]),
+    ("sequences(attention_mask=[[[[1] * 5] * 5]])", ["attention_mask", "1, 1, 5, 5"]),
+    ("sequences(seq_lengths=[2, 2])", ["seq_lengths", "2, 4", "5 tokens"]),
+    ("sequences(seq_lengths=[-1, 6])", ["seq_lengths", "-1, 5"]),
+    ("sequences(cu_seq_lens_q=[0, 9])", ["cu_seq_lens_q", "9"]),
+    ("sequences(cu_seq_lens_q=[0, 2, 5], cu_seq_lens_k=[0, 3, 5])", ["cu_seq_lens_k", "3, 2", "cu_seq_lens_q"]),
+    ("sequences(seq_lengths=[2, 3], position_ids=range(5))", ["position_ids", "5", "seq_lengths", "2, 3"]),
+    ("sequences(position_ids=[0, 1, 5, 6, 7])", ["position_ids", "from 1 to 5", "token 2"]),
+    ("sequences(position_ids=[0, 1, 1, 2, 3])", ["position_ids", "from 1 to 1", "token 2"]),
+    ("sequences(position_ids=[0, 1])", ["position_ids", "shape (2,)", "5 tokens"]),
+    ("sequences(position_ids=[[0, 1, 0, 1, 2]] * 3)", ["position_ids", "(3, 5)", "seq_lengths"]),
+    # packs
     ("packed([4, 3], [0, 0], [0, 1])", ["7 tokens", "at most 6"]),
     ("packed([1, 1, 1], [0, 0, 0], [0, 1, 2])", ["3 sequences", "at most 2"]),
     ("packed([1, 1], [0, 0], [0, 0])", ["two sequences", "same place"]),
