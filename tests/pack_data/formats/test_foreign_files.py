@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 
-import numpy as np
 import pytest
 
 pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
@@ -16,12 +15,10 @@ from pack_data.formats import saved as saved_metadata
 from pack_data.formats.rows import column_types, identity, read_rows
 from pack_data.formats.source import open_source
 from pack_data.reading.bad_records import BadRecords
-from tests.format_samples import example, values
 from tests.pack_data.formats.foreign import (
     COLUMNS,
     IDS,
     LINES,
-    RECORD,
     arrow,
     compressed,
     content,
@@ -39,7 +36,6 @@ from tests.pack_data.formats.foreign import (
     zipped,
     zstd,
 )
-from tests.refusals import refused
 
 TAGGED = {"tokens": [["a", "b"]], "pos_tags": [[1, 2]], "ner_tags": [[0, 3]]}
 HALF = LINES.index(b"\n") + 1
@@ -163,21 +159,6 @@ def test_which_columns_are_tokens(tmp_path, columns, chosen, rows, summary):
     source = open_source(tmp_path / "a.parquet", columns=chosen)
     assert plain(source)[0] == rows
     assert source.summary().endswith(summary)
-
-
-def test_records_of_tensorflow_may_be_compressed_in_any_way(tmp_path):
-    zstd(RECORD)(tmp_path / "a.zst")
-    for suffix in (".gz", ".bz2", ".xz"):
-        (tmp_path / f"a{suffix}").write_bytes(compressed(RECORD, suffix))
-    for path in list(tmp_path.iterdir()):
-        assert values(path) == [example()]
-
-
-def test_zstandard_is_named_if_it_is_missing(tmp_path, monkeypatch):
-    (tmp_path / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20))
-    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
-    with refused("pip install zstandard"):
-        open_source(tmp_path / "a.jsonl.zst")
 
 
 # ---- directories -----------------------------------------------------------------------------------------------------
@@ -325,14 +306,3 @@ def test_a_bad_line_is_left_out_on_request(tmp_path):
     assert plain(source) == [{"input_ids": [3]}, {"input_ids": [5]}]
     assert source.bad.count == 1
     assert "line 2" in source.report()
-
-
-def test_ids_keep_the_type_of_their_column(tmp_path):
-    columns = {
-        "ids": pa.array([[1, 2, 3]], pa.list_(pa.int64(), 3)),
-        "labels": pa.array([[-100, 2, 3]], pa.list_(pa.int16())),
-    }
-    parquet(columns)(tmp_path / "a.parquet")
-    (row,) = values(tmp_path / "a.parquet")
-    assert row["ids"].dtype == np.int64
-    assert row["labels"].dtype == np.int16

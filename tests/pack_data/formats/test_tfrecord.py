@@ -77,18 +77,6 @@ def test_frames_round_trip_with_the_same_bytes(tmp_path_factory, messages, suffi
     assert plain == b"".join(map(frame, framed))
 
 
-def test_a_failed_write_leaves_the_former_file(tmp_path):
-    path = tmp_path / "a.tfrecord"
-    path.write_bytes(b"former")
-
-    def broken():
-        yield Record(Origin("", 0), example())
-        raise ValueError("stop")
-
-    with refused("stop", unchanged=tmp_path):
-        write_mlperf(str(path), broken(), RowWidths(S, P))
-
-
 # ---- damage ------------------------------------------------------------------------------------------------------
 
 

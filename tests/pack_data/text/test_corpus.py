@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import lzma
-import shutil
 import tracemalloc
 import zipfile
 from array import array
@@ -145,23 +144,17 @@ def write_tables(folder, columns):
     table = pa.table(columns)
     data = folder / "hub" / "data"
     crawl = folder / "fineweb" / "data" / "CC-MAIN-2024-10"
-    saved = folder / "saved"
-    for made in (data, crawl, saved):
-        made.mkdir(parents=True)
+    for directory in (data, crawl):
+        directory.mkdir(parents=True)
     (folder / "hub" / "README.md").write_text("# About these data")
     shards = [data / f"train-{number:05d}-of-00002.parquet" for number in range(2)]
     for number, path in enumerate(shards):
         parquet.write_table(table.slice(2 * number, 2), path, row_group_size=1)
     parquet.write_table(table.slice(0, 1), data / "test-00000-of-00001.parquet")
     parquet.write_table(table, crawl / "000_00000.parquet", compression="zstd")
-    for name, new in (("stream", pa.ipc.new_stream), ("file", pa.ipc.new_file)):
-        with new(str(folder / f"{name}.arrow"), table.schema) as writer:
-            writer.write_table(table)
-    for name in ("data-00000-of-00001.arrow", "cache-1234567890abcdef.arrow"):
-        shutil.copy(folder / "stream.arrow", saved / name)
-    (saved / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
-    plain = [folder / "fineweb", crawl / "000_00000.parquet", str(data / "train-*.parquet"), shards]
-    plain += [folder / "stream.arrow", folder / "file.arrow", saved]
+    with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    plain = [folder / "fineweb", folder / "a.arrow", str(data / "train-*.parquet"), shards]
     return [(folder / "hub", {"split": "train"}), *((source, {}) for source in plain)]
 
 
