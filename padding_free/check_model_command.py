@@ -149,7 +149,8 @@ def _load(text: str, precision: Optional[str]) -> Any:
         return model if dtype is None else model.to(dtype)
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         raise ValueError(
-            f"{text}: needs config.json and *.safetensors; save_pretrained writes both"
+            f"{text}: needs config.json and *.safetensors; save_pretrained writes both, packed-bert export those of a "
+            "run"
         )
     try:
         config = transformers.AutoConfig.from_pretrained(

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Collection, List, Optional, Sequence
 
 from ipu_packed_bert.data.factors import parse_factor
-from ipu_packed_bert.engine import instances
+from ipu_packed_bert.engine import instances, ipu_modules
 from ipu_packed_bert.processes.ranks import Processes, joined
 from ipu_packed_bert.run_files.folder import CONFIG
+from ipu_packed_bert.run_files.new_run import refuse_a_run_in
 from ipu_packed_bert.settings.config import Config, ConfigError
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.reader import peek
@@ -141,6 +142,10 @@ def _train_with(args: argparse.Namespace, processes: Processes) -> int:
     if args.show_config:
         return show_config(config)
 
+    if not args.resume:
+        processes.of_first(refuse_a_run_in, args.out)
+    if config.engine.kind == "ipu":
+        ipu_modules()
     # torch is imported from here on: wrong configurations are refused without it.
     if args.command == "pretrain":
         from ipu_packed_bert.commands.first_build import build_missing

@@ -32,7 +32,7 @@ class EngineChoice(NamedTuple):
 _TO_HOST = ", or use --engine host"  # way out of errors, for commands that have this option
 
 
-def _ipu_modules(way_out: str = _TO_HOST):
+def ipu_modules(way_out: str = _TO_HOST):
     """Import and return `engine.ipu.devices` and `engine.ipu.engine`; raise ValueError if the SDK does not load."""
     try:
         from ipu_packed_bert.engine.ipu import devices, engine
@@ -64,7 +64,7 @@ def choose_engine(
     if config.engine.kind == "host":
         return _host(config, "as configured")
     try:
-        devices, _ = _ipu_modules(way_out)
+        devices, _ = ipu_modules(way_out)
     except ValueError as error:
         if config.engine.kind == "ipu":
             raise
@@ -131,7 +131,7 @@ def build_engine(
             f"torchrun started {processes.size} processes, but this run uses IPUs, which need poprun; start one"
             " process, or use --engine host"
         )
-    _, engine = _ipu_modules()
+    _, engine = ipu_modules()
     return engine.IpuEngine(
         config, task, choice.device, packing_factor=packing_factor, processes=processes
     )

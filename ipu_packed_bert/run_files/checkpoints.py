@@ -23,6 +23,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 
 import torch
 
+from ipu_packed_bert.run_files.folder import CONFIG, checkpoints, step_of
 from ipu_packed_bert.run_files.safetensors_files import file_pieces, read_tensors, tensor_bytes
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from pack_data.reading.durable import (
@@ -37,7 +38,6 @@ from pack_data.reading.fields import Fields, parse_json
 _FORMAT = "ipu_packed_bert checkpoint 2"
 MANIFEST = "manifest.json"
 STATE = "state.json"
-_NAME = re.compile(r"step_(\d{8,})")
 # Plain names only, so that no file outside the directory is read.
 _FILE = re.compile(r"([a-z][a-z0-9_]{0,60})\.safetensors|state\.json")
 _TOP_LEVEL = "engine"  # file of the tensors at the top level of an engine's state
@@ -76,16 +76,6 @@ class Damaged(ValueError):
 def checkpoint_path(folder: Union[str, Path], step: int) -> Path:
     """Return the directory of the checkpoint of a step."""
     return Path(folder) / f"step_{step:08d}"
-
-
-def checkpoints(folder: Union[str, Path]) -> List[Path]:
-    """List all checkpoints, including damaged ones, oldest first."""
-    directories = [path for path in Path(folder).glob("step_*") if path.is_dir()]
-    return sorted((path for path in directories if _NAME.fullmatch(path.name)), key=_step)
-
-
-def _step(path: Path) -> int:
-    return int(path.name[len("step_") :].split(".")[0])
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -141,10 +131,10 @@ def evict(
     count.
     """
     folder = Path(folder)
-    candidates = [path for path in checkpoints(folder) if _step(path) <= newest]
-    kept = [_step(path) for path in candidates if _looks_complete(path)][-keep:]
+    candidates = [path for path in checkpoints(folder) if step_of(path) <= newest]
+    kept = [step_of(path) for path in candidates if _looks_complete(path)][-keep:]
     for path in candidates:
-        if kept and _step(path) < kept[0] and _step(path) != protect:
+        if kept and step_of(path) < kept[0] and step_of(path) != protect:
             discard(path)
 
 
@@ -272,7 +262,7 @@ def newest_checkpoint(folder: Union[str, Path]) -> Path:
     if not paths:
         run = Path(folder).parent
         reason = "a run can be resumed once it has saved one"
-        if run.is_dir() and not (run / "config.yml").exists():
+        if run.is_dir() and not (run / CONFIG).exists():
             reason = f"{run} is not the directory of a run, which has a config.yml"
         raise ValueError(f"{folder}: no checkpoint; {reason}")
     return paths[-1]

@@ -5,6 +5,7 @@ A log has one JSON object per line, each with the number of its step.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Union
@@ -22,12 +23,24 @@ SUMMARY = "summary.json"
 PICTURE = "run.png"
 MODEL = "model"  # directory of a fine-tuned model
 COUNTS = ("packs", "sequences", "tokens")  # fields of every record of a log
+_NAME = re.compile(r"step_(\d{8,})")  # of a checkpoint
 _MAX_LINE = 1 << 20  # bytes; lines of a log have a few hundred
 
 
 def environment_of(first_step: int) -> str:
     """Return the file that records how a run began, or was resumed after ``first_step`` updates."""
     return f"environment-from-step-{first_step}.json" if first_step else ENVIRONMENT
+
+
+def checkpoints(folder: Union[str, Path]) -> List[Path]:
+    """List all checkpoints, including damaged ones, oldest first."""
+    directories = [path for path in Path(folder).glob("step_*") if path.is_dir()]
+    return sorted((path for path in directories if _NAME.fullmatch(path.name)), key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """Return the number of updates before a checkpoint."""
+    return int(path.name[len("step_") :].split(".")[0])
 
 
 def _note(text: str) -> None:

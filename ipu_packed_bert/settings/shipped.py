@@ -56,6 +56,11 @@ def config_file(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
+    if path.is_dir():
+        raise ValueError(
+            f"--config {name}: a directory, not a configuration; continue a run with --resume {name}, or train on a "
+            f"data set with --config packed_host --data {name}"
+        )
     shipped = shipped_names()
     is_bare = path.name == name and not path.suffix
     is_in_configs = path == Path(FOLDER.name, path.name) or path.parent == FOLDER
@@ -87,8 +92,12 @@ def for_one_gpu(name: str) -> Optional[str]:
 
 def refuse_no_run(option: str, folder: Union[str, Path]) -> None:
     """Raise ValueError if the directory of an option is not that of a run."""
-    if not Path(folder, CONFIG).is_file():
-        raise ValueError(
-            f"{option} {folder}: not a run (no {CONFIG}); pass the directory of a run (by default in runs/), or start "
-            "a new one with --config FILE"
-        )
+    if Path(folder, CONFIG).is_file():
+        return
+    way_out = (
+        "pass the directory of a run (by default in runs/), or start a new one with --config FILE"
+    )
+    for above in Path(folder).parents[:2]:  # of one of its checkpoints
+        if (above / CONFIG).is_file():
+            way_out = f"did you mean {option} {above}?"
+    raise ValueError(f"{option} {folder}: not a run (no {CONFIG}); {way_out}")

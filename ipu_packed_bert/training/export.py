@@ -54,10 +54,10 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     Raises:
         ValueError: the run has no checkpoint, or was trained with another vocabulary.
     """
+    check_new_folder(folder)
     from ipu_packed_bert.model.hugging_face import write_folder
     from ipu_packed_bert.tasks.starting_weights import learnt
 
-    check_new_folder(folder)
     weights = learnt(run, vocabulary=vocabulary)
     checkpoint = weights.checkpoint
     card = _model_card(run, folder.resolve().name, weights)
@@ -196,6 +196,7 @@ def import_folder(folder: Path, run: Path) -> Loaded:
     Raises:
         ValueError: the directory is not a BERT, or ``run`` is not empty.
     """
+    check_new_folder(run)
     import torch
 
     from ipu_packed_bert.model.hugging_face import load_into, read_folder
@@ -203,7 +204,6 @@ def import_folder(folder: Path, run: Path) -> Loaded:
     from ipu_packed_bert.run_files.checkpoints import Checkpoint, save_checkpoint
     from ipu_packed_bert.run_files.vocabulary_identity import Identity
 
-    check_new_folder(run)
     pretrained = read_folder(folder)
     vocabulary = pretrained.vocabulary
     # Only settings that the weights determine; the data set and the defaults decide the others. The default batch, that

@@ -18,12 +18,7 @@ from ipu_packed_bert.settings.launch_lines import compiled_words
 from ipu_packed_bert.training.log import RunLog
 from ipu_packed_bert.training.loop import Log, Outcome, train
 from ipu_packed_bert.training.prepared import Beginning, Begun, Prepared
-from ipu_packed_bert.training.run_folder import (
-    environment,
-    locked_run,
-    open_run_folder,
-    refuse_a_run_in,
-)
+from ipu_packed_bert.training.run_folder import environment, locked_run, open_run_folder
 from ipu_packed_bert.training.summary import finish, summary_if_not_finite
 from ipu_packed_bert.training.trackers import tracker
 from pack_data.cli.memory import keep_buffers
@@ -88,15 +83,13 @@ def run(
 def _claim(args: argparse.Namespace, resources: contextlib.ExitStack) -> Beginning:
     """Return the state that the run starts from, and lock a resumed run until ``resources`` close.
 
-    Raises ValueError if the directory has another run, another process writes it, or its state cannot be resumed.
+    Raises ValueError if another process writes the run, or its state cannot be resumed.
     """
     if args.resume:
         # Fails if there is no run, before the lock creates a file.
         newest_checkpoint(Path(args.resume, CHECKPOINTS))
         resources.enter_context(locked_run(args.resume))
         clear_unfinished(Path(args.resume, CHECKPOINTS))
-    else:
-        refuse_a_run_in(args.out)
     if args.start_from:
         return Beginning(args.start_from, weights=load_newest(Path(args.start_from, CHECKPOINTS)))
     if not args.resume:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import platform
-import shlex
 import subprocess
 import sys
 import time
@@ -16,9 +15,7 @@ from typing import Any, ContextManager, Dict, Iterator, List, Mapping, Optional,
 import numpy as np
 import torch
 
-from ipu_packed_bert.run_files.checkpoints import checkpoints
 from ipu_packed_bert.run_files.folder import (
-    CHECKPOINTS,
     CONFIG,
     EVALUATIONS,
     LOCK,
@@ -26,35 +23,13 @@ from ipu_packed_bert.run_files.folder import (
     SUMMARY,
     environment_of,
 )
+from ipu_packed_bert.run_files.new_run import has_saved, refuse_a_run_in
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.training.trackers import RUN_OF_MLFLOW
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.files import locked
-from pack_data.store.data_set import MANIFEST, Manifest
-
-
-def refuse_a_run_in(folder: Optional[str]) -> None:
-    """Raise ValueError if a new run would overwrite another, or cannot be written to the directory."""
-    if folder is None:
-        return
-    for place in (Path(folder), *Path(folder).parents):
-        if place.exists() and not place.is_dir():
-            raise ValueError(
-                f"--out {folder}: {place} is a file, but a run is a directory; choose another name"
-            )
-    if Path(folder, MANIFEST).exists():
-        raise ValueError(f"--out {folder}: has a data set; choose another directory for the run")
-    if Path(folder, LOG).exists():
-        way_out = f"; continue it with --resume {shlex.quote(str(folder))}"
-        if not _saved(folder):
-            way_out = ", which has no checkpoint; begin it again with --resume-if-there"
-        raise ValueError(f"{folder}: already has a run{way_out}, or choose another --out")
-
-
-def _saved(folder: Union[str, Path]) -> bool:
-    """Return True if a run has saved a checkpoint."""
-    return bool(checkpoints(Path(folder, CHECKPOINTS)))
+from pack_data.store.data_set import Manifest
 
 
 def locked_run(folder: Union[str, Path], way_out: str = "") -> ContextManager[None]:
@@ -69,14 +44,14 @@ def resumes(folder: Union[str, Path]) -> bool:
 
     Raise ValueError if another process writes the run.
     """
-    if not _saved(folder) and Path(folder, LOG).exists():
+    if not has_saved(folder) and Path(folder, LOG).exists():
         with locked_run(folder):
-            if _saved(folder):  # before the lock, by a process that has ended since
+            if has_saved(folder):  # before the lock, by a process that has ended since
                 return True
             for name in (LOG, EVALUATIONS, RUN_OF_MLFLOW):
                 Path(folder, name).unlink(missing_ok=True)
         print(f"note      {folder} ended before its first checkpoint; it begins again")
-    return _saved(folder)
+    return has_saved(folder)
 
 
 @contextlib.contextmanager

@@ -121,12 +121,25 @@ class ArgumentParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        hint = self._misspelt()
-        word = message.split()[-1]
-        is_source = message.startswith("unrecognized") and not word.startswith("-")
-        if not hint and is_source and "--histogram" in self._option_string_actions:
-            hint = f"; pass a file of lengths with --histogram {word}"
+        hint = self._misspelt() or self._without_option(message)
         raise ValueError(f"{message}{hint} (try {self.prog} --help)")
+
+    def _without_option(self, message: str) -> str:
+        """Return a hint about a word that argparse cannot place, because it needs an option before it."""
+        unplaced: Sequence[str] = ()
+        if message.startswith("unrecognized"):
+            unplaced = message.split()[-1:]
+        if message.endswith(" is required"):
+            unplaced = self._arguments[:1]
+        for word in unplaced:
+            wanted = "--set" if "=" in word else "--config"
+            if word.startswith("-"):
+                continue
+            if "--histogram" in self._option_string_actions:
+                return f"; pass a file of lengths with --histogram {word}"
+            if wanted in self._option_string_actions:
+                return f"; did you mean {wanted} {word}?"
+        return ""
 
     def _refuse_empty(self) -> None:
         """Refuse an empty value, as an unset shell variable gives: as a path it would mean the current directory."""

@@ -14,6 +14,7 @@ _NAMES_BY_MEANING = {
     "data.max_sequences_per_pack": "max_sequences_per_pack depth max_depth sequences_per_pack",
     "data.max_sequence_length": "max_sequence_length length seq_len seq_length max_len max_length max_seq_len "
     "max_seq_length",
+    "engine.device": "device",
     "run.epochs": "epochs epoch num_epochs num_train_epochs",
     "run.steps": "epochs epoch num_epochs num_train_epochs steps max_steps num_steps iterations updates",
 }
