@@ -70,7 +70,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.row and args.longest and args.longest > args.row:
         raise ValueError(f"--longest {args.longest}: does not fit into --row {args.row}; lower it")
     batch = _examples(args.batch) if args.batch else None
-    if not Path(args.model).is_dir() and ":" not in args.model:
+    folder = Path(args.model)
+    is_model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    if folder.is_dir() and not is_model:
+        raise ValueError(
+            f"{folder}: needs config.json and *.safetensors; save_pretrained writes both, packed-bert export those of "
+            "a run"
+        )
+    if not folder.is_dir() and ":" not in args.model:
         raise ValueError(
             f"{args.model}: not a directory; pass one written by save_pretrained, or module:function"
         )
@@ -147,11 +154,6 @@ def _load(text: str, precision: Optional[str]) -> Any:
     if not folder.is_dir():
         model = _import_name(text, "MODEL")()
         return model if dtype is None else model.to(dtype)
-    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        raise ValueError(
-            f"{text}: needs config.json and *.safetensors; save_pretrained writes both, packed-bert export those of a "
-            "run"
-        )
     try:
         config = transformers.AutoConfig.from_pretrained(
             text, trust_remote_code=False, local_files_only=True

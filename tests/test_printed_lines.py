@@ -5,7 +5,6 @@ come with the program. Commands are parsed by their own parsers and stop there.
 """
 
 import argparse
-import ast
 import contextlib
 import io
 import json
@@ -25,7 +24,8 @@ from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from pack_data.cli.command import run_main
 from pack_data.lengths import packer_command
-from tests.imports import ROOT, SOURCES
+from tests.imports import ROOT
+from tests.source_texts import texts_of_the_program
 from tests.test_docs_blocks import run_blocks
 
 PAGES = [ROOT / page for page in run_blocks.all_pages()]
@@ -48,30 +48,6 @@ shipped = lru_cache(None)(loaded)
 
 def executed(line, where):
     EXECUTED.add((" ".join(line.split()), where))
-
-
-def text_of(node):
-    """A text of a source, with NUL where a value goes; None for another expression."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        return "".join(text_of(part) or "\0" for part in node.values)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return (text_of(node.left) or "\0") + (text_of(node.right) or "\0")
-    return None
-
-
-def texts_of(tree):
-    text = text_of(tree)
-    if text is not None:
-        return [text]
-    return [found for node in ast.iter_child_nodes(tree) for found in texts_of(node)]
-
-
-@lru_cache(None)
-def texts_of_the_program():
-    """(file, text), in the order of the files."""
-    return [(path, text) for path in SOURCES for text in texts_of(ast.parse(path.read_text(encoding="utf-8")))]
 
 
 @lru_cache(None)
