@@ -19,8 +19,7 @@ from ipu_packed_bert.processes.ranks import Processes, joined
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.run_files.new_run import refuse_a_run_in
 from ipu_packed_bert.settings.config import Config, ConfigError
-from ipu_packed_bert.settings.loading import load_config
-from ipu_packed_bert.settings.reader import peek
+from ipu_packed_bert.settings.loading import load_config, task_name
 from ipu_packed_bert.settings.schema import PRETRAIN, PRETRAINING
 from ipu_packed_bert.settings.shipped import config_file, refuse_no_run
 from ipu_packed_bert.settings.user_task import trust_what_was_named
@@ -78,24 +77,31 @@ def parse(command: str, argv: Optional[Sequence[str]]) -> argparse.Namespace:
             if getattr(args, name):
                 option = f"--{name.replace('_', '-')}"
                 parser.error(f"{option} does not apply to a {args.command} configuration")
-    if args.resume and args.out:
-        parser.error(
-            "--out names a new run; leave it out, --resume continues in the directory of the run"
-        )
-    if args.resume and args.whole:
-        parser.error(
-            "--whole applies to a new run; leave it out, --resume keeps the settings of the run"
-        )
-    if args.resume and args.start_from:
-        parser.error(
-            "--start-from begins a new run; leave it out, --resume has the weights of the run"
-        )
-    if args.resume_if_there and not (args.config and args.out):
-        parser.error(
-            "--resume-if-there needs --config, for a new run, and --out, the directory of the run"
-        )
-    if args.allow_change and not args.resume:
-        parser.error("--allow-change needs --resume; a new run has no settings to keep")
+    mistakes = (
+        (
+            args.resume and args.out,
+            "--out names a new run; leave it out, --resume continues in the directory of the run",
+        ),
+        (
+            args.resume and args.whole,
+            "--whole applies to a new run; leave it out, --resume keeps the settings of the run",
+        ),
+        (
+            args.resume and args.start_from,
+            "--start-from begins a new run; leave it out, --resume has the weights of the run",
+        ),
+        (
+            args.resume_if_there and not (args.config and args.out),
+            "--resume-if-there needs --config, for a new run, and --out, the directory of the run",
+        ),
+        (
+            args.allow_change and not args.resume,
+            "--allow-change needs --resume; a new run has no settings to keep",
+        ),
+    )
+    for is_wrong, message in mistakes:
+        if is_wrong:
+            parser.error(message)
     return args
 
 
@@ -153,11 +159,10 @@ def _train_with(args: argparse.Namespace, processes: Processes) -> int:
 
         processes.of_first(refuse_missing, config)
         from ipu_packed_bert.training.pretraining import PacksRun
+        from ipu_packed_bert.training.run import run
 
         if args.whole:
             config = dataclasses.replace(config, without_ipus=())
-        from ipu_packed_bert.training.run import run
-
         return run(PacksRun, config, args, processes, build_missing)
     # With full paths, so that the run can be resumed without --data-dir.
     config = located(config, args.data_dir)
@@ -294,16 +299,10 @@ def _path(args: argparse.Namespace) -> Path:
 def _command_of(args: argparse.Namespace) -> str:
     """Return the command of a configuration; it reports mistakes in the file."""
     try:
-        tree = load_yaml(_path(args))
+        name = task_name(load_yaml(_path(args)), args.overrides)
     except ConfigError:
         return "pretrain"
-    task = peek("task.name", tree, args.overrides)
-    if task is None:  # the default task of fine-tuning, if there are files of examples
-        for key in ("data.training", "data.evaluation"):
-            if peek(key, tree, args.overrides) is not None:
-                return "finetune"
-        return "pretrain"
-    return "pretrain" if task == PRETRAINING else "finetune"
+    return "pretrain" if name == PRETRAINING else "finetune"
 
 
 def _fixed_settings(args: argparse.Namespace) -> Collection[str]:

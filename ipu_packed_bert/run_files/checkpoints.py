@@ -23,7 +23,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 
 import torch
 
-from ipu_packed_bert.run_files.folder import CONFIG, checkpoints, step_of
+from ipu_packed_bert.run_files.folder import CONFIG, checkpoints
 from ipu_packed_bert.run_files.safetensors_files import file_pieces, read_tensors, tensor_bytes
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from pack_data.reading.durable import (
@@ -37,6 +37,7 @@ from pack_data.reading.fields import Fields, parse_json
 
 _FORMAT = "ipu_packed_bert checkpoint 2"
 MANIFEST = "manifest.json"
+UNFINISHED = "step_*"  # what killed processes leave of unfinished checkpoints; one process at a time writes a run
 STATE = "state.json"
 # Plain names only, so that no file outside the directory is read.
 _FILE = re.compile(r"([a-z][a-z0-9_]{0,60})\.safetensors|state\.json")
@@ -78,6 +79,10 @@ def checkpoint_path(folder: Union[str, Path], step: int) -> Path:
     return Path(folder) / f"step_{step:08d}"
 
 
+def _step(path: Path) -> int:
+    return int(path.name[len("step_") :])
+
+
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
@@ -107,19 +112,14 @@ def save_checkpoint(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sync_folder(folder.parent)
-        clear_unfinished(folder)
+        remove_unfinished(folder, UNFINISHED)
         _write(path, checkpoint)
     except OSError as error:
         raise OSError(f"{path}: not saved ({error.strerror or error})") from None
     if keep is not None:
         evict(folder, newest=checkpoint.step, keep=keep, protect=protect)
-    clear_unfinished(folder)
+    remove_unfinished(folder, UNFINISHED)
     return path
-
-
-def clear_unfinished(folder: Path) -> None:
-    """Delete what killed processes left of unfinished checkpoints; only one process at a time writes a run."""
-    remove_unfinished(folder, "step_*")
 
 
 def evict(
@@ -131,10 +131,10 @@ def evict(
     count.
     """
     folder = Path(folder)
-    candidates = [path for path in checkpoints(folder) if step_of(path) <= newest]
-    kept = [step_of(path) for path in candidates if _looks_complete(path)][-keep:]
+    candidates = [path for path in checkpoints(folder) if _step(path) <= newest]
+    kept = [_step(path) for path in candidates if _looks_complete(path)][-keep:]
     for path in candidates:
-        if kept and step_of(path) < kept[0] and step_of(path) != protect:
+        if kept and _step(path) < kept[0] and _step(path) != protect:
             discard(path)
 
 

@@ -23,7 +23,7 @@ SUMMARY = "summary.json"
 PICTURE = "run.png"
 MODEL = "model"  # directory of a fine-tuned model
 COUNTS = ("packs", "sequences", "tokens")  # fields of every record of a log
-_NAME = re.compile(r"step_(\d{8,})")  # of a checkpoint
+_NAME = re.compile(r"step_\d{8,}")  # of a checkpoint
 _MAX_LINE = 1 << 20  # bytes; lines of a log have a few hundred
 
 
@@ -35,12 +35,8 @@ def environment_of(first_step: int) -> str:
 def checkpoints(folder: Union[str, Path]) -> List[Path]:
     """List all checkpoints, including damaged ones, oldest first."""
     directories = [path for path in Path(folder).glob("step_*") if path.is_dir()]
-    return sorted((path for path in directories if _NAME.fullmatch(path.name)), key=step_of)
-
-
-def step_of(path: Path) -> int:
-    """Return the number of updates before a checkpoint."""
-    return int(path.name[len("step_") :].split(".")[0])
+    named = [path for path in directories if _NAME.fullmatch(path.name)]
+    return sorted(named, key=lambda path: int(path.name[5:]))
 
 
 def _note(text: str) -> None:

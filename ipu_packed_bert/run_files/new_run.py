@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Optional, Union
+from typing import Optional
 
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, LOG, checkpoints
 from pack_data.store.data_set import MANIFEST
@@ -23,11 +23,6 @@ def refuse_a_run_in(folder: Optional[str]) -> None:
         raise ValueError(f"--out {folder}: has a data set; choose another directory for the run")
     if Path(folder, LOG).exists():
         way_out = f"; continue it with --resume {shlex.quote(str(folder))}"
-        if not has_saved(folder):
+        if not checkpoints(Path(folder, CHECKPOINTS)):
             way_out = ", which has no checkpoint; begin it again with --resume-if-there"
         raise ValueError(f"{folder}: already has a run{way_out}, or choose another --out")
-
-
-def has_saved(folder: Union[str, Path]) -> bool:
-    """Return True if a run has saved a checkpoint."""
-    return bool(checkpoints(Path(folder, CHECKPOINTS)))

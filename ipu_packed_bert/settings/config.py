@@ -221,10 +221,8 @@ class Config:
     @property
     def predictions_per_sequence(self) -> int:
         """The maximum number of masked tokens of a sequence."""
-        predictions = self.data.max_predictions_per_sequence
-        if predictions is None:
-            predictions = default_predictions(self.data.max_sequence_length)
-        return predictions
+        stated = self.data.max_predictions_per_sequence
+        return stated or default_predictions(self.data.max_sequence_length)
 
     @property
     def evaluation_directory(self) -> Optional[str]:
@@ -290,14 +288,18 @@ class Config:
         batch = self.batch
         if self.command == FINETUNE:
             return max(1, round(batch.sequences_per_update / packing_factor))
-        units = batch.gradient_accumulation
+        packs_of_a_unit = 1 if self._is_automatic else batch.micro_batch
+        return self._units(packing_factor) * packs_of_a_unit * self.placement.replicas
+
+    def _units(self, packing_factor: float) -> int:
+        """Return what `batch.gradient_accumulation` counts in a packed update of pre-training."""
+        units = self.batch.gradient_accumulation
         if self.optimizer.packing_adjustment == "accumulation":
             units = math.ceil(units / packing_factor)
-        packs_of_a_unit = 1 if self.automatic_micro_batch else batch.micro_batch
-        return units * packs_of_a_unit * self.placement.replicas
+        return units
 
     @property
-    def automatic_micro_batch(self) -> bool:
+    def _is_automatic(self) -> bool:
         """True if `batch.micro_batch` is `auto`, also after the run has chosen a number."""
         return isinstance(self.batch.micro_batch, (str, Chosen))
 
@@ -333,13 +335,14 @@ class Config:
         packs_words = counted(packs, row)
         micro_batch_words = str(micro_batch)
         accumulation_words = f"{accumulation:,}"
-        if self._divided(packing_factor):
-            divided = f" ({self.batch.gradient_accumulation:,} / {packing_factor:.3f}, rounded up)"
-            if self.automatic_micro_batch:
+        stated = self.batch.gradient_accumulation
+        if self.command == PRETRAIN and self._units(packing_factor) != stated:
+            divided = f" ({stated:,} / {packing_factor:.3f}, rounded up)"
+            if self._is_automatic:
                 packs_words += divided
             else:
                 accumulation_words += divided
-        if self.automatic_micro_batch:
+        if self._is_automatic:
             micro_batch_words += " (auto)"
 
         text = (
@@ -348,15 +351,6 @@ class Config:
         )
         empty = accumulation * replicas * micro_batch - packs
         return f"{text}, with {counted(empty, f'empty {row}')}" if empty else text
-
-    def _divided(self, packing_factor: float) -> bool:
-        """Return True if an update has fewer packs than `batch.gradient_accumulation` states for the unpacked run."""
-        if self.command == FINETUNE or self.optimizer.packing_adjustment != "accumulation":
-            return False
-        return (
-            math.ceil(self.batch.gradient_accumulation / packing_factor)
-            != self.batch.gradient_accumulation
-        )
 
     def betas(self, packing_factor: float) -> Tuple[float, float]:
         """Return beta1 and beta2, raised to the power of the packing factor if ``packing_adjustment`` is "betas"."""
@@ -424,7 +418,7 @@ class Config:
         micro_batch = self.rows_at_once(packs, ranks=ranks)
         micro_batch = math.ceil(packs / math.ceil(packs / micro_batch))
         micro_batch = max(1, min(micro_batch, packs // self.pipeline_stages))
-        kind = Chosen if self.automatic_micro_batch else int
+        kind = Chosen if self._is_automatic else int
         return self.changed("batch", micro_batch=kind(micro_batch))
 
     def rows_at_once(self, rows: int, *, ranks: int = 1) -> int:

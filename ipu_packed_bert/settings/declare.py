@@ -62,21 +62,18 @@ class Rule(NamedTuple):
             ("at most", self.maximum, operator.le),
             ("below", self.below, operator.lt),
         )
-        holds = True
         bounds = []
+        is_broken = False
         for words, bound, is_within in sides:
             if bound is not None:
-                holds = holds and all(is_within(number, bound) for number in numbers)
-                bounds.append(f"{words} {_bound(bound)}")
-        if holds:
+                is_broken |= not all(is_within(number, bound) for number in numbers)
+                bounds.append(
+                    f"{words} {bound:g}" if isinstance(bound, float) else f"{words} {bound}"
+                )
+        if not is_broken:
             return None
         subject = "each " if several else ""
-        words = " and ".join(bounds)
-        return f"{subject}must be {words}"
-
-
-def _bound(bound: float) -> str:
-    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+        return f"{subject}must be {' and '.join(bounds)}"
 
 
 def setting(

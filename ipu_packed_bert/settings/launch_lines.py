@@ -95,21 +95,16 @@ def _on_the_host(config: Config, options: List[str], micro_batches: Optional[int
 
 def _lines(label: str, launcher: Sequence[str], program: Sequence[str]) -> List[str]:
     """Return a labelled command, on two lines if it is long."""
-    launch_words = " ".join(map(shlex.quote, launcher))
-    program_words = " ".join(map(shlex.quote, program))
-    if not launcher:
-        return [f"  {label:<9} {program_words}"]
-    if len(launch_words) + len(program_words) > _MAX_LINE:
-        return [f"  {label:<9} {launch_words} \\", f"  {'':<9}   {program_words}"]
-    return [f"  {label:<9} {launch_words} {program_words}"]
+    parts = [" ".join(map(shlex.quote, part)) for part in (launcher, program) if part]
+    if launcher and sum(map(len, parts)) > _MAX_LINE:
+        return [f"  {label:<9} {parts[0]} \\", f"  {'':<9}   {parts[1]}"]
+    return [f"  {label:<9} {' '.join(parts)}"]
 
 
 def _smallest_divisor(number: int, least: int) -> int:
     """Return the smallest divisor of ``number`` that is at least ``least``, or ``number``."""
-    for divisor in range(max(1, least), number):
-        if number % divisor == 0:
-            return divisor
-    return number
+    larger = range(max(1, least), number)
+    return next((divisor for divisor in larger if number % divisor == 0), number)
 
 
 def compiled_words(file: str, processes: int) -> str:

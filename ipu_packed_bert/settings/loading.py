@@ -73,7 +73,7 @@ def config_from_tree(
     stored: bool = False,
 ) -> Config:
     """Check parsed YAML in the same way as :func:`load_config`; messages name ``path``."""
-    name = _task_name(tree, overrides, command)
+    name = task_name(tree, overrides, command)
     of_task = PRETRAIN if name == PRETRAINING else FINETUNE
     if command not in (None, of_task):
         kind = "pre-training" if of_task == PRETRAIN else "fine-tuning"
@@ -164,7 +164,7 @@ def _override(reader: SettingsReader, block: SettingsReader, override: str) -> N
         )
 
 
-def _task_name(tree: Any, overrides: Sequence[str], command: Optional[str]) -> Any:
+def task_name(tree: Any, overrides: Sequence[str], command: Optional[str] = None) -> Any:
     """Return the name of the task; files of pre-training and of SQuAD may omit it."""
     stated = peek("task.name", tree, overrides)
     if stated:

@@ -188,12 +188,6 @@ class DataConfig:
         terms = [f"{share:g} x {folder}" for share, folder in zip(self.shares, self.folders)]
         return " + ".join(terms)
 
-    @property
-    def depth_shown(self) -> str:
-        """The packing depth for a message."""
-        depth = self.max_sequences_per_pack
-        return "null (unlimited)" if depth is None else str(depth)
-
 
 @dataclass(frozen=True)
 class StartConfig:

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, Type
 
 from ipu_packed_bert.engine import choose_engine
 from ipu_packed_bert.processes.ranks import Processes
-from ipu_packed_bert.run_files.checkpoints import clear_unfinished, load_newest, newest_checkpoint
+from ipu_packed_bert.run_files.checkpoints import UNFINISHED, load_newest, newest_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS
 from ipu_packed_bert.settings.allowed_changes import Changes, check_allowed, compare
 from ipu_packed_bert.settings.config import Config
@@ -22,6 +22,7 @@ from ipu_packed_bert.training.run_folder import environment, locked_run, open_ru
 from ipu_packed_bert.training.summary import finish, summary_if_not_finite
 from ipu_packed_bert.training.trackers import tracker
 from pack_data.cli.memory import keep_buffers
+from pack_data.reading.durable import remove_unfinished
 from pack_data.reading.packages import require
 
 
@@ -89,7 +90,7 @@ def _claim(args: argparse.Namespace, resources: contextlib.ExitStack) -> Beginni
         # Fails if there is no run, before the lock creates a file.
         newest_checkpoint(Path(args.resume, CHECKPOINTS))
         resources.enter_context(locked_run(args.resume))
-        clear_unfinished(Path(args.resume, CHECKPOINTS))
+        remove_unfinished(Path(args.resume, CHECKPOINTS), UNFINISHED)
     if args.start_from:
         return Beginning(args.start_from, weights=load_newest(Path(args.start_from, CHECKPOINTS)))
     if not args.resume:

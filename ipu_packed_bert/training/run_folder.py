@@ -16,14 +16,16 @@ import numpy as np
 import torch
 
 from ipu_packed_bert.run_files.folder import (
+    CHECKPOINTS,
     CONFIG,
     EVALUATIONS,
     LOCK,
     LOG,
     SUMMARY,
+    checkpoints,
     environment_of,
 )
-from ipu_packed_bert.run_files.new_run import has_saved, refuse_a_run_in
+from ipu_packed_bert.run_files.new_run import refuse_a_run_in
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.training.trackers import RUN_OF_MLFLOW
@@ -44,14 +46,15 @@ def resumes(folder: Union[str, Path]) -> bool:
 
     Raise ValueError if another process writes the run.
     """
-    if not has_saved(folder) and Path(folder, LOG).exists():
+    saved = Path(folder, CHECKPOINTS)
+    if not checkpoints(saved) and Path(folder, LOG).exists():
         with locked_run(folder):
-            if has_saved(folder):  # before the lock, by a process that has ended since
+            if checkpoints(saved):  # before the lock, by a process that has ended since
                 return True
             for name in (LOG, EVALUATIONS, RUN_OF_MLFLOW):
                 Path(folder, name).unlink(missing_ok=True)
         print(f"note      {folder} ended before its first checkpoint; it begins again")
-    return has_saved(folder)
+    return bool(checkpoints(saved))
 
 
 @contextlib.contextmanager

@@ -14,10 +14,8 @@ import pytest
 
 from ipu_packed_bert import __main__ as packed_bert
 from ipu_packed_bert.settings.shipped import FOLDER, config_file
-from pack_data.__main__ import COMMANDS as PACKING
 from pack_data.cli.command import run_main, typed
 from pack_data.lengths import packer_command
-from pack_data.packers import PACKERS
 from tests.imports import ROOT
 from tests.tiny_runs import tiny_config, tiny_data
 
@@ -48,23 +46,6 @@ def test_each_is_a_function_of_its_arguments(name, capsys):
     assert re.search(r"usage: (packed-bert|python) ", capsys.readouterr().out)
 
 
-def test_the_commands_stand_in_four_groups(capsys):
-    assert packed_bert.main([]) == 0
-    groups = {"": []}
-    for line in capsys.readouterr().out.splitlines()[2:]:
-        if line.startswith("  "):
-            groups[list(groups)[-1]].append(line.split()[0])
-        elif line:
-            groups[line.rstrip(":")] = []
-    assert list(groups.items())[1:] == [
-        ("data", ["pack", "build", "verify", "convert", "compare", "stream"]),
-        ("training", ["pretrain", "finetune", "predict", "export", "check-model"]),
-        ("looking", ["look", "benchmark", "report"]),
-        ("IPU", ["plan", "ipu-check"]),
-    ]
-    assert [name for names in groups.values() for name in names] == list(packed_bert.COMMANDS)
-
-
 def printed(capsys, *arguments):
     with contextlib.suppress(SystemExit):  # argparse leaves by it
         assert packed_bert.main(list(arguments)) == 0
@@ -80,27 +61,6 @@ def test_the_help_of_each_fits_a_screen_and_names_the_way_to_the_rest(name, caps
     assert options[0] <= options[1] and (options[0] or name == "export")
     if options[0] < options[1]:
         assert re.fullmatch(r"more options: (python|packed-bert) .+ --help-all", short[-1])
-
-
-def test_nothing_that_runs_as_a_module_is_missing():
-    """Every `python -m` form is a command too, but for five; a packer is an option of `pack`."""
-    alone = {"sort", "batching", "histogram", "certificate", "benchmark"}
-    packages = {"pack_data": dict.fromkeys(PACKERS, "pack"), "ipu_packed_bert": {}}
-    for package, other in packages.items():
-        files = [
-            path
-            for path in (ROOT / package).glob("*.py")
-            if path.stem != "__main__" and "\nif __name__ ==" in path.read_text()
-        ]
-        files += [path.parent for path in (ROOT / package).glob("*/__main__.py")]
-        assert {other.get(path.stem, path.stem) for path in files} <= {*packed_bert.COMMANDS, *alone}
-    assert set(PACKING) - set(PACKERS) - alone <= set(packed_bert.COMMANDS)
-
-
-def test_an_unknown_command(capsys):
-    assert "did you mean pretrain?" in refused(capsys, "pretain")
-    assert ", ".join(packed_bert.COMMANDS) in refused(capsys, "x")
-    assert "type packed-bert look" in refused(capsys, "histogram")
 
 
 @pytest.mark.parametrize(

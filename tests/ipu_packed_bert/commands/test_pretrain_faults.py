@@ -23,10 +23,7 @@ from ipu_packed_bert.run_files.folder import LOG, read_log
 from ipu_packed_bert.training import pretraining
 from ipu_packed_bert.training import summary as run_summary
 from pack_data.cli.command import run_main
-from tests.fakes.sdk import missing
-from tests.imports import ROOT
 from tests.ranks_at_work import forking
-from tests.refusals import refusal_of
 from tests.tiny_runs import not_drawn, tiny_config, tiny_data
 
 
@@ -161,29 +158,6 @@ def test_damaged_packs_are_not_trained_on(tmp_path, capsys):
     assert said.startswith(f"{shard}: pack ") and "block 0 " in said
 
 
-@pytest.mark.parametrize(
-    "override, words",
-    [
-        ("model.vocabulary_size=100", "has a vocabulary of 128 tokens, but model.vocabulary_size is 100"),
-        ("data.max_sequences_per_pack=2", "was packed at depth 3, but data.max_sequences_per_pack is 2"),
-        (
-            "data.max_predictions_per_sequence=11",
-            "masks up to 10 tokens per sequence, but data.max_predictions_per_sequence is 11",
-        ),
-        ("data.max_sequence_length=32", "has packs of 64 slots, but data.max_sequence_length is 32"),
-        ("engine.kind=ipu", "the Poplar SDK is missing"),
-        ("data.corpus=/no/such/text", None),
-    ],
-)
-def test_what_cannot_be_is_one_line(tiny, tmp_path, capsys, override, words):
-    if words is None:  # only an unbuilt data set needs its corpus
-        words, tiny = "/no/such/text: no such file", str(tiny_config(tmp_path / "new.yml", tmp_path / "new"))
-    with missing():
-        found = refused(capsys, "--config", tiny, "--out", str(tmp_path / "run"), "--set", override)
-    assert words in found
-    assert not (tmp_path / "run").exists()  # nothing half-made
-
-
 def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
     folder = tmp_path / "run"
     pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "6"])
@@ -305,23 +279,6 @@ def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_pat
         assert not checkpoints(folder / "checkpoints")
         last = json.loads((folder / LOG).read_text().split("\n")[4], parse_constant=pytest.fail)  # strict JSON
         assert last["step"] == 5 and last["loss"] is None
-
-
-@pytest.mark.parametrize(
-    "arguments, names",
-    [
-        (["--config", "packed_host", "--data", __file__], [__file__, "directory"]),
-        (["--config", "packed_host", "--start-from", "nowhere"], ["--start-from nowhere"]),
-        (["--config", "packed_hots.yml"], ["packed_hots.yml", "packed_host?"]),
-        (["--config", str(ROOT / "configs" / "packed_hots.yml")], [f"{ROOT}/configs/packed_host.yml?"]),
-        (["--resume", "a", "--out", "b"], ["--resume", "--out"]),
-        (["--resume", "a", "--start-from", "b"], ["--resume", "--start-from"]),
-        (["--config", "packed_host", "--steps", "many"], ["run.steps", "'many'"]),
-        (["--config", "packed_host", "--engine", "gpu"], ["engine.kind", "'gpu'"]),
-    ],
-)
-def test_wrong_arguments(capsys, arguments, names):
-    refusal_of(pretrain.main, arguments, capsys, *names)
 
 
 def test_a_run_that_never_saved_cannot_be_resumed(tiny, tmp_path, capsys):

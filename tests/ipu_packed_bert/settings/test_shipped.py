@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import shlex
 from functools import lru_cache
 
 import pytest
@@ -365,25 +364,3 @@ def test_every_set_that_a_message_prints_is_taken(path):
         if before.without_ipus:  # a placement that is printed is the pod's: the small run keeps its own
             small, former = (each.applied_without_ipus()[0].placement for each in (changed, before))
             assert dataclasses.replace(small, optimizer_state_off_chip=True) == former
-
-
-def test_every_set_that_a_page_prints_is_taken():
-    """With the configuration that its command names; without one, on every shape of placement."""
-    read = 0
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
-            options = [shlex.split(each)[0] for each in SET.findall(line)]
-            # In running text some values are words in capitals, and tasks have settings of their own.
-            options = [each for each in options if not re.search(r"=([A-Z]+|\.\.\.)$|^a\.b=|^(?i:section)\.", each)]
-            named = re.search(r"--config (?:configs/)?(\w+)", line)
-            paths = [path for path in SHAPES if path in PATHS]
-            if named:
-                paths = [path for path in PATHS + FINE_TUNING if path.stem == named[1]]
-            elif re.search(r"task\.|predict|data\.|--resume", line):
-                continue
-            if not options or not paths:
-                continue
-            for path in paths:
-                configurations.load_config(path, options)
-            read += 1
-    assert read >= 9
