@@ -103,7 +103,9 @@ def _parser() -> ArgumentParser:
         metavar="S",
         help="slots per pack (default: stated by the source, else its longest sequence)",
     )
-    parser.add_argument("--packer", help="packer (default optimal)")
+    parser.add_argument(
+        "--packer", choices=PACKERS, metavar="NAME", help="packer (default optimal)"
+    )
     parser.add_argument(
         "--max-sequences-per-pack",
         "--depth",
@@ -137,8 +139,6 @@ def _look_at_lengths(args: argparse.Namespace) -> None:
     packer = getattr(args, "packer", "optimal")
     is_published = all(source in PUBLISHED for source in args.what)
     depth = getattr(args, "depth", _DEPTH_OF_PAPER if is_published else None)
-    if packer not in PACKERS:
-        raise ValueError(f"--packer {packer}: no such packer; choose one of {', '.join(PACKERS)}")
     if not packs_at_depth(packer, depth):
         raise ValueError(
             f"--packer {packer}: does not support this depth; add --max-sequences-per-pack 3"

@@ -25,15 +25,11 @@ _ROWS = "--rows"
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the main function of the packer's module, or `_main_of_rows` if --rows is given."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--packer", default=_DEFAULT)
+    parser = ArgumentParser(prog=typed("pack"), add_help=False, allow_abbrev=False)
+    parser.add_argument("--packer", choices=PACKERS, default=_DEFAULT)
     args, others = parser.parse_known_args(argv)
     if any(option.split("=")[0] == _ROWS for option in others):
         return _main_of_rows(others)
-    if args.packer not in PACKERS:
-        raise ValueError(
-            f"--packer {args.packer}: no such packer; choose one of {', '.join(PACKERS)}"
-        )
     if {"-h", "--help", "--help-all"} & {*others}:
         names = f"NAME is one of\n{', '.join(PACKERS)} (default {_DEFAULT})\n"
         print(f"{typed('pack')} [--packer NAME] [options]; {names}")

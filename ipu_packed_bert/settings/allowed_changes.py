@@ -140,13 +140,10 @@ def stored_config(run: str, stored: str, config: Config) -> Config:
 
 def _differences(stored: Config, config: Config) -> List[Change]:
     """Return the settings of ``config`` with other values than in ``stored``."""
-    changes = []
-    for key in config.settings:
-        before = plain(stored.value(key))
-        after = plain(config.value(key))
-        if before != after:
-            changes.append(Change(key, before, after))
-    return changes
+    changes = [
+        Change(key, plain(stored.value(key)), plain(config.value(key))) for key in config.settings
+    ]
+    return [change for change in changes if change.before != change.after]
 
 
 def _stated(change: Change, config: Config) -> str:
@@ -157,15 +154,14 @@ def _stated(change: Change, config: Config) -> str:
     return f"{change.key} is {shown(change.before)} there, {shown(change.after)} {source}"
 
 
-def stated_differences(run: str, stored: str, config: Config, keys: Sequence[str]) -> List[str]:
+def stated_differences(run: str, stored: str, config: Config, keys: Collection[str]) -> List[str]:
     """Return the differences between a checkpoint and a configuration in some settings, for a message.
 
     Args:
         run: the run's directory, for messages.
         stored: YAML text of all settings in the checkpoint.
         config: the configuration.
-        keys: full names of the settings, in the order of the result.
+        keys: full names of the settings.
     """
     differences = _differences(stored_config(run, stored, config), config)
-    changes = {change.key: change for change in differences}
-    return [_stated(changes[key], config) for key in keys if key in changes]
+    return [_stated(change, config) for change in differences if change.key in keys]

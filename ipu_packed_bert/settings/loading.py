@@ -108,10 +108,11 @@ def filled_in(config: Config, facts: Mapping[str, Any], origin: str) -> Config:
     Raises:
         ConfigError: these values break a rule.
     """
-    values = {}
-    for key, value in facts.items():
-        if config.origins.get(key, FILE).startswith(DEFAULT):
-            values[key] = value
+    values = {
+        key: value
+        for key, value in facts.items()
+        if config.origins.get(key, FILE).startswith(DEFAULT)
+    }
     filled = config.with_settings(values, origin)
     problems = cross_check(filled)
     if problems:

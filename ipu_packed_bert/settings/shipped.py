@@ -77,7 +77,7 @@ def config_file(name: str) -> Path:
         raise ValueError(
             f"--config {name}: neither a file nor a configuration of the program; {hint or f'choose one of {choices}'}"
         )
-    if hint and not path.exists():
+    if hint:
         raise ValueError(f"--config {name}: no such file; {hint}")
     return path
 
