@@ -251,7 +251,7 @@ WITHOUT_ROW = {
     "has imported weights": _TRAINED,
     "pack_data/formats/": _FOREIGN,
     "pack_data/text/": _FOREIGN,
-    "batching/pack_dataset.py: ": "is no command",
+    "of BERT; pack them with": "is no command",
     "--packing-factor \0: a pack holds at least one": "is no command",
     "numbers that need not be whole": _FOREIGN,
     "bad records, --skip-bad": "several tasks must skip records; test_stages",
@@ -260,7 +260,6 @@ WITHOUT_ROW = {
     "a tokenizer.json says this itself": _FOREIGN,
     "contains no sequences": _NOT_TYPED,
     "--append is gone": _NOT_TYPED,
-    "--search: plan": _NOT_TYPED,
     "--longest \0: does not fit": _SECONDS,
 }
 

@@ -232,7 +232,7 @@ REFUSED = [
     ("look wikipedia_512 l.csv --out l.csv", ["--out l.csv"]),
     ("look l.csv --plot x.csv", ["--plot x.csv", ".png", ".svg"]),
     # ---- fine-tuned models
-    (f"{FINETUNE} {TINY} --set model.vocabulary=nothing.txt", ["nothing.txt", "vocabulary"]),
+    (f"{FINETUNE} {TINY} --set model.vocabulary=nothing.txt", ["nothing.txt", "vocab.txt"]),
     (f"{FINETUNE} {TINY} --set data.packer=best", ["data.packer", "'best'", "greedy"]),
     (f"{FINETUNE} {TINY} --set run.epochs=6e-3", ["run.epochs"]),
     (f"{FINETUNE} {TINY} --set engine.attention=fast", ["engine.attention", "'fast'", "varlen"]),

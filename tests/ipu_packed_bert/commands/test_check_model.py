@@ -16,7 +16,6 @@ transformers = pytest.importorskip(
 )
 
 from pack_data.cli.command import run_main
-from padding_free import assert_isolated
 from padding_free.check_model_command import main
 from padding_free.leaks import layers
 from tests.imports import ROOT
@@ -45,10 +44,6 @@ def own(monkeypatch):
         swapped=lambda examples: joined(examples[::-1]),
     )
     monkeypatch.setitem(sys.modules, "own_code", module)
-
-
-def own_code(name):
-    return getattr(sys.modules["own_code"], name)()
 
 
 def test_a_folder_is_isolated_and_its_rows_are_told(folder, tmp_path, capsys):
@@ -108,15 +103,7 @@ def test_a_model_that_fails_cannot_be_judged(monkeypatch, capsys):
     assert run_main(main, ["own_code:fails", "--row", "64", "--longest", "32", "--json"]) == 2
 
 
-def test_the_assertion_for_test_suites(own):
-    sizes = {"row": ROW, "longest": LONGEST}
-    assert "examples" in str(assert_isolated(own_code("right"), **sizes))
-    with pytest.raises(AssertionError) as caught:
-        assert_isolated(own_code("late"), **sizes)
-    lines = str(caught.value).split("\n")
-    assert 2 <= len(lines) <= 5 and "token" in lines[1]
-
-
+@pytest.mark.slow
 def test_the_fixture_of_the_pytest_plugin(tmp_path):
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
@@ -129,22 +116,3 @@ def test_the_fixture_of_the_pytest_plugin(tmp_path):
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "padding_free.leaks.isolated" in run.stdout
-
-
-@pytest.mark.parametrize(
-    "line, words",
-    [
-        (["nowhere"], "written by save_pretrained"),
-        (["."], "needs config.json"),
-        (["own_code:nothing"], "cannot be loaded"),
-        (["own_code:right", "--collator", "collate"], "is not module:name"),
-        (["own_code:right", "--batch", "{file}"], "line 2: "),
-    ],
-    ids=str,
-)
-def test_mistakes_are_one_line(own, line, words, tmp_path, capsys):
-    file = tmp_path / "batch.jsonl"
-    file.write_text('{"input_ids": [3]}\n{"labels": [3]}\n')
-    assert run_main(main, [each.replace("{file}", str(file)) for each in line]) == 2
-    printed = capsys.readouterr()
-    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1 and words in printed.err

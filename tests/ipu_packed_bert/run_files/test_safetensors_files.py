@@ -11,7 +11,6 @@ from safetensors.torch import save
 from ipu_packed_bert.commands import export
 from ipu_packed_bert.run_files.safetensors_files import file_pieces, read_tensors, tensor_bytes
 from pack_data.cli.command import run_main
-from tests.imports import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 NAMES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool float8_e4m3fn float8_e5m2"
@@ -37,7 +36,7 @@ def of_type(dtype, shape, seed):
     return tensor.reshape(-1).view(dtype).reshape(shape)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     made=st.dictionaries(
         st.text(max_size=5).filter(lambda name: name != "__metadata__"),
@@ -74,20 +73,6 @@ def test_what_was_read_does_not_hang_on_the_file(tmp_path):
     found = read_tensors(path)["a"]
     path.write_bytes(b"\0" * path.stat().st_size)
     assert torch.equal(found, torch.ones(1000))
-
-
-def test_a_type_that_the_format_lacks_is_refused():
-    for tensor in (torch.zeros(2, dtype=torch.complex128), torch.zeros(2, 2).to_sparse()):
-        with pytest.raises(ValueError, match="do not support"):
-            next(file_pieces({"a": tensor}))
-
-
-@pytest.mark.parametrize("data", [b"", b"12345678", b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}more"])
-def test_other_bytes_are_one_line(tmp_path, data):
-    (tmp_path / "a.safetensors").write_bytes(data)
-    with pytest.raises(ValueError) as refused:
-        read_tensors(tmp_path / "a.safetensors")
-    assert "a.safetensors: cannot be read" in str(refused.value) and "\n" not in str(refused.value)
 
 
 # -- files that would run code -----------------------------------------------------------------------------------------
@@ -138,15 +123,3 @@ def test_a_hugging_face_folder_runs_no_code(tmp_path, archive, written, capsys):
     message = capsys.readouterr().err
     assert "pytorch_model.bin" in message and message.count("\n") == 1
     assert not written.exists() and not (tmp_path / "run").exists()
-
-
-def test_nothing_unpickles_a_file():
-    files = 0
-    for package in ("ipu_packed_bert", "pack_data", "profiling"):
-        for path in (ROOT / package).rglob("*.py"):
-            text, files = path.read_text(encoding="utf-8"), files + 1
-            words = ["torch.load(", "jit.load", "import pickle", "Unpickler"]
-            if path.name == "ranks.py":  # what the processes of one run tell each other is in no file
-                words = words[:2]
-            assert not any(word in text for word in words), path
-    assert files > 100

@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from itertools import product
 
 import pytest
 import yaml
 
 from ipu_packed_bert.commands import export, pretrain
-from ipu_packed_bert.run_files.checkpoints import load_checkpoint, load_newest, newest_checkpoint, save_checkpoint
+from ipu_packed_bert.run_files.checkpoints import load_newest, newest_checkpoint
 from ipu_packed_bert.run_files.vocabulary_identity import UNKNOWN, Identity, agree
 from ipu_packed_bert.tasks.starting_weights import find_start
 from ipu_packed_bert.training.export import export_run, import_folder
@@ -17,11 +18,20 @@ from pack_data.text.vocabulary import SPECIAL_TOKENS, Vocabulary, load_vocabular
 from tests.fine_tuning_files import tiny_config as fine_tuning_config
 from tests.fine_tuning_files import tiny_table
 from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.refusals import refused
 from tests.tiny_runs import tiny_config, tiny_data, tiny_settings
 
 SIZE = 8192
 WORDS = tuple(f"w{number}" for number in range(SIZE - len(SPECIAL_TOKENS)))
-ONE, OTHER = Vocabulary(SPECIAL_TOKENS + WORDS), Vocabulary(SPECIAL_TOKENS + WORDS[::-1])
+ONE = Vocabulary(SPECIAL_TOKENS + WORDS)
+OTHER = Vocabulary(SPECIAL_TOKENS + WORDS[::-1])
+
+
+def trained(folder, *arguments):
+    config = tiny_config(folder / "tiny.yml", folder / "one")
+    overrides = (f"model.vocabulary_size={SIZE}", "run.evaluate_every=0", "run.checkpoint_every=1")
+    options = [word for override in overrides for word in ("--set", override)]
+    return run_main(pretrain.main, ["--config", str(config), "--steps", "2", *options, *map(str, arguments)])
 
 
 @pytest.fixture(scope="module")
@@ -34,83 +44,61 @@ def house(tmp_path_factory):
         (folder / name / "vocab.txt").write_bytes(vocabulary.text)
     tiny_data(folder / "unknown")
     assert trained(folder, "--data", folder / "one", "--out", folder / "run") == 0
+    export_run(folder / "run", folder / "hf")
+    import_folder(folder / "hf", folder / "again")
     return folder
-
-
-def trained(folder, *arguments):
-    config = tiny_config(folder / "tiny.yml", folder / "one")
-    return run_main(
-        pretrain.main,
-        [
-            "--config",
-            str(config),
-            "--steps",
-            "2",
-            "--set",
-            f"model.vocabulary_size={SIZE}",
-            "--set",
-            "run.evaluate_every=0",
-            "--set",
-            "run.checkpoint_every=1",
-            *map(str, arguments),
-        ],
-    )
 
 
 def newest(run):
     return load_newest(run / "checkpoints")
 
 
-def refused(status, capsys):
-    message = capsys.readouterr().err
-    assert status == 2 and message.startswith("error: ") and message.count("\n") == 1
-    assert "another vocabulary" in message and ONE.sha256[:12] in message and OTHER.sha256[:12] in message
+def test_weights_do_not_meet_data_of_another_vocabulary(house, tmp_path, capsys):
+    """Beginning, resuming and exporting, and beginning with what was exported and imported again."""
+    shutil.copytree(house / "run", tmp_path / "run")
+    shutil.rmtree(str(newest_checkpoint(tmp_path / "run" / "checkpoints")))
+    new = ("--data", house / "other", "--out", tmp_path / "new")
+    statuses = [
+        trained(house, "--start-from", house / "run", *new),
+        trained(house, "--start-from", house / "again", *new),
+        run_main(pretrain.main, ["--resume", str(tmp_path / "run"), "--data", str(house / "other")]),
+        run_main(export.main, [str(house / "run"), str(tmp_path / "new"), "--vocabulary", str(house / "other.txt")]),
+    ]
+    messages = capsys.readouterr().err.splitlines()
+    assert statuses == [2] * 4 == [2] * len(messages) and not (tmp_path / "new").exists()
+    for message in messages:
+        assert ONE.sha256[:12] in message and OTHER.sha256[:12] in message
 
 
-def test_the_hash_travels_with_the_weights(house):
-    assert newest(house / "run").vocabulary == ONE.sha256 != OTHER.sha256
-
-
-def test_a_run_does_not_begin_with_weights_of_another_vocabulary(house, tmp_path, capsys):
-    status = trained(house, "--start-from", house / "run", "--data", house / "other", "--out", tmp_path / "run")
-    refused(status, capsys)
-    assert not (tmp_path / "run").exists()
-
-
-def test_it_begins_with_those_of_its_own(house, tmp_path, capsys):
-    assert trained(house, "--start-from", house / "run", "--data", house / "one", "--out", tmp_path / "run") == 0
-    assert "vocabular" not in capsys.readouterr().out
-
-
-def test_data_that_does_not_say_is_noted_and_the_weights_keep_theirs(house, tmp_path, capsys):
+def test_the_vocabulary_travels_with_the_weights(house, tmp_path, capsys):
+    for run in ("run", "again"):
+        assert newest(house / run).identity.sha256 == ONE.sha256
+    assert load_vocabulary(house / "hf" / "vocab.txt").sha256 == ONE.sha256
+    # Data that does not say is noted, and the weights keep theirs.
     assert trained(house, "--start-from", house / "run", "--data", house / "unknown", "--out", tmp_path / "run") == 0
-    noted = [line for line in capsys.readouterr().out.splitlines() if "not compared" in line]
-    assert len(noted) == 1 and str(house / "unknown") in noted[0] and str(house / "run") not in noted[0]
+    (noted,) = [line for line in capsys.readouterr().out.splitlines() if "not compared" in line]
+    assert str(house / "unknown") in noted and str(house / "run") not in noted
     assert newest(tmp_path / "run").vocabulary == ONE.sha256
 
 
-def test_a_run_is_not_resumed_with_another_vocabulary(house, tmp_path, capsys):
-    run = tmp_path / "run"
-    assert trained(house, "--data", house / "one", "--out", run) == 0
-    shutil.rmtree(str(newest_checkpoint(run / "checkpoints")))
-    refused(run_main(pretrain.main, ["--resume", str(run), "--data", str(house / "other")]), capsys)
-    assert run_main(pretrain.main, ["--resume", str(run)]) == 0
-
-
-def test_export_writes_the_vocabulary_of_the_weights(house, tmp_path, capsys):
-    run = str(house / "run")
-    refused(run_main(export.main, [run, str(tmp_path / "hf"), "--vocabulary", str(house / "other.txt")]), capsys)
-    assert not (tmp_path / "hf").exists()
-    assert run_main(export.main, [run, str(tmp_path / "hf")]) == 0
-    assert "not compared" not in capsys.readouterr().out
-    assert load_vocabulary(tmp_path / "hf" / "vocab.txt").sha256 == ONE.sha256
-    # What comes back is of that vocabulary too.
-    assert run_main(export.main, ["--import", str(tmp_path / "hf"), str(tmp_path / "again")]) == 0
-    assert newest(tmp_path / "again").vocabulary == ONE.sha256
-    capsys.readouterr()
-    refused(
-        trained(house, "--start-from", tmp_path / "again", "--data", house / "other", "--out", tmp_path / "run"), capsys
-    )
+@pytest.mark.parametrize("hashes", [("a", "a"), ("a", ""), ("", "a"), ("", ""), ("a", "b")])
+def test_sides_agree_unless_both_state_another_hash_or_casing(hashes):
+    for weights_case, data_case in product((True, False, None), repeat=2):
+        weights = Identity(hashes[0], weights_case)
+        data = Identity(hashes[1], data_case)
+        other_hash = "" not in hashes and hashes[0] != hashes[1]
+        other_case = None not in (weights_case, data_case) and weights_case != data_case
+        if other_hash or other_case:
+            rule = "sha256" if other_hash else f"{'DATA' if weights_case else 'RUN'} keeps .*--keep-case"
+            with refused("another vocabulary", "RUN", "DATA", rule):
+                agree(weights, data, weights_of="RUN", data_of="DATA")
+            continue
+        found = agree(weights, data, weights_of="RUN", data_of="DATA")
+        casing = data_case if weights_case is None else weights_case
+        assert found.vocabulary == Identity(max(hashes), casing)
+        unknown = [name for name, sha256 in zip(("RUN", "DATA"), hashes) if not sha256]
+        assert [name for name in ("RUN", "DATA") if name in (found.note or "")] == unknown
+    assert UNKNOWN.lowers_case
 
 
 @pytest.mark.parametrize("form", ["our run", "hugging face"])
@@ -120,45 +108,15 @@ def test_fine_tuning_begins_with_the_vocabulary_of_the_weights(house, tmp_path, 
         start = tmp_path / "hf"
         export_run(house / "run", start)
     table = tiny_table(tmp_path / "train.csv", "single_label")
-    with pytest.raises(ValueError, match="another vocabulary"):
-        find_start(
-            fine_tuning_config(start, table, task="single_label", model={"vocabulary": str(house / "other.txt")})
-        )
-    found = find_start(
-        fine_tuning_config(start, table, task="single_label", model={"vocabulary": str(house / "one.txt")})
-    )
-    assert found.vocabulary.sha256 == ONE.sha256 and "not compared" not in found.description
-
-
-def test_a_checkpoint_knows_the_vocabulary_of_its_weights(house, tmp_path):
-    found = load_newest(house / "run" / "checkpoints")
-    assert found.identity.sha256 == ONE.sha256
-    unknown = load_checkpoint(save_checkpoint(tmp_path, found._replace(vocabulary="", lower_case=None), keep=1))
-    assert unknown.identity == UNKNOWN and UNKNOWN.lowers_case
-
-
-@pytest.mark.parametrize(
-    "weights, data, known, noted",
-    [("a", "a", "a", ()), ("a", "", "a", ("DATA",)), ("", "a", "a", ("RUN",)), ("", "", "", ("DATA", "RUN"))],
-)
-def test_what_both_sides_say(weights, data, known, noted):
-    found = agree(Identity(weights), Identity(data), weights_of="RUN", data_of="DATA")
-    assert found.vocabulary == Identity(known)
-    assert [name for name in ("DATA", "RUN") if found.note and name in found.note] == list(noted)
-
-
-@pytest.mark.parametrize("weights", [True, False, None])
-@pytest.mark.parametrize("data", [True, False, None])
-def test_the_rule_for_capitals_is_part_of_a_vocabulary(weights, data):
-    """Whoever states it decides; two that state it otherwise do not go together."""
-    sides = Identity("a", weights), Identity("a", data)
-    if None not in (weights, data) and weights != data:
-        with pytest.raises(ValueError, match="another vocabulary .* keeps capitals.* --keep-case") as error:
-            agree(*sides, weights_of="RUN", data_of="DATA")
-        assert f"{'DATA' if weights else 'RUN'} keeps" in str(error.value) and "\n" not in str(error.value)
-    else:
-        found = agree(*sides, weights_of="RUN", data_of="DATA")
-        assert found == (Identity("a", data if weights is None else weights), None)
+    configs = []
+    for name in ("one", "other"):
+        vocabulary = {"vocabulary": str(house / f"{name}.txt")}
+        configs.append(fine_tuning_config(start, table, task="single_label", model=vocabulary))
+    with refused("another vocabulary"):
+        find_start(configs[1])
+    beginning = find_start(configs[0])
+    assert beginning.vocabulary.sha256 == ONE.sha256
+    assert "not compared" not in beginning.description
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +131,9 @@ def cased(tmp_path_factory):
 
 
 def trained_on(folder, data, *arguments):
-    settings = {**tiny_settings(folder / data), "data": {"directory": str(folder / data)}}
-    settings["model"] = {**settings["model"], "vocabulary_size": 300}
+    settings = tiny_settings(folder / data)
+    settings["data"] = {"directory": str(folder / data)}
+    settings["model"]["vocabulary_size"] = 300
     settings["run"] = {"steps": 1}
     (folder / "cased.yml").write_text(yaml.safe_dump(settings))
     return run_main(pretrain.main, ["--config", str(folder / "cased.yml"), *map(str, arguments)])
@@ -183,18 +142,19 @@ def trained_on(folder, data, *arguments):
 def test_a_run_on_data_that_keep_capitals_says_so_wherever_it_goes(cased, tmp_path):
     run = cased / "run"
     assert newest(run).lower_case is False
-    assert json.loads((run / "environment.json").read_text())["data"]["lower_case"] is False
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["data"]["lower_case"] is False
     kept = load_vocabulary(cased / "kept" / "vocab.txt", lower_case=False)
     word = next(token for token in kept.tokens if token[0].isupper() and len(token) > 1)
-    table = tiny_table(tmp_path / "train.csv", "single_label")
+
     export_run(run, tmp_path / "hf")
-    assert json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["do_lower_case"] is False
+    tokenizer = json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())
+    assert tokenizer["do_lower_case"] is False
     import_folder(tmp_path / "hf", tmp_path / "again")
+    table = tiny_table(tmp_path / "train.csv", "single_label")
     for start in (run, tmp_path / "hf", tmp_path / "again"):
-        found = find_start(
-            fine_tuning_config(start, table, task="single_label", data={"max_sequence_length": 32})
-        ).vocabulary
-        assert found.encode([word])[0].tolist() == [kept.ids[word]]
+        config = fine_tuning_config(start, table, task="single_label", data={"max_sequence_length": 32})
+        assert find_start(config).vocabulary.encode([word])[0].tolist() == [kept.ids[word]]
 
 
 def test_the_same_tokens_in_another_case_are_another_vocabulary(cased, tmp_path, capsys):
@@ -208,18 +168,3 @@ def test_the_same_tokens_in_another_case_are_another_vocabulary(cased, tmp_path,
     evaluated = ("--set", "run.evaluate_every=1", "--set", f"data.evaluation_directory={cased / 'lowered'}")
     assert trained_on(cased, "kept", "--out", tmp_path / "other", *evaluated) == 2
     assert "has lower-case text, unlike the training data" in capsys.readouterr().err
-
-
-def test_one_vocabulary_has_one_identity_however_its_lines_end(tmp_path):
-    corpus = write_corpus(tmp_path / "text", 8)
-    content = (build_small(corpus, tmp_path / "first").folder / "vocab.txt").read_bytes()
-    (tmp_path / "dos.txt").write_bytes(content.replace(b"\n", b"\r\n"))
-    (tmp_path / "cut.txt").write_bytes(content.rstrip(b"\n"))
-    identity = load_vocabulary(tmp_path / "dos.txt").sha256
-    for name in ("dos", "cut"):
-        build_small(corpus, tmp_path / name, vocabulary=tmp_path / f"{name}.txt")
-        assert (
-            read_manifest(tmp_path / name).vocabulary_sha256
-            == identity
-            == read_manifest(tmp_path / "first").vocabulary_sha256
-        )

@@ -21,10 +21,11 @@ OFFERED = {
 
 
 def commands(lines):
-    """{label: words of the command}, continued lines joined; other lines of the plan left out."""
+    """Return {label: words of the command}, continued lines joined; other lines of the plan are left out."""
     joined = "\n".join(lines).replace("\\\n", " ").splitlines()
-    found = {line[:11].strip(): shlex.split(line[11:]) for line in joined}
-    return {label: words for label, words in found.items() if label != "ranks"}
+    words_of = {line[:11].strip(): shlex.split(line[11:]) for line in joined}
+    words_of.pop("ranks", None)
+    return words_of
 
 
 def value(words, option):
@@ -34,61 +35,56 @@ def value(words, option):
 @pytest.mark.parametrize("name", OFFERED)
 def test_lines_of_ipus(name):
     config = load_config(FOLDER / f"{name}.yml")
-    found = commands(start_lines(config))
-    offered = [int(value(words, "--num-instances")) if words[0] == "poprun" else 0 for words in found.values()]
+    offered = []
+    for label, words in commands(start_lines(config)).items():
+        launcher = words[: words.index("python")]
+        program = words[len(launcher) + 1 :]
+        assert program == ["run_pretraining.py", "--config", name, "--engine", "ipu"]
+        if not launcher:
+            offered.append(0)
+            continue
+        instances = int(value(words, "--num-instances"))
+        offered.append(instances)
+        assert int(value(words, "--num-replicas")) == config.placement.replicas
+        assert int(value(words, "--ipus-per-replica")) == 4
+        assert config.placement.replicas % instances == 0
+        several = label.endswith("hosts")
+        assert ("--host" in words) == several
+        assert ("--mpi-local-args=-x MASTER_ADDR=HOST0" in words) == several
+        if several:
+            hosts = value(words, "--host").split(",")
+            assert len(hosts) == int(label.split()[0]) == instances
     assert offered == OFFERED[name]
-    for label, words in found.items():
-        begin = words.index("python")
-        assert words[begin + 1 :] == ["run_pretraining.py", "--config", name, "--engine", "ipu"]
-        if words[0] == "poprun":
-            replicas, instances = (int(value(words, f"--num-{what}")) for what in ("replicas", "instances"))
-            assert (replicas, int(value(words, "--ipus-per-replica"))) == (config.placement.replicas, 4)
-            assert replicas % instances == 0
-            assert ("--host" in words) == label.endswith("hosts")
-            assert ("--mpi-local-args=-x MASTER_ADDR=HOST0" in words) == ("--host" in words)
-            if "--host" in words:
-                assert len(value(words, "--host").split(",")) == int(label.split()[0]) == instances
 
 
 def test_more_ipus_than_a_program_has_take_more_processes():
     config = load_config(FOLDER / "packed_phase2_pod64.yml", ["placement.replicas=128", "engine.kind=ipu"])
     assert config.ipus == 512 and instances_for(config) == 8
-    found = commands(start_lines(config))
-    assert "start" not in found and value(found["poprun"], "--num-instances") == "8"
-    assert value(found["32 hosts"], "--num-instances") == "32" and "--engine" not in found["poprun"]
+    lines = commands(start_lines(config))
+    assert set(lines) == {"poprun", "32 hosts"}
+    assert value(lines["poprun"], "--num-instances") == "8"
+    assert value(lines["32 hosts"], "--num-instances") == "32"
+    assert "--engine" not in lines["poprun"]
     assert config.ipus / 8 <= IPUS_OF_A_PROGRAM
 
 
-def test_lines_of_gpus(capsys):
-    assert plan_command.main(["--config", "packed_phase2_gpu8", "--plan", "--packing-factor", "2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (start,) = [line for line in lines if line.startswith("  start ")]
-    assert start.split() == "start torchrun --nproc-per-node 8 run_pretraining.py --config packed_phase2_gpu8".split()
-    assert any(line.startswith("  ranks     8 processes") and line.endswith(": 64 each") for line in lines)
+def test_lines_of_gpus():
     alone = commands(start_lines(load_config(FOLDER / "packed_phase2_gpu1.yml")))
     assert alone == {"start": ["python", "run_pretraining.py", "--config", "packed_phase2_gpu1"]}
     config = load_config(FOLDER / "packed_phase2_gpu8.yml")
+    started = "torchrun --nproc-per-node 8 run_pretraining.py --config packed_phase2_gpu8"
+    assert commands(start_lines(config)) == {"start": started.split()}
     assert start_lines(config, micro_batches=513)[-1].endswith("of an update: 65 each, 7 of them empty")
 
 
 def test_the_line_has_the_options_of_the_plan(capsys, tmp_path):
     """Parsed again it gives the same settings."""
-    given = ["--config", "packed_phase2_pod16", "--steps", "7", "--set", "run.seed=3", "--out", str(tmp_path / "a b")]
-    assert plan_command.main([*given, "--plan", "--packing-factor", "2"]) == 0
-    text = capsys.readouterr().out
-    found = commands([line for line in text.splitlines()[-4:] if not line.startswith("  verdict")])
-    again = pretrain.parse(found["poprun"][found["poprun"].index("run_pretraining.py") + 1 :])
-    wanted = pretrain.parse([*given, "--engine", "ipu"])
-    assert not again.plan and Path(again.out) == tmp_path / "a b"
-    assert again.config == wanted.config and sorted(again.overrides) == sorted(wanted.overrides)
-    assert {each.split("=")[1] for each in again.overrides} == {"7", "3", "ipu"}
-
-
-def test_fine_tuning_has_its_lines(capsys, tmp_path):
-    given = ["--config", "finetune_squad_packed_pod16", "--data-dir", str(tmp_path), "--plan"]
-    assert plan_command.main(given) == 0
-    found = commands([line for line in capsys.readouterr().out.splitlines()[-3:] if "verdict" not in line])
-    replicas = load_config(FOLDER / "finetune_squad_packed_pod16.yml").placement.replicas
-    assert value(found["poprun"], "--num-replicas") == str(replicas)
-    program = ["python", "-m", "ipu_packed_bert", "finetune", "--config", given[1], "--data-dir", str(tmp_path)]
-    assert found["start"] == [*program, "--engine", "ipu"]
+    options = ["--config", "packed_phase2_pod16", "--steps", "7", "--set", "run.seed=3", "--out", str(tmp_path / "a b")]
+    assert plan_command.main([*options, "--plan", "--packing-factor", "2"]) == 0
+    last_lines = capsys.readouterr().out.splitlines()[-4:]
+    words = commands([line for line in last_lines if not line.startswith("  verdict")])["poprun"]
+    again = pretrain.parse(words[words.index("run_pretraining.py") + 1 :])
+    assert not again.plan
+    assert Path(again.out) == tmp_path / "a b"
+    assert again.config == "packed_phase2_pod16"
+    assert sorted(again.overrides) == ["engine.kind=ipu", "run.seed=3", "run.steps=7"]

@@ -1,23 +1,16 @@
 """Every committed configuration: in range, what its name says, and the published values whatever the defaults are."""
 
-import dataclasses
 import json
 import re
 from functools import lru_cache
 
 import pytest
-import yaml
 
 from ipu_packed_bert.settings import loading as configurations
-from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.declare import plain
-from ipu_packed_bert.settings.launch_lines import compiled_words
-from ipu_packed_bert.settings.rules import check_for_ipus, schedule_too_short
+from ipu_packed_bert.settings.rules import check_for_ipus
 from ipu_packed_bert.settings.schema import EPSILON, FIXED
 from ipu_packed_bert.settings.shipped import config_file, for_one_gpu, shipped_names
-from ipu_packed_bert.settings.yaml_files import load_yaml
-from ipu_profiling.measured.bundle import way_out
-from ipu_profiling.planning.ipu_memory import memory_words
 from ipu_profiling.planning.plan import plan
 from tests.imports import CONFIGS, ROOT
 
@@ -39,55 +32,42 @@ PUBLISHED_POD64 = {
     ("large", 512): (16384.0, 0.13, 0.19),
 }
 REPLICAS = {"pod4": 1, "pod16": 4, "pod64": 16, "bow_pod16": 4, "bow_pod64": 16}
-# hidden, layers, heads, intermediate, layers per IPU
 # Published NVIDIA configuration, BERT-large with LAMB (NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT,
 # scripts/configs/pretrain_config.sh, dgxa100_8gpu_fp16): sequences an update, steps, peak learning rate, warm-up share.
 PUBLISHED_GPU = {128: (65536, 7038, 6.0e-3, 0.2843), 512: (32768, 1563, 4.0e-3, 0.128)}
-SIZES = {"base": (768, 12, 12, 3072, (0, 4, 4, 4)), "large": (1024, 24, 16, 4096, (3, 7, 7, 7))}
+OF_GPUS = {
+    "model.layer_norm_eps": 1e-12,
+    "model.attention_dropout": 0.0,  # as the variable-length kernel needs it
+    "optimizer.name": "lamb",
+    "optimizer.schedule": "polynomial",
+    "optimizer.schedule_power": 0.5,
+    "optimizer.max_gradient_norm": 1.0,
+    "optimizer.weight_decay": 0.01,
+    "optimizer.bias_correction": True,
+    "engine.kind": "host",
+    "engine.device": "cuda",
+    "engine.precision": "bfloat16",
+}
+SIZES = {
+    "base": {
+        "model.hidden_size": 768,
+        "model.num_layers": 12,
+        "model.num_heads": 12,
+        "model.intermediate_size": 3072,
+    },
+    "large": {
+        "model.hidden_size": 1024,
+        "model.num_layers": 24,
+        "model.num_heads": 16,
+        "model.intermediate_size": 4096,
+    },
+}
 MASKS = {128: 20, 384: 56, 512: 76}
 
 
-def test_all_that_were_asked_for_are_there():
-    sizes = [
-        f"{packing}_{phase}{base}_{machine}.yml"
-        for packing in ("packed", "unpacked")
-        for phase in ("phase1", "phase2", "phase2_384")
-        for base in ("", "_base")
-        for machine in REPLICAS
-    ]
-    assert len(sizes) == 60
-    others = [
-        "packed_phase1_gpu1.yml",
-        "packed_phase2_gpu1.yml",
-        "packed_phase2_gpu8.yml",
-        "packed_phase1_base_gpu1.yml",
-        "packed_phase2_base_gpu1.yml",
-        "packed_small_ipu1.yml",
-        "packed_host.yml",
-        "unpacked_host.yml",
-    ]
-    assert {path.name for path in PATHS} == set(sizes + others) and len(FILES) + len(FINE_TUNING) < 20
-
-
-@pytest.mark.parametrize("name", shipped_names())
-def test_a_configuration_is_found_by_name_and_as_a_file_of_the_folder(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # no folder configs/ is here
-    for text in (name, f"configs/{name}.yml"):
-        assert config_file(text) == CONFIGS / f"{name}.yml"
-    mine = tmp_path / "mine.yml"
-    mine.write_text(f"extends: {name}\n")
-    assert load_yaml(mine) == load_yaml(CONFIGS / f"{name}.yml")
-
-
-def test_every_entry_of_the_derived_ones_is_a_configuration_or_part_of_one():
-    entries = yaml.safe_load((CONFIGS / "derived.yml").read_text())
-    extended = set()
-    for entry in entries.values():
-        bases = entry.get("extends", [])
-        extended.update(bases if isinstance(bases, list) else [bases])
-    parts = {name for name in entries if name.startswith("_")}
-    assert set(entries) - parts <= set(shipped_names()) and parts <= extended <= parts | set(shipped_names())
-    assert not any((CONFIGS / f"{name}.yml").is_file() for name in entries) and "derived" not in shipped_names()
+def values_of(config, keys):
+    """Return values of settings by full name, those of former settings included."""
+    return {key: FIXED[key] if key in FIXED else plain(config.value(key)) for key in keys}
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
@@ -100,13 +80,7 @@ def test_what_the_name_says(path):
     assert config.packed == packed
     packer = "optimal" if name["small"] == "host" else "nnlshp"
     assert (config.data.packer, config.data.max_sequences_per_pack) == ((packer, 3) if packed else ("none", 1))
-    assert not path.is_file() or "packed" in path.read_text().split("\n")[0]
     assert config.predictions_per_sequence == MASKS[config.data.max_sequence_length]
-    # A packed and an unpacked run, or two lengths, must never share a folder.
-    for each in (config, config.applied_without_ipus()[0]):
-        words = each.data.directory.replace("/", "_").split("_")
-        assert ("packed" if packed else "unpacked") in words and str(each.data.max_sequence_length) in words
-
     if name["machine"] is None:
         assert config.ipus == 1
         assert bool(config.without_ipus) == (name["small"] == "small_ipu1")
@@ -119,70 +93,46 @@ def test_what_the_name_says(path):
         for_gpus(config, size, length, memory={"gpu1": 80e9, "gpu8": 40e9}[name["machine"]])
         return
     replicas = REPLICAS[name["machine"]]
-    if path.is_file():  # its head says whose settings they are
-        head = [line for line in path.read_text().splitlines() if line.startswith("#")]
-        assert "ublished" in head[1] and f"{replicas} replicas of a pipeline of 4" in head[0]
-    assert config.model.hidden_size == SIZES[size][0]
     assert config.placement.machine == ("bow" if name["machine"].startswith("bow") else "mk2")
     # The files leave out what has its default: a default that changes must not change a published run.
-    wanted = {**TABLE["shared"], **TABLE["files"][re.sub(r"(bow_)?pod\d+", "pod16", path.name)]}
+    of_pod16 = re.sub(r"(bow_)?pod\d+", "pod16", path.name)
+    wanted = {**TABLE["shared"], **TABLE["files"][of_pod16]}
     # Every machine has the batch of a POD16, by as many times the accumulation as it has fewer replicas.
     wanted["batch.gradient_accumulation"] = wanted["batch.gradient_accumulation"] * 4 // replicas
-    wanted.update({"placement.replicas": replicas, "placement.replicated_tensor_sharding": replicas > 1})
+    wanted["placement.replicas"] = replicas
+    wanted["placement.replicated_tensor_sharding"] = replicas > 1
     if name["machine"].endswith("pod64") and (size, length) in PUBLISHED_POD64:
         wanted["engine.loss_scaling"], first, others = PUBLISHED_POD64[size, length]
         wanted["placement.available_memory_proportion"] = [first, others, others, others]
-    values = {key: FIXED[key] if key in FIXED else plain(config.value(key)) for key in wanted}
-    assert values == wanted and len(wanted) == 61
+    assert len(wanted) == 61
+    assert values_of(config, wanted) == wanted
     assert config.packs_per_update(1.0) == {128: 65536}.get(length, 16384)
 
 
 def for_gpus(config, size, length, memory):
-    model, optimizer, engine = config.model, config.optimizer, config.engine
-    assert (model.hidden_size, model.num_layers, model.num_heads, model.intermediate_size) == SIZES[size][:4]
-    assert (config.packs_per_update(1.0), config.run.steps) == PUBLISHED_GPU[length][:2]
-    assert (optimizer.learning_rate, optimizer.warmup_fraction) == PUBLISHED_GPU[length][2:]
-    assert (optimizer.name, optimizer.schedule, optimizer.schedule_power) == ("lamb", "polynomial", 0.5)
-    assert (optimizer.max_gradient_norm, EPSILON, optimizer.weight_decay) == (1.0, 1e-6, 0.01)
-    assert model.layer_norm_eps == 1e-12 and optimizer.bias_correction and not config.without_ipus
-    # What takes the variable-length kernel, and is refused where no GPU is.
-    assert (engine.kind, engine.device, engine.precision) == ("host", "cuda", "bfloat16")
-    assert model.attention_dropout == 0.0 and config.ipus == 1
+    steps, rate, warmup = PUBLISHED_GPU[length][1:]
+    wanted = {**OF_GPUS, **SIZES[size], "run.steps": steps}
+    wanted["optimizer.learning_rate"] = rate
+    wanted["optimizer.warmup_fraction"] = warmup
+    assert values_of(config, wanted) == wanted
+    assert config.packs_per_update(1.0) == PUBLISHED_GPU[length][0]
+    assert EPSILON == 1e-6
+    assert config.ipus == 1 and not config.without_ipus
     # Half as much again as is computed must fit: kernels' buffers and the allocator's waste are not counted.
     assert 0.2 * memory < plan(config, packing_factor=2.0).host_memory.most < memory / 1.5
+
+
+def test_a_configuration_is_found_by_its_name_in_any_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in shipped_names():
+        assert config_file(name) == config_file(f"configs/{name}.yml") == CONFIGS / f"{name}.yml"
+    assert for_one_gpu("packed_phase1_base_bow_pod64") == "packed_phase1_base_gpu1"
+    assert for_one_gpu("packed_phase2_gpu1") is None is for_one_gpu("unpacked_phase2_pod16")
 
 
 def test_the_table_of_published_settings_is_whole():
     assert set(TABLE["files"]) == {path.name for path in PATHS if re.search("[^w]_pod16", path.name)}
     assert len(TABLE["files"]) == 12
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_file_holds_what_its_run_sets_and_no_more(path):
-    """A setting that a file states changes the run, or is one that a reader of the file looks for."""
-    tree = yaml.safe_load(path.read_text())
-    stated = {}
-    for section in tree.keys() - {"without_ipus"}:
-        stated.update({f"{section}.{key}": value for key, value in tree[section].items()})
-    tree_of = Config().as_dict()
-    looked_for = {
-        "data.packer",
-        "data.max_sequences_per_pack",
-        "data.max_sequence_length",
-        "data.max_predictions_per_sequence",
-        "engine.loss_scaling",
-        *(
-            f"model.{name}"
-            for name in ("vocabulary_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
-        ),
-        "optimizer.learning_rate",
-        "optimizer.warmup_fraction",
-        "batch.micro_batch",
-        "batch.gradient_accumulation",
-        "run.steps",
-    }
-    unneeded = {key for key, value in stated.items() if tree_of[key.split(".")[0]][key.split(".")[1]] == value}
-    assert not unneeded - looked_for
 
 
 @pytest.mark.parametrize(
@@ -204,17 +154,18 @@ def test_without_ipus_it_is_the_same_run_in_small(path):
 
 
 def test_packed_and_unpacked_differ_only_in_packing():
-    pairs = [(CONFIGS / ("un" + path.name), path) for path in PATHS if path.name.startswith("packed")]
     compared = 0
-    for unpacked, packed in pairs:
-        if unpacked in PATHS:
-            first, second = load_config(unpacked).as_dict(), load_config(packed).as_dict()
-            for tree in (first, second, first.get("without_ipus", {}), second.get("without_ipus", {})):
-                for key in ("directory", "packer", "max_sequences_per_pack"):
-                    tree.get("data", {}).pop(key, None)
-                tree.get("run", {}).pop("compare_unpacked", None)  # of packs only
-            assert first == second
-            compared += 1
+    for path in PATHS:
+        unpacked = CONFIGS / f"un{path.name}"
+        if unpacked not in PATHS:
+            continue
+        trees = [load_config(path).as_dict(), load_config(unpacked).as_dict()]
+        for tree in [*trees, *(tree.get("without_ipus", {}) for tree in trees)]:
+            for key in ("directory", "packer", "max_sequences_per_pack"):
+                tree.get("data", {}).pop(key, None)
+            tree.get("run", {}).pop("compare_unpacked", None)  # of packs only
+        assert trees[0] == trees[1]
+        compared += 1
     assert compared == 1 + 30
 
 
@@ -225,142 +176,80 @@ def test_configurations_with_the_same_directory_build_the_same_data_set():
             config = config.changed("data", max_predictions_per_sequence=config.predictions_per_sequence)
             lines.setdefault(config.data.directory, set()).add(config.build_line())
     assert len(lines) >= 10
-    assert {directory: found for directory, found in lines.items() if len(found) > 1} == {}
-
-
-def test_the_configuration_for_a_gpu_is_that_of_the_same_model_and_length():
-    compared = 0
-    for path in PATHS:
-        other = for_one_gpu(path.stem)
-        if other:
-            first, second = load_config(path), load_config(CONFIGS / f"{other}.yml")
-            assert first.data.max_sequence_length == second.data.max_sequence_length and first.packed == second.packed
-            assert first.model.hidden_size == second.model.hidden_size
-            assert first.model.num_layers == second.model.num_layers
-            compared += 1
-    assert compared >= 4
-    assert for_one_gpu("packed_phase2_gpu1") is None and for_one_gpu("unpacked_phase2_pod16") is None
+    assert [directory for directory, of_directory in lines.items() if len(of_directory) > 1] == []
 
 
 @pytest.mark.parametrize("path", FINE_TUNING, ids=lambda path: path.name)
 def test_fine_tuning_what_the_name_says(path):
-    name = re.fullmatch(
-        r"finetune_(?P<data>[a-z0-9]+)_(?P<packing>packed|unpacked)(?:(?P<base>_base)?_(?P<machine>pod4|pod16))?\.yml",
-        path.name,
-    )
-    assert name, "must be finetune, the data or task, packed or unpacked, and for IPUs size and machine"
-    config, tasks = load_config(path), {"squad": "squad", "tokens": "tokens"}
-    assert config.task.name == tasks.get(name["data"], "single_label")
-    assert config.packed == (name["packing"] == "packed")
-    assert not path.is_file() or name["packing"] in path.read_text().split("\n")[0]
+    config = load_config(path)
+    _, name, packing, *size = path.stem.split("_")
+    assert config.task.name == {"squad": "squad", "tokens": "tokens"}.get(name, "single_label")
+    assert config.packed == (packing == "packed")
     assert not configurations.load_config(path, ["data.packer=none"]).packed
-    if name["machine"] is None:
-        files = config.data.training, config.data.evaluation
-        assert all(file.startswith(name["data"] + "/") for file in files) and config.ipus == 1
+    if not size:
+        assert config.ipus == 1
         return
-    hidden, layers, heads, intermediate, _ = SIZES["base" if name["base"] else "large"]
-    model, placement = config.model, config.placement
-    assert (model.hidden_size, model.num_layers, model.num_heads) == (hidden, layers, heads)
-    assert (model.intermediate_size, model.vocabulary_size) == (intermediate, 30522)
-    assert config.ipus == int(name["machine"][3:]) and sum(placement.layers_per_ipu) == layers
-    assert not path.is_file() or name["machine"].upper() in path.read_text().split("\n")[0]
+    wanted = SIZES["base" if "base" in size else "large"]
+    assert values_of(config, wanted) == wanted
+    assert config.model.vocabulary_size == 30522
+    assert config.ipus == int(size[-1][3:])
+    assert sum(config.placement.layers_per_ipu) == config.model.num_layers
     # Full pipelines at packing factors that were met: SQuAD at 384, and short texts and sentences at 128.
     for factor in {384: (1.0, 2.17, 2.232), 128: (1.0, 5.0, 9.0)}[config.data.max_sequence_length]:
         check_for_ipus(config.with_micro_batch(factor), factor)
 
 
-# Published Graphcore configurations (graphcore/examples, nlp/bert/pytorch, configs_squad.yml): sequences an update
-# (micro-batch x accumulation x replicas), replicas, peak learning rate, warm-up share, attention dropout, layers and
-# memory proportion of each IPU. What is None is otherwise here, and the file says why.
+# Published Graphcore configurations (graphcore/examples, nlp/bert/pytorch, configs_squad.yml); sequences of an update
+# are micro-batch x accumulation x replicas. What is left out is otherwise here, and the file says why.
+OF_SQUAD = {
+    "data.max_sequence_length": 384,
+    "model.hidden_dropout": 0.1,
+    "optimizer.name": "adamw",
+    "optimizer.schedule": "linear",
+    "optimizer.weight_decay": 0.01,
+    "optimizer.bias_correction": False,
+    "optimizer.max_gradient_norm": None,
+    "optimizer.beta1": 0.9,
+    "optimizer.beta2": 0.999,
+    "engine.loss_scaling": 64.0,
+    "engine.first_moment_type": "float16",
+    "run.epochs": 3,
+}
+OF_SQUAD_BASE = {
+    "optimizer.learning_rate": 6.0e-5,
+    "optimizer.warmup_fraction": 0.25,
+    "model.attention_dropout": 0.1,
+    "placement.layers_per_ipu": [0, 4, 4, 4],
+    "placement.available_memory_proportion": [0.25] * 4,
+}
+OF_SQUAD_LARGE = {
+    "optimizer.learning_rate": 5.0e-5,
+    "optimizer.warmup_fraction": 0.1,
+    "model.attention_dropout": 0.15,
+}
 PUBLISHED_SQUAD = {
-    "base_pod16": (None, 4, 6.0e-5, 0.25, 0.1, (0, 4, 4, 4), (0.25,) * 4),
-    "base_pod4": (1 * 8 * 4, None, 6.0e-5, 0.25, 0.1, (0, 4, 4, 4), (0.25,) * 4),
-    "pod16": (
-        4 * 32 * 2,
-        2,
-        5.0e-5,
-        0.1,
-        0.15,
-        (2, 3, 3, 3, 3, 3, 3, 4),
-        (0.08, 0.28, 0.32, 0.32, 0.36, 0.38, 0.4, 0.32),
-    ),
-    "pod4": (2 * 64 * 2, None, 5.0e-5, 0.1, 0.15, (3, 7, 7, 7), (0.15, 0.25, 0.25, 0.25)),
+    "base_pod16": {**OF_SQUAD_BASE, "placement.replicas": 4},
+    "base_pod4": {**OF_SQUAD_BASE, "batch.sequences_per_update": 1 * 8 * 4},
+    "pod16": {
+        **OF_SQUAD_LARGE,
+        "placement.replicas": 2,
+        "batch.sequences_per_update": 4 * 32 * 2,
+        "placement.layers_per_ipu": [2, 3, 3, 3, 3, 3, 3, 4],
+        "placement.available_memory_proportion": [0.08, 0.28, 0.32, 0.32, 0.36, 0.38, 0.4, 0.32],
+    },
+    "pod4": {
+        **OF_SQUAD_LARGE,
+        "batch.sequences_per_update": 2 * 64 * 2,
+        "placement.layers_per_ipu": [3, 7, 7, 7],
+        "placement.available_memory_proportion": [0.15, 0.25, 0.25, 0.25],
+    },
 }
 
 
 @pytest.mark.parametrize("name", PUBLISHED_SQUAD)
 def test_published_settings_of_squad(name):
     config = load_config(CONFIGS / f"finetune_squad_packed_{name}.yml")
-    optimizer, placement = config.optimizer, config.placement
-    found = (
-        config.batch.sequences_per_update,
-        placement.replicas,
-        optimizer.learning_rate,
-        optimizer.warmup_fraction,
-        config.start.attention_dropout,
-        placement.layers_per_ipu,
-        placement.available_memory_proportion,
-    )
-    assert all(theirs in (None, ours) for ours, theirs in zip(found, PUBLISHED_SQUAD[name]))
-    assert (optimizer.name, optimizer.schedule, optimizer.weight_decay) == ("adamw", "linear", 0.01)
-    assert (optimizer.bias_correction, optimizer.max_gradient_norm, EPSILON) == (False, None, 1e-6)
-    assert (optimizer.beta1, optimizer.beta2, config.start.hidden_dropout) == (0.9, 0.999, 0.1)
-    assert (config.engine.loss_scaling, config.engine.first_moment_type, config.run.epochs) == (64.0, "float16", 3)
-    assert placement.optimizer_state_off_chip == (name == "pod4") and config.data.max_sequence_length == 384
-    assert placement.replicated_tensor_sharding == (placement.replicas > 1)
-
-
-SET = re.compile(r"--set (\S+?=[^\s;`]+)")
-
-
-def of_each_placement():
-    """A configuration of each shape of placement, with and without a block without_ipus, of pre-training and tasks."""
-    found = {}
-    for path in PATHS + FINE_TUNING:
-        config = load_config(path)
-        small = bool(getattr(config, "without_ipus", ()))
-        placement = dataclasses.replace(config.placement, machine="mk2", available_memory_proportion=())
-        found.setdefault((placement, small, path in FINE_TUNING), path)
-    return sorted(found.values())
-
-
-SHAPES = of_each_placement()
-
-
-def printed_for(config):
-    """The settings of each line that a message tells the user to type, whichever IPU is full and whatever fits."""
-    texts = [config.on_replicas(1), compiled_words("program", 1)]
-    if config.command == "pretrain":
-        # As a run that keeps everything, so that every way out is printed.
-        engine = dataclasses.replace(config.engine, recompute_layers=False, half_logits=False)
-        placement = dataclasses.replace(config.placement, optimizer_state_off_chip=False)
-        full = dataclasses.replace(config, engine=engine, placement=placement)
-        memory = [placed.total for placed in plan(full, packing_factor=1.0).memory]
-        for ipu in (None, *range(config.placement.ipus_per_replica)):
-            for smaller in (None, 1):
-                texts += way_out(full, ipu=ipu, smaller=smaller, memory=memory)
-        texts += memory_words(plan(full, packing_factor=1.0), 1)
-        texts.append(schedule_too_short("", 2 * config.run.steps, config.run.steps))
-    found = [tuple(SET.findall(text)) for text in texts]
-    return list(dict.fromkeys(settings for settings in found if settings))
-
-
-def test_there_is_a_configuration_of_each_shape_of_placement():
-    assert len(SHAPES) >= 8
-    assert {load_config(path).placement.ipus_per_replica for path in SHAPES if path in PATHS} == {1, 4}
-
-
-@pytest.mark.parametrize("path", SHAPES, ids=lambda path: path.stem)
-def test_every_set_that_a_message_prints_is_taken(path):
-    before = load_config(path).with_micro_batch(1.0)
-    lines = printed_for(before)
-    assert len(lines) >= (1 if path in FINE_TUNING else 7)
-    for options in lines:
-        changed = configurations.load_config(path, options)
-        assert all(changed.origins[setting.partition("=")[0]] == "--set" for setting in options)
-        if path in FINE_TUNING:
-            continue
-        assert plan(changed, packing_factor=1.0).update is not None
-        if before.without_ipus:  # a placement that is printed is the pod's: the small run keeps its own
-            small, former = (each.applied_without_ipus()[0].placement for each in (changed, before))
-            assert dataclasses.replace(small, optimizer_state_off_chip=True) == former
+    wanted = {**OF_SQUAD, **PUBLISHED_SQUAD[name]}
+    wanted["placement.optimizer_state_off_chip"] = name == "pod4"
+    wanted["placement.replicated_tensor_sharding"] = config.placement.replicas > 1
+    assert values_of(config, wanted) == wanted
