@@ -133,7 +133,8 @@ def _attend_by_scores(
     if settings.softcap is not None:
         scores = settings.softcap * torch.tanh(scores / settings.softcap)
     if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        # Not -inf: a token of padding sees no key, and NaN in its value would reach the other tokens.
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     elif mask is not None:
         scores = scores + mask
     if settings.sinks is not None:
