@@ -299,24 +299,24 @@ def _changed_updates(trainer: Any, planned: _Planned, lengths: Optional[np.ndarr
     """Describe an update and an epoch, with packs and without."""
     args = trainer.args
     batches_per_update = args.gradient_accumulation_steps * args.world_size
-    rows = trainer._train_batch_size * batches_per_update
-    rows_text = f"{rows:,} rows of {planned.longer.max_sequence_length:,} slots"
     choice = choice_of(trainer.model)
     if lengths is None or isinstance(planned, PackedStream):
-        return f"an update has {rows_text} (before: {rows:,} examples) until max_steps; {choice}"
+        rows = trainer._train_batch_size * batches_per_update
+        slots = planned.longer.max_sequence_length
+        text = f"{rows:,} rows of {slots:,} slots (before: {rows:,} examples)"
+        return f"an update has {text} until max_steps; {choice}"
 
     # The loader has the batches of all ranks, because Accelerate divides them later.
     batches_before = len(trainer.get_train_dataloader())
     before = max(1, -(-batches_before // batches_per_update))
     after = max(1, -(-len(planned) // args.gradient_accumulation_steps))
-    examples = len(lengths)
-    tokens = int(lengths.sum())
-    size = f"{examples / after:,.0f} examples and {tokens / after:,.0f} tokens"
-    if planned.way.name != KEEPS_EXAMPLES:
-        size = f"{rows_text}, about {size}"
-    size_before = f"{examples / before:,.0f} and {tokens / before:,.0f}"
+    sizes = []
+    for updates in (after, before):
+        examples = len(lengths) / updates
+        tokens = lengths.sum() / updates
+        sizes.append(f"{examples:,.0f} examples and {tokens:,.0f} tokens")
     epoch = f"{after:,} updates an epoch (before: {before:,})"
-    return f"an update has {size} (before: {size_before}); {epoch}; {choice}"
+    return f"an update has {sizes[0]} (before: {sizes[1]}); {epoch}; {choice}"
 
 
 def _let_ranks_train_together(trainer: Any) -> None:
