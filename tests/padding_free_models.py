@@ -13,8 +13,6 @@ transformers = pytest.importorskip(
     "transformers", minversion="4.57", reason="tested with 4.57 and newer: pip install 'transformers>=4.57'"
 )
 
-from padding_free.collators import PaddingFreeCollator  # noqa: E402
-
 # docs/families.py makes a tiny model of every family, for a page; here for tests.
 _spec = importlib.util.spec_from_file_location("families", Path(__file__).parents[1] / "docs" / "families.py")
 families = sys.modules["families"] = importlib.util.module_from_spec(_spec)
@@ -30,33 +28,28 @@ SIZE = {
 }
 
 
+GPT2_SIZE = {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "bos_token_id": 1}
+NO_DROPOUT = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**SIZE),
     "gpt_neox": lambda: transformers.GPTNeoXConfig(**SIZE),
     "qwen2": lambda: transformers.Qwen2Config(**SIZE, num_key_value_heads=1),
-    "gpt2": lambda: transformers.GPT2Config(
-        vocab_size=50,
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        n_positions=64,
-        attn_pdrop=0.0,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        bos_token_id=1,
-        eos_token_id=1,
-    ),
+    "gpt2": lambda: transformers.GPT2Config(**GPT2_SIZE, **NO_DROPOUT, eos_token_id=1),
 }
 
 
-def a_model(kind="llama", attention="sdpa", dtype=torch.float64):
-    """Weights so large that what a token attends to matters to its logits."""
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind](), attn_implementation=attention).to(dtype)
+def with_large_weights(model, size=0.3):
+    """Add noise to new weights, so that what a token attends to matters to its logits."""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, dtype=dtype) * 0.3)
+            parameter.add_(torch.randn(parameter.shape, dtype=parameter.dtype) * size)
     return model
+
+
+def a_model(kind="llama", attention="sdpa", dtype=torch.float64):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind](), attn_implementation=attention)
+    return with_large_weights(model.to(dtype))
 
 
 def examples_of(ids):
@@ -71,10 +64,9 @@ def some_examples(seed, lengths):
 
 def token_losses(model, inputs):
     """By example in order: float64 [supervised tokens]."""
-    logits = model(**{name: value for name, value in inputs.items() if name != "labels"}, use_cache=False).logits[
-        :, :-1
-    ]
-    labels = inputs["labels"][:, 1:]
+    inputs = dict(inputs)
+    labels = inputs.pop("labels")[:, 1:]
+    logits = model(**inputs, use_cache=False).logits[:, :-1]
     losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
     return losses[labels.flatten() != -100]
 
@@ -84,13 +76,6 @@ def alone(model, example):
     ids = torch.as_tensor(example["input_ids"])
     with torch.no_grad():
         return F.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="none")
-
-
-def packed_error(model, examples):
-    """Largest difference of a token's loss in one row from the loss of its example alone."""
-    with torch.no_grad():
-        found = token_losses(model, PaddingFreeCollator(model)(examples))
-    return float((found - torch.cat([alone(model, example) for example in examples])).abs().max())
 
 
 WINDOW = 5
@@ -126,8 +111,5 @@ def a_windowed_model(kind, **changes):
         pytest.skip(f"this Transformers has no {name}")
     config = getattr(transformers, name)(**{**SIZE, **settings_, "pad_token_id": 0, **changes})
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * 0.3)
-    return model
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    return with_large_weights(model.eval())

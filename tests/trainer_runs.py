@@ -54,8 +54,7 @@ def a_tokenizer():
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
-def _lengths():
-    return np.random.default_rng(0).integers(3, ROW - 3, EXAMPLES)
+LENGTHS = np.random.default_rng(0).integers(3, ROW - 3, EXAMPLES).tolist()
 
 
 def tokens_with_labels():
@@ -65,10 +64,12 @@ def tokens_with_labels():
     """
     rng = np.random.default_rng(1)
     rows = []
-    for length in _lengths().tolist():
-        ids = rng.integers(3, 50, length).tolist()
-        labels = [-100, *(token if kept else -100 for token, kept in zip(ids[1:], rng.random(length) < 0.7))]
-        rows.append({"input_ids": ids, "labels": labels})
+    for length in LENGTHS:
+        ids = rng.integers(3, 50, length)
+        kept = np.roll(rng.random(length) < 0.7, 1)
+        kept[0] = False
+        labels = np.where(kept, ids, -100)
+        rows.append({"input_ids": ids.tolist(), "labels": labels.tolist()})
     return datasets.Dataset.from_list(rows)
 
 
@@ -78,22 +79,19 @@ def prompts_and_completions():
     def text(count):
         return " ".join(f"w{number}" for number in rng.integers(0, WORDS, count))
 
-    lengths = _lengths().tolist()
-    rows = [{"prompt": text(1 + length // 3), "completion": " " + text(length // 2)} for length in lengths]
+    rows = [{"prompt": text(1 + length // 3), "completion": " " + text(length // 2)} for length in LENGTHS]
     return datasets.Dataset.from_list(rows)
 
 
 def tokens_with_assistant_masks():
     rng = np.random.default_rng(3)
-    return datasets.Dataset.from_list(
-        [
-            {
-                "input_ids": rng.integers(3, 50, length).tolist(),
-                "assistant_masks": [0, 1, *(rng.random(length - 2) < 0.5).astype(int).tolist()],
-            }
-            for length in _lengths().tolist()
-        ]
-    )
+    rows = []
+    for length in LENGTHS:
+        ids = rng.integers(3, 50, length).tolist()
+        mask = rng.integers(0, 2, length)
+        mask[:2] = (0, 1)
+        rows.append({"input_ids": ids, "assistant_masks": mask.tolist()})
+    return datasets.Dataset.from_list(rows)
 
 
 SETTINGS = dict(num_train_epochs=2, logging_steps=1, report_to=[], use_cpu=True, bf16=False, disable_tqdm=True)
@@ -104,14 +102,13 @@ class Collator:
     """Pads as Trainer's own collators for labels do, in a handful of lines."""
 
     def __call__(self, examples):
-        longest = max(len(example["input_ids"]) for example in examples)
-
         def padded(name, fill):
-            return torch.tensor([[*e[name], *[fill] * (longest - len(e["input_ids"]))] for e in examples])
+            columns = [torch.tensor(example[name]) for example in examples]
+            return torch.nn.utils.rnn.pad_sequence(columns, batch_first=True, padding_value=fill)
 
-        mask = [[1] * len(e["input_ids"]) + [0] * (longest - len(e["input_ids"])) for e in examples]
-        batch = {"input_ids": padded("input_ids", 0), "labels": padded("labels", -100)}
-        return {**batch, "attention_mask": torch.tensor(mask)}
+        ids = padded("input_ids", 0)
+        # No example has a token 0.
+        return {"input_ids": ids, "labels": padded("labels", -100), "attention_mask": (ids != 0).long()}
 
 
 def a_trainer(kind, folder, single=False, **changes):

@@ -89,14 +89,3 @@ def test_torchdatas_loader_goes_on_inside_an_epoch(workers):
         left = epochs[0][stop:]  # nothing: the next epoch begins
         assert list(counted(second)) == (left or epochs[1])
         assert not left or list(counted(second)) == epochs[1]
-
-
-def test_torchdatas_loader_goes_on_after_an_epoch():
-    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
-    for workers in (0, 2):
-        first, second = (a_loader(stateful, a_sampler(), workers) for _ in range(2))
-        of_first, of_second = (loader.batch_sampler.counted(loader) for loader in (first, second))
-        epochs = [list(of_first)]
-        second.load_state_dict(first.state_dict())
-        epochs += [list(of_first)]
-        assert list(of_second) == epochs[1] != epochs[0]

@@ -6,26 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from padding_free.leaks.probe import check_no_leak
-from padding_free.losses import logits_of
 from tests.isolation_trials import MIXTURES, families_of, refusal
-from tests.padding_free_faults import FAULTS, LONGEST, ROW, right_ones
+from tests.padding_free_faults import FAULTS, probe, right_ones
 from tests.tiers import slow
 
 # Seeds of a model and its fault.
 DRAWS = pytest.mark.parametrize("seeds", [range(1), slow(range(1, 4))], ids=["one", "more"])
-
-
-def probe(wrong):
-    return check_no_leak(
-        wrong.model,
-        longest=LONGEST,
-        row=ROW,
-        forward=wrong.forward or logits_of,
-        collator=wrong.collator,
-        loss=wrong.loss,
-        mean=wrong.mean,
-    )
 
 
 def test_there_are_three_of_each_class_and_more():

@@ -6,7 +6,7 @@ import torch
 from padding_free import losses as module
 from padding_free.collators import PaddingCollator
 from padding_free.losses import IGNORED, cross_entropy_sum, logits_of, loss_sum, output_layer
-from tests.padding_free_models import a_model, some_examples, transformers
+from tests.padding_free_models import a_model, some_examples, transformers, with_large_weights
 from tests.tolerances import relative_error
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -22,11 +22,7 @@ FAMILIES = {
 def made(family, **changes):
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**{**SMALL, **FAMILIES.get(family, {}), **changes})
-    model = getattr(transformers, f"{family}ForCausalLM")(config).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, dtype=torch.float64) * 0.3)
-    return model
+    return with_large_weights(getattr(transformers, f"{family}ForCausalLM")(config).double())
 
 
 def batch():

@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,8 +77,8 @@ def test_an_update_keeps_its_examples(kind, optimizer, single, bf16, allowed, ev
     """
     rate = 0.01 if "adam" in optimizer else 0.5
     settings = {"optim": optimizer, "bf16": bf16, "learning_rate": rate, "single": single}
-    saving = {"save_strategy": "steps" if evaluated else "no", "save_steps": 5, "per_device_train_batch_size": 3}
-    saving["gradient_accumulation_steps"] = 2
+    saving = {"save_strategy": "steps" if evaluated else "no", "save_steps": 5}
+    saving.update(per_device_train_batch_size=3, gradient_accumulation_steps=2)
     packed = a_trainer(kind, tmp_path, **settings, **saving)
     config = packed.model.config.to_dict()
     if evaluated:
@@ -85,6 +86,7 @@ def test_an_update_keeps_its_examples(kind, optimizer, single, bf16, allowed, ev
     pack_into(packed, **({"max_sequence_length": ROW} if evaluated else {}))
     assert "; 4 updates an epoch (before: 4); " in capsys.readouterr().out
     assert [len(inputs["cu_seq_lens_q"]) - 1 for inputs in packed.get_train_dataloader()] == [3] * 8
+    assert choice_of(packed.model).attention == "padding_free"  # Accelerate may have wrapped the model in autocast
     packed.train()
     assert packed.state.global_step == 2 * 4
     changed = {name for name, value in packed.model.config.to_dict().items() if value != config[name]}
@@ -101,83 +103,85 @@ def test_an_update_keeps_its_examples(kind, optimizer, single, bf16, allowed, ev
 
 def test_the_loss_in_blocks_never_asks_for_whole_logits(tmp_path, capsys):
     """Also with a bias, a scale and a cap; a model that does something unknown keeps its own loss."""
-    found = []
+    widths = []
     trainer = a_trainer("trainer", tmp_path, per_device_train_batch_size=3)
     pack_into(trainer, audit=False)
-    assert "the loss is computed in blocks of tokens" in capsys.readouterr().out
-    trainer.model.register_forward_hook(lambda model, given, output: found.append(output.logits.shape[-1]))
+    trainer.model.register_forward_hook(lambda model, given, output: widths.append(output.logits.shape[-1]))
     trainer.train()
-    assert found.count(0) == trainer.state.global_step
-    trainer = a_trainer("trainer", tmp_path)
-    trainer.model.lm_head.register_forward_hook(lambda layer, given, output: 2 * output)
-    pack_into(trainer)
-    assert "the loss is that of LlamaForCausalLM, from the logits of all tokens" in capsys.readouterr().out
-    trainer = a_trainer("completion", tmp_path)
-    pack_into(trainer)
-    assert "the loss is that of SFTTrainer" in capsys.readouterr().out
+    assert widths.count(0) == trainer.state.global_step
+    unknown = a_trainer("trainer", tmp_path)
+    unknown.model.lm_head.register_forward_hook(lambda layer, given, output: 2 * output)
+    for trainer in (unknown, a_trainer("completion", tmp_path)):
+        pack_into(trainer)
+    sources = re.findall("the loss is (?:that of )?([A-Za-z]+)", capsys.readouterr().out)
+    assert sources == ["computed", "LlamaForCausalLM", "SFTTrainer"]
 
 
 def test_the_blocks_of_sft_trainer_are_small_on_a_cpu(tmp_path, monkeypatch):
     """TRL 1.16 and newer: loss, entropy and accuracy are the same as in blocks of 4,096 tokens."""
     tiles = pytest.importorskip("trl.kernels.chunked_logprob", reason="TRL before 1.16 has no blocks")
-    found, most = [], tiles.TOKEN_CHUNK_SIZE
-    for block in (padding_free_trainers.BLOCK, 2 * 50):  # the vocabulary has 50
-        monkeypatch.setattr(tiles, "TOKEN_CHUNK_SIZE", most)
+    most = tiles.TOKEN_CHUNK_SIZE
+    trained = []
+    for block, expected in ((padding_free_trainers.BLOCK, most), (2 * 50, 2)):  # the vocabulary has 50
         monkeypatch.setattr(padding_free_trainers, "BLOCK", block)
         trainer, _ = packed_run("completion", tmp_path / str(block))
         sizes = set()
-        trainer.model.register_forward_hook(lambda *_: sizes.add(tiles.TOKEN_CHUNK_SIZE))  # noqa: B023
+        trainer.model.register_forward_hook(lambda *_, sizes=sizes: sizes.add(tiles.TOKEN_CHUNK_SIZE))
         trainer.train()
+        assert min(sizes) == expected
         assert most == tiles.TOKEN_CHUNK_SIZE  # a global of another library
-        found.append((min(sizes), losses(trainer), weights(trainer), trainer.state.log_history[0]))
-    (wide, one, before, first), (narrow, other, after, again) = found
-    assert (wide, narrow) == (most, 2)
-    assert other == pytest.approx(one, rel=1e-6) and relative_error(after, before) <= 1e-6
+        trained.append(trainer)
+    wide, narrow = trained
+    assert losses(narrow) == pytest.approx(losses(wide), rel=1e-6)
+    assert relative_error(weights(narrow), weights(wide)) <= 1e-6
     for name in ("entropy", "mean_token_accuracy"):
-        assert again[name] == pytest.approx(first[name], rel=1e-5)
+        logged = [trainer.state.log_history[0][name] for trainer in trained]
+        assert logged[1] == pytest.approx(logged[0], rel=1e-5)
+
+
+def labels_by_tokens(batches):
+    """Tokens of each example of these rows -> its labels."""
+    labels = {}
+    for inputs in batches:
+        lengths = inputs["cu_seq_lens_q"].diff().tolist()
+        parts = zip(inputs["input_ids"][0].split(lengths), inputs["labels"][0].split(lengths))
+        labels.update((tuple(ids.tolist()), part.tolist()) for ids, part in parts)
+    return labels
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_are_those_of_the_masks(kind, tmp_path):
     """For every example, masked tokens are not predicted, and all others but the first are."""
     trainer, _ = packed_run(kind, tmp_path)
-    found = {}
-    for inputs in trainer.get_train_dataloader():
-        ends = inputs["cu_seq_lens_q"].tolist()
-        for begin, end in zip(ends, ends[1:]):
-            found[tuple(inputs["input_ids"][0, begin:end].tolist())] = inputs["labels"][0, begin:end].tolist()
-    original = trainer.train_dataset
+    labels = labels_by_tokens(trainer.get_train_dataloader())
     masks = {"completion": "completion_mask", "assistant": "assistant_masks", "trainer": None}[kind]
-    assert len(found) == len(original)
-    for row in original:
-        ids, labels = row["input_ids"], row.get("labels")
-        if labels is None:  # TRL before 1 leaves the masks to the collator
-            labels = [token if kept else -100 for token, kept in zip(ids, row[masks])]
-        assert found[tuple(ids)] == [-100, *labels[1:]]
-    ignored = sum(label == -100 for labels in found.values() for label in labels)
-    assert len(found) < ignored < sum(map(len, found))
+    assert len(labels) == len(trainer.train_dataset)
+    for row in trainer.train_dataset:
+        expected = row.get("labels")
+        if expected is None:  # TRL before 1 leaves the masks to the collator
+            expected = [token if kept else -100 for token, kept in zip(row["input_ids"], row[masks])]
+        assert labels[tuple(row["input_ids"])] == [-100, *expected[1:]]
+    ignored = sum(part.count(-100) for part in labels.values())
+    assert len(labels) < ignored < sum(map(len, labels))
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("mask", ["completion_mask", "assistant_masks", "loss_mask"])
 def test_masks_that_the_trainer_ignores_apply(mask, is_stream, tmp_path):
     """Trainer removes the column, and its collator learns all tokens."""
-    rows, wanted = [], {}
+    rows = []
+    expected = {}
     for row in tokens_with_labels():
-        ids, labels = row["input_ids"], row["labels"]
-        rows.append({"input_ids": ids, mask: [float(label != -100) for label in labels]})
-        wanted[tuple(ids)] = labels
+        ids = row["input_ids"]
+        rows.append({"input_ids": ids, mask: [float(label != -100) for label in row["labels"]]})
+        expected[tuple(ids)] = row["labels"]
     trainer = a_trainer("trainer", tmp_path, max_steps=1)
     trainer.train_dataset = datasets.Dataset.from_list(rows)
     if is_stream:
         trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
     trainer.data_collator = lambda examples: Collator()([{**each, "labels": each["input_ids"]} for each in examples])
     pack_into(trainer, max_sequence_length=ROW)
-    found = {}
-    for inputs in itertools.islice(trainer.get_train_dataloader(), 3):
-        for begin, end in zip(inputs["cu_seq_lens_q"], inputs["cu_seq_lens_q"][1:]):
-            found[tuple(inputs["input_ids"][0, begin:end].tolist())] = inputs["labels"][0, begin:end].tolist()
-    assert len(found) == len(wanted) and found == wanted
+    assert labels_by_tokens(itertools.islice(trainer.get_train_dataloader(), 3)) == expected
 
 
 @pytest.mark.parametrize("way", [FULL_ROWS, AS_MANY_EXAMPLES])
@@ -209,11 +213,6 @@ def test_an_evaluation_says_the_loss_by_token_too(kind, tmp_path):
     assert packed.state.log_history[-1]["eval_loss_by_token"] == found["eval_loss_by_token"]
 
 
-class Examples(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        yield from runs.tokens_with_labels()
-
-
 @pytest.mark.parametrize("kind", ["trainer", "completion"])
 def test_an_iterable_data_set_goes_through_the_stream(kind, tmp_path, capsys):
     """Over more than one pass; stopped and resumed in the second, the run ends with the same weights."""
@@ -230,46 +229,12 @@ def test_an_iterable_data_set_goes_through_the_stream(kind, tmp_path, capsys):
     assert relative_error(weights(again), weights(whole)) <= 1e-12 and losses(again) == losses(whole)
 
 
-def test_an_iterable_of_torch_is_taken_without_workers(tmp_path):
-    trainer = a_trainer("trainer", tmp_path, max_steps=2)
-    trainer.train_dataset = Examples()
-    with refused("max_sequence_length is None"):
-        pack_into(trainer)
-    pack_into(trainer, max_sequence_length=ROW)
-    trainer.train()
-    assert trainer.state.global_step == 2
-
-
-def test_workers_change_nothing(tmp_path):
-    plain, _ = packed_run("trainer", tmp_path, num_train_epochs=1)
-    workers, _ = packed_run("trainer", tmp_path, num_train_epochs=1, dataloader_num_workers=2)
-    expected, found = (list(trainer.get_train_dataloader()) for trainer in (plain, workers))
-    assert len(expected) == len(found) > 0
-    assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(expected, found))
-
-
-def test_one_line_says_what_an_update_was_and_is(tmp_path, capsys):
-    trainer = a_trainer("trainer", tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2)
-    examples, tokens = len(trainer.train_dataset), sum(len(each["input_ids"]) for each in trainer.train_dataset)
-    sampler = pack_into(trainer, max_sequence_length=ROW, way=FULL_ROWS)
-    *_, line = capsys.readouterr().out.splitlines()
-    after, before = -(-len(sampler) // 2), examples // 4
-    assert f"an update has 4 rows of {ROW} slots, about {examples / after:,.0f} examples" in line
-    assert f"{tokens / after:,.0f} tokens (before: 4 and {tokens / before:,.0f})" in line
-    assert f"; {after} updates an epoch (before: {before}); " in line and line.endswith("with cu_seq_lens")
-    trainer.train()
-    assert trainer.state.max_steps == 2 * after  # two epochs
-
-
 @pytest.mark.parametrize("bf16", [False, True])
 def test_the_first_batch_is_audited_once(tmp_path, capsys, bf16):
     """A layer that joins examples after `pack_into` has looked at the model."""
     for audit in (True, False):
-        trainer = a_trainer("trainer", tmp_path, bf16=bf16)
-        if bf16:
-            trainer.model.float()
+        trainer = a_trainer("trainer", tmp_path, single=bf16, bf16=bf16)
         pack_into(trainer, max_sequence_length=ROW, audit=audit)
-        assert "pack_into: probed rows of " in capsys.readouterr().out
         handle = trainer.model.model.layers[0].mlp.register_forward_hook(
             lambda module, given, output: output + output.mean(1, keepdim=True)
         )
@@ -278,22 +243,11 @@ def test_the_first_batch_is_audited_once(tmp_path, capsys, bf16):
                 trainer.train()
             handle.remove()
         trainer.train()
-        printed = capsys.readouterr().out
-        assert printed.count("the first batch: probed rows of ") == 0
-    trainer = a_trainer("trainer", tmp_path, bf16=bf16)
+        assert "the first batch" not in capsys.readouterr().out
+    trainer = a_trainer("trainer", tmp_path, single=bf16, bf16=bf16)
     pack_into(trainer, max_sequence_length=ROW)
-    capsys.readouterr()
     trainer.train()
     assert capsys.readouterr().out.count("the first batch: probed rows of ") == 1
-
-
-def test_bf16_after_an_evaluation_keeps_our_attention(tmp_path):
-    """Accelerate has wrapped the model's forward in autocast by then."""
-    trainer = a_trainer("trainer", tmp_path, bf16=True)
-    trainer.model.float()
-    trainer.evaluate(trainer.train_dataset.select(range(4)))
-    pack_into(trainer, max_sequence_length=ROW)
-    assert choice_of(trainer.model).attention == "padding_free"
 
 
 @pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="encoders took no other attention")
@@ -304,14 +258,13 @@ def test_a_masked_model_learns_the_mean_over_the_masked_tokens_of_an_update(tmp_
     config = transformers.BertConfig(vocab_size=50, **sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     model = transformers.BertForMaskedLM(config).double()
     settings = {**SETTINGS, "max_steps": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
-    args, examples = (
-        transformers.TrainingArguments(os.fspath(tmp_path), **settings),
-        tokens_with_labels().select(range(6)),
-    )
-    losses = [model(torch.tensor([each["input_ids"]])).logits[0] for each in examples]
+    args = transformers.TrainingArguments(os.fspath(tmp_path), **settings)
+    examples = tokens_with_labels().select(range(6))
+    logits = [model(torch.tensor([each["input_ids"]])).logits[0] for each in examples]
     labels = torch.cat([torch.tensor(each["labels"]) for each in examples])
-    gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(torch.cat(losses), labels), model.parameters())
-    expected = [each.detach() - 0.5 * by for each, by in zip(model.parameters(), gradients)]
+    loss = torch.nn.functional.cross_entropy(torch.cat(logits), labels)
+    gradients = torch.autograd.grad(loss, model.parameters())
+    expected = [weight.detach() - 0.5 * gradient for weight, gradient in zip(model.parameters(), gradients)]
     trainer = transformers.Trainer(model, args=args, train_dataset=examples, data_collator=Collator())
     pack_into(trainer, max_sequence_length=ROW)
     trainer.train()
@@ -319,36 +272,19 @@ def test_a_masked_model_learns_the_mean_over_the_masked_tokens_of_an_update(tmp_
 
 
 def test_longer_examples_are_cut_or_left_out_and_it_is_said(tmp_path, caplog):
-    lengths = [5, 70, 12, 33]
-    rows = [{"input_ids": (list(range(3, 50)) * 2)[:n], "labels": (list(range(3, 50)) * 2)[:n]} for n in lengths]
+    texts = [(list(range(3, 50)) * 2)[:length] for length in (5, 70, 12, 33)]
+    rows = datasets.Dataset.from_list([{"input_ids": ids, "labels": ids} for ids in texts])
     for longer, tokens in [("truncate", 81), ("split", 120), ("drop", 17)]:
         trainer = a_trainer("trainer", tmp_path)
-        trainer.train_dataset = datasets.Dataset.from_list(rows)
-        with caplog.at_level(logging.WARNING, logger="ipu_packed_bert"):
+        trainer.train_dataset = rows
+        with caplog.at_level(logging.WARNING, logger="padding_free"):
             sampler = pack_into(trainer, max_sequence_length=ROW, longer=longer)
         assert sampler.longer.longer == 2 and str(sampler.longer) in caplog.text
         assert sum(inputs["input_ids"].numel() for inputs in trainer.get_train_dataloader()) == tokens
         trainer.train()
     trainer = a_trainer("trainer", tmp_path)
-    trainer.train_dataset = datasets.Dataset.from_list(rows)
+    trainer.train_dataset = rows
     with refused("sequence 1", "70"):
-        pack_into(trainer, max_sequence_length=ROW)
-
-
-def test_a_model_that_cannot_count_gets_a_loss_that_can(tmp_path):
-    """Otherwise the trainer would take the mean of the micro-batches' means."""
-    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3}
-    packed = a_trainer("trainer", tmp_path, **settings)
-    packed.model_accepts_loss_kwargs = False
-    pack_into(packed, max_sequence_length=ROW, way=FULL_ROWS)
-    packed.train()
-    assert relative_error(weights(packed), weights(padded_run("trainer", tmp_path, 1, 1, 3))) <= 1e-6
-
-
-def test_a_data_set_that_is_used_up_is_refused(tmp_path):
-    trainer = a_trainer("trainer", tmp_path)
-    trainer.train_dataset = iter([])
-    with refused("used up after one pass"):
         pack_into(trainer, max_sequence_length=ROW)
 
 
@@ -369,18 +305,6 @@ def test_lengths_are_read_from_any_data_set():
     assert _lengths_of(table.select([4, 0, 2]).with_format("torch")).tolist() == [5, 3, 4]
     doubled = table.with_transform(lambda batch: {"input_ids": [[*ids, *ids] for ids in batch["input_ids"]]})
     assert _lengths_of(doubled).tolist() == [6, 2, 8, 2, 10]
-
-
-def test_a_collator_that_adds_tokens_is_refused(tmp_path):
-    """One more than the row has, behind the longest example."""
-    trainer = a_trainer("trainer", tmp_path, per_device_train_batch_size=1)
-    trainer.data_collator = lambda examples: Collator()(
-        [{name: [*values, values[-1]] for name, values in example.items()} for example in examples]
-    )
-    longest = max(len(example["input_ids"]) for example in trainer.train_dataset)
-    pack_into(trainer)
-    with refused(f"{longest + 1} tokens", f"{longest} are planned"):
-        list(trainer.get_train_dataloader())
 
 
 # With any settings, evaluated before, and resumed.
