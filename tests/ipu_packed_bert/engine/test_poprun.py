@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 
-from ipu_packed_bert.commands import finetune, pretrain
+from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine import build_engine, choose_engine
 from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.processes.ranks import joined
@@ -17,7 +17,6 @@ from ipu_packed_bert.run_files.checkpoints import newest_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore
 from tests.fakes.popdist import PopRun
 from tests.fakes.sdk import installed
@@ -34,7 +33,7 @@ from tests.instances_at_work import (
     trained,
 )
 from tests.pretraining import global_batches, ipu_engine
-from tests.refusals import refused
+from tests.refusals import refusal_of, refused
 from tests.tiny_runs import tiny_config, tiny_data
 from tests.tolerances import same_records, same_state
 
@@ -97,7 +96,6 @@ def work(tmp_path_factory):
         Job("mistake", 2, ran, dict(arguments=new("mistake"), at=SAVED, happens="mistake")),
         Job("exported", 2, ran, dict(arguments=new("exported", program[0]))),
         Job("loaded", 2, ran, dict(arguments=new("loaded", program[1]))),
-        Job("loaded alone", 1, ran, dict(arguments=new("alone", program[1]))),
         Job("exchanged", 3, exchanged, {}),
     ]
     return folder, at_work(folder, jobs)
@@ -195,9 +193,6 @@ def test_each_instance_has_a_program_of_its_own(found, folder):
     files = {path.name for path in folder.glob("program*")}
     assert files == {f"program-{index}-of-2{end}" for index in (0, 1) for end in ("", ".json")}
     assert len(read_log(folder / "loaded" / LOG)) == STEPS
-    (alone,) = found["loaded alone"]
-    assert alone["status"] == 2
-    assert "program.json" in alone["error"] and alone["error"].count("\n") == 1
 
 
 def test_numbers_and_objects_travel(found):
@@ -306,9 +301,6 @@ def test_one_instance_is_one_process(by_poprun):
             assert choose_engine(pod16()).reason == "IPU hardware: 16 IPUs (4 x 4)"
 
 
-@pytest.mark.parametrize("main", [pretrain.main, finetune.main])
-def test_poprun_without_popdist_is_one_line(main, by_poprun, capsys):
+def test_poprun_without_popdist_is_one_line(by_poprun, capsys):
     with installed():
-        assert run_main(main, ["--config", "packed_host"]) == 2
-    text = capsys.readouterr().err
-    assert text.startswith("error: poprun started this process, but popdist does not load") and text.count("\n") == 1
+        refusal_of(pretrain.main, ["--config", "packed_host"], capsys, "poprun", "popdist")
