@@ -21,7 +21,8 @@ the same, once the others have stopped; the others name the rank; data sets of t
 The same code runs on both; never the model; that two runs are equal; have the same sequences in each update
 the same keys; the same on eight; Never load a whole file; in the same directory; never at the first slot
 that of the same sequences alone; at the same paths; takes the same step; with the same example alone
-what stays the same; one of the same kind; same = number; attention_mask=same; ## Why packed updates equal; #why-packed-updates-equal
+what stays the same; one of the same kind; same = number; attention_mask=same; #why-packed-updates-equal
+## Why packed updates equal
 for the same network; use the same `tokenizer.json`; derived in the same way; of the same file
 the same number of micro-batches.; of the same `format`; that it packs exactly these; the same for a data set
 the same in 200 lines; the same terms; has the same scores; needs the same workers; *Equal* means; all equal
