@@ -23,7 +23,9 @@ TESTS = {
 
 def cells(path):
     """Return (arm, seed) -> the rows of each finished run; the first line has settings, the last one facts."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return {}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     return {(line["variant"], line["seed"]): line["rows"] for line in lines[1:-1]}
 
 
@@ -33,33 +35,40 @@ def last(rows, name):
 
 
 def interval(values):
-    """Mean, and the ends of the 90 % interval."""
-    mean, error = sum(values) / len(values), stats.sem(values)
-    half = stats.t.ppf(0.95, len(values) - 1) * error
+    """Return the mean and the ends of the 90 % interval."""
+    mean = sum(values) / len(values)
+    half = stats.t.ppf(0.95, len(values) - 1) * stats.sem(values)
     return mean, mean - half, mean + half
 
 
 def p_value(values, margin):
-    """The larger P value of the two one-sided tests, from t's distribution."""
-    mean, error, freedom = sum(values) / len(values), stats.sem(values), len(values) - 1
-    return max(stats.t.sf((mean + margin) / error, freedom), stats.t.sf((margin - mean) / error, freedom))
+    """Return the larger P value of the two one-sided tests, from t's distribution."""
+    mean = sum(values) / len(values)
+    distance = margin - abs(mean)
+    return stats.t.sf(distance / stats.sem(values), len(values) - 1)
 
 
 def recomputed(results):
-    """Claim -> its P value, and the interval of each output; of the claims whose runs are finished."""
+    """Return the P value and the interval of each output of every claim whose runs are finished."""
     found = {}
     for claim, (run, seeds, first, second, margins) in TESTS.items():
         measured = cells(results / f"{run}.jsonl")
-        if not all((arm, seed) in measured for arm in (first, second) for seed in seeds):
+        if any((arm, seed) not in measured for arm in (first, second) for seed in seeds):
             continue
-        ends, largest = {}, 0.0
+        ends = {}
+        p_values = []
         for name, margin in margins.items():
-            values = [last(measured[first, s], name) - last(measured[second, s], name) for s in seeds]
-            ends[name], largest = interval(values), max(largest, p_value(values, margin))
-        found[claim] = largest, ends
+            values = []
+            for seed in seeds:
+                values.append(last(measured[first, seed], name) - last(measured[second, seed], name))
+            ends[name] = interval(values)
+            p_values.append(p_value(values, margin))
+        found[claim] = max(p_values), ends
     return found
 
 
 if __name__ == "__main__":
-    for claim, (p, ends) in recomputed(Path((sys.argv[1:] or ["evidence/results"])[0])).items():
-        print(claim, f"P {p:.3g}", {name: tuple(round(end, 5) for end in each) for name, each in ends.items()})
+    folder = (sys.argv[1:] or ["evidence/results"])[0]
+    for claim, (p, ends) in recomputed(Path(folder)).items():
+        intervals = {name: tuple(round(end, 5) for end in each) for name, each in ends.items()}
+        print(claim, f"P {p:.3g}", intervals)

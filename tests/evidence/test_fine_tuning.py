@@ -1,8 +1,6 @@
 """Fine-tuning in packs: a question has the same answer in a pack as alone, and without the mask another."""
 
-import json
 import lzma
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +13,8 @@ from ipu_packed_bert.training.examples import prepare
 from pack_data.cli.command import run_main
 from tests.fine_tuning_files import tiny_checkpoint, tiny_config, tiny_squad, training_file
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_logits_of_a_pack_are_those_of_its_sequences_alone(checkpoint, tmp_path, monkeypatch):
     settings = tiny_config(
@@ -26,13 +26,15 @@ def test_the_logits_of_a_pack_are_those_of_its_sequences_alone(checkpoint, tmp_p
     monkeypatch.setattr(fine_tuning, "SLOTS", settings.data.max_sequence_length)
     monkeypatch.setattr(fine_tuning, "MICRO_BATCH", training.config.batch.micro_batch)
     (row,) = fine_tuning.measure(training)
-    packed, no_mask = row["answered_packed"], row["answered_no_mask"]
-    assert packed["different"] == 0 and row["updates"] == training.steps > 1
+    packed = row["answered_packed"]
+    no_mask = row["answered_no_mask"]
+    assert packed["different"] == 0
+    assert row["updates"] == training.steps > 1
     assert packed["logits"] < 1e-12 < 1e-4 < no_mask["logits"]
     assert packed["answers"] == no_mask["answers"] == len(training.task.examples) > 10
 
 
-def test_the_experiment_trains_and_answers_alike_packed_and_alone(tmp_path, capsys, monkeypatch):
+def test_the_experiment_trains_and_answers_alike_packed_and_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(fine_tuning, "keep_buffers", lambda: True)  # not to be undone in this process
     start = tiny_checkpoint(tmp_path / "bert", positions=384)
     (tmp_path / "data" / "squad").mkdir(parents=True)
@@ -41,23 +43,16 @@ def test_the_experiment_trains_and_answers_alike_packed_and_alone(tmp_path, caps
         (tmp_path / "data" / name).write_bytes(lzma.compress(plain.read_bytes()))
     arguments = ["fine_tuning", "--out", str(tmp_path / "out"), "--size", "quick", "--seeds", "2", "--no-plot"]
     arguments += ["--checkpoint", str(start)]
-    assert run_main(command.main, arguments) == 2
-    assert "requires data: pass --data-dir DIR" in capsys.readouterr().err and not (tmp_path / "out").exists()
     assert run_main(command.main, [*arguments, "--data-dir", str(tmp_path / "data")]) == 0
-    assert "packed without the mask (control)" in capsys.readouterr().out
     cells = read_results(tmp_path / "out" / RESULTS).cells
-    assert {cell: rows[-1]["answered_packed"]["different"] for cell, rows in cells.items()} == {
-        Cell("squad_start", 5): 0,
-        Cell("squad_packed", 1): 0,
-        Cell("squad_packed", 2): 0,
-    }
+    assert set(cells) == {Cell("squad_start", 5), Cell("squad_packed", 1), Cell("squad_packed", 2)}
+    for rows in cells.values():
+        assert rows[-1]["answered_packed"]["different"] == 0
     assert (tmp_path / "out" / "start" / "config.json").exists()
 
 
 def test_the_answers_of_all_seeds_are_summed(tmp_path):
     path = tmp_path / "results.jsonl"
-    write_results(path, Results({"checkpoint": "bert"}, {}, {}))
-    assert fine_tuning.shown(path).text() == "No run is finished yet.\n"
     cells = {}
     for seed, no_mask in ((1, 40), (2, 50)):
         ways = {"packed": (seed - 1, 1e-6), "no_mask": (no_mask, 0.5)}
@@ -70,20 +65,7 @@ def test_the_answers_of_all_seeds_are_summed(tmp_path):
     facts = {"machine": "here", "squad": {"steps": 5, "training": packs, "inference": {"sequences": 90}}}
     write_results(path, Results({"checkpoint": "bert"}, cells, facts))
     shown = fine_tuning.shown(path)
-    assert shown.answers() == (1, 90, 160) and not shown.pictures()
+    assert shown.answers() == (1, 90, 160)
     text = shown.text()
-    assert all(words in text for words in ("1 of 160", "90 of 160", "5.0e-01", "F1 51.50 ± 0.71"))
-
-
-def test_settings_hold_no_path_of_a_machine(tmp_path):
-    """They are committed with the results; `trained` has the same rule."""
-    options = SimpleNamespace(size="default", data_dir=tmp_path, checkpoint=str(tmp_path / "bert"))
-    found = json.dumps(fine_tuning.settings(options))
-    assert '"bert"' in found and str(tmp_path) not in found
-
-
-@pytest.mark.parametrize("size", fine_tuning.SIZES)
-def test_every_run_is_configured(size):
-    for amounts in fine_tuning.SIZES[size]:
-        config = fine_tuning.configuration(amounts, checkpoint="bert", seed=3)
-        assert (config.run.seed, config.data.training_examples) == (3, amounts.training_examples)
+    for words in ("1 of 160", "90 of 160", "5.0e-01", "F1 51.50 ± 0.71"):
+        assert words in text

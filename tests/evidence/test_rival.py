@@ -6,6 +6,8 @@ from evidence import claims, rival
 from evidence.__main__ import main
 from evidence.runner import RESULTS, Cell, Results, write_results
 
+pytestmark = pytest.mark.slow
+
 
 def finished(path, *, draws=8, apart=0.0, slots=(128, 512), **seconds):
     """Rounds in which all of the rival's batches take 1.2 times as long as packs, and padded rows twice as long."""
