@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence
 
 from ipu_packed_bert.benchmarks.work import machine
-from pack_data.cli.terminal import progress_bar
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.words import counted
 
@@ -80,11 +79,8 @@ class Runner:
         done = len(cells) - len(missing)
         if done:
             print(f"{done} of {counted(len(cells), 'cell')} are already in {self.folder}")
-        with progress_bar(len(cells), "cells", unit=" cells", done=done) as bar:
-            for cell in missing:
-                bar.set_postfix_str(f"{cell.variant}, seed {cell.seed}")
-                self._measure(cell, measure)
-                bar.update(1)
+        for cell in missing:
+            self._measure(cell, measure)
         return [row for cell in cells for row in finished[cell]]
 
     def _measure(self, cell: Cell, measure: Measure) -> None:
@@ -102,9 +98,8 @@ class Runner:
             raise
         finished[cell] = rows
         write_results(self.path, self.results)
-        if not (sys.stderr and sys.stderr.isatty()):
-            seconds = time.perf_counter() - start
-            print(f"{cell.variant}, seed {cell.seed}: {seconds:.1f} s", flush=True)
+        seconds = time.perf_counter() - start
+        print(f"{cell.variant}, seed {cell.seed}: {seconds:.1f} s", flush=True)
 
     def show(self, shown: Any, *, plot: bool) -> int:
         """Print the results of the cells (`writer.Shown`), write them to table.md, and draw the pictures."""

@@ -1,8 +1,8 @@
 """Memory of a training step on a CPU or a GPU, computed from the network's sizes.
 
 A step has weights, gradients, the optimiser's moments, the activations that the forward pass of a micro-batch keeps,
-and the logits. The memory of a process on a CPU is its peak resident memory, the ru_maxrss of getrusage(2): the step, the
-interpreter with torch, and freed buffers that the C library keeps. It needs no torch.
+and the logits. The memory of a process on a CPU is its peak resident memory, the ru_maxrss of getrusage(2): the step,
+the interpreter with torch, and freed buffers that the C library keeps. It needs no torch.
 """
 
 from __future__ import annotations
