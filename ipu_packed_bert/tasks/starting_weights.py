@@ -45,11 +45,7 @@ def find_start(config: Config) -> Start:
     checkpoint = config.start.checkpoint
     start = _from_scratch(config) if checkpoint is None else _from_checkpoint(config, checkpoint)
     model = start.model
-    if config.data.max_sequence_length > model.max_position_embeddings:
-        raise ValueError(
-            f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}, but the checkpoint has "
-            f"{model.max_position_embeddings} positions; lower it"
-        )
+    check_positions(config, model, config.path)
     if len(start.vocabulary) > model.vocabulary_size:
         raise ValueError(
             f"{config.start.vocabulary or checkpoint}: the vocabulary has {len(start.vocabulary):,} tokens, but the"
@@ -57,6 +53,16 @@ def find_start(config: Config) -> Start:
             " model.vocabulary=FILE"
         )
     return start._replace(model=with_dropout(model, config))
+
+
+def check_positions(config: Config, model: ModelConfig, source: object) -> None:
+    """Raise ValueError if the rows of a configuration are longer than the positions of a checkpoint."""
+    slots = config.data.max_sequence_length
+    if slots > model.max_position_embeddings:
+        raise ValueError(
+            f"{source}: data.max_sequence_length is {slots}, but the checkpoint has {model.max_position_embeddings}"
+            " positions; lower it"
+        )
 
 
 def with_dropout(model: ModelConfig, config: Config) -> ModelConfig:

@@ -136,13 +136,15 @@ class RunLog(Log):
         avoided = quantities.padding_avoided(
             recent.packs, recent.sequences, recent.tokens, self._max_sequence_length
         )
-        values: Dict[str, Any] = {_tag(name): value for name, value in result.metrics.items()}
-        values["learning_rate"] = learning_rate
-        values["gradient_norm"] = result.gradient_norm
-        values["rate/sequences_per_second"] = recent.sequences_per_second
-        values["rate/tokens_per_second"] = recent.tokens_per_second
-        values["packing/sequences_per_pack"] = recent.packing_factor
-        values["packing/padding_avoided"] = avoided
+        values = {
+            **{_tag(name): value for name, value in result.metrics.items()},
+            "learning_rate": learning_rate,
+            "gradient_norm": result.gradient_norm,
+            "rate/sequences_per_second": recent.sequences_per_second,
+            "rate/tokens_per_second": recent.tokens_per_second,
+            "packing/sequences_per_pack": recent.packing_factor,
+            "packing/padding_avoided": avoided,
+        }
         self._events.add(step, values)
 
         line = (

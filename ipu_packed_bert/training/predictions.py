@@ -49,7 +49,13 @@ from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.classification import PROBLEM_TYPES
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask
 from ipu_packed_bert.tasks.inputs import Tokenizer
-from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of, labels_of, with_dropout
+from ipu_packed_bert.tasks.starting_weights import (
+    PACKAGE,
+    check_positions,
+    folder_of,
+    labels_of,
+    with_dropout,
+)
 from ipu_packed_bert.training.examples import load_weights
 from pack_data.cli.command import NotFinite
 from pack_data.reading.fields import Fields, read_object
@@ -194,11 +200,7 @@ def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) 
         section, _, name = key.partition(".")
         if origin == OVERRIDE and not _is_kept(section, name):
             raise ValueError(f"--set {key}=...: affects training and not predictions; leave it out")
-    if config.data.max_sequence_length > trained.model.max_position_embeddings:
-        raise ValueError(
-            f"{trained.name}: data.max_sequence_length is {config.data.max_sequence_length}, but the model has "
-            f"{trained.model.max_position_embeddings} positions; lower it"
-        )
+    check_positions(config, trained.model, trained.name)
     return config
 
 

@@ -16,7 +16,7 @@ from ipu_packed_bert.tasks.scores import verdict_of
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, SideBySide, compare_unpacked
 from ipu_packed_bert.training.log import RunLog, Totals, metrics_text
 from ipu_packed_bert.training.loop import Outcome
-from ipu_packed_bert.training.picture import draw_curves
+from ipu_packed_bert.training.picture import draw_curves, total
 from ipu_packed_bert.training.prepared import Prepared, resume_command
 from pack_data.cli.command import NotFinite, runnable
 from pack_data.display.table import plain, text_table
@@ -153,12 +153,11 @@ def _summarise(
     compared: Optional[SideBySide] = None,
 ) -> _RunSummary:
     """Return the summary of a run from its logs; ``totals`` are those of this process."""
-    counts = dict.fromkeys(("packs", "sequences", "tokens"), 0)
-    seconds = 0
-    for record in records:
-        seconds += record["seconds"]
-        for name in counts:
-            counts[name] += record[name]
+    first: Mapping[str, Any] = records[0] if records else {}
+    last: Mapping[str, Any] = records[-1] if records else {}
+    counts = {}
+    for name in ("packs", "sequences", "tokens"):
+        counts[name] = total(records, name)
     held_out = None
     if evaluations:
         held_out = {**evaluations[-1], **(baseline or {})}
@@ -167,18 +166,18 @@ def _summarise(
     return _RunSummary(
         task=run.config.task.name,
         stopped_by=stopped_by,
-        steps=records[-1]["step"] if records else 0,
+        steps=last.get("step", 0),
         steps_planned=run.steps,
         **counts,
-        seconds=seconds,
+        seconds=total(records, "seconds"),
         sequences_per_second=totals.sequences_per_second,
         tokens_per_second=totals.tokens_per_second,
         packing_factor=quantities.packing_factor(counts["sequences"], counts["packs"]),
         padding_avoided=quantities.padding_avoided(
             **counts, max_sequence_length=run.task.max_sequence_length
         ),
-        first_loss=records[0].get("loss") if records else None,
-        loss=records[-1].get("loss") if records else None,
+        first_loss=first.get("loss"),
+        loss=last.get("loss"),
         held_out=held_out,
         compare_unpacked=None if compared is None else compared.to_json(),
         accounts=getattr(run.task, "accounts", None),

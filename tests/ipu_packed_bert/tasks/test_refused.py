@@ -51,8 +51,10 @@ def own(name, number=1):
     return config_from_tree(tree, "own.yml")
 
 
-def start(checkpoint):
-    return find_start(tiny_config(checkpoint, tiny_table(Path("w.csv"), "single_label", texts=4), task="single_label"))
+def start(checkpoint, slots=64):
+    training = tiny_table(Path("w.csv"), "single_label", texts=4)
+    data = {"max_sequence_length": slots}
+    return find_start(tiny_config(checkpoint, training, task="single_label", data=data))
 
 
 def labels(names):
@@ -136,6 +138,7 @@ REFUSED = [
     ),
     ("files.located(config_from_tree({'data': {'training': 'a'}}, 'a.yml'), Path('gone'))", ["--data-dir", "gone"]),
     ("start('q.json')", ["q.json", "model.checkpoint"]),
+    ("start('bert', slots=128)", ["tiny", "data.max_sequence_length is 128", "64 positions"]),
     ("start('no-such-model')", ["no-such-model", "model.checkpoint", "null"]),
     ("labels({'1': 'a'})", ["config.json", "id2label", "0 to 0"]),
     ("labels({'0': 'a', '2': 'b'})", ["config.json", "id2label", "0 to 1"]),

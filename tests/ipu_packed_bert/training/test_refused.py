@@ -8,9 +8,14 @@ import yaml
 
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, LOG
+from ipu_packed_bert.tasks.examples import Asked
+from ipu_packed_bert.tasks.files import ExampleSource
+from ipu_packed_bert.training import predictions
 from ipu_packed_bert.training.log import RunLog
 from ipu_packed_bert.training.picture import page_of_run
 from ipu_packed_bert.training.run_folder import refuse_a_run_in
+from pack_data.cli.command import NotFinite
+from tests.fine_tuning_files import tiny_fine_tuned
 from tests.refusals import faults_of_refusals, refusal_of
 from tests.tiny_runs import tiny_config, tiny_data
 
@@ -53,7 +58,30 @@ def begun(folder, *, saved=False):
     return refuse_a_run_in(folder)
 
 
+def predicted(*overrides, change=lambda weights: weights):
+    """Predict a table with a fine-tuned model, whose weights are changed before."""
+    trained = predictions.find_trained(Path("tuned"))
+    trained = trained._replace(weights=change(trained.weights))
+    asked = Asked(ExampleSource.of("train.csv"))
+    return predictions.predict(predictions.prepare(trained, asked, overrides))
+
+
+def without_head(weights):
+    return {name: weight for name, weight in weights.items() if name != "classifier.weight"}
+
+
+def not_finite(weights):
+    return {name: weight * float("nan") for name, weight in weights.items()}
+
+
 REFUSED = [
+    ("predicted('run.seed=3')", ["--set run.seed", "training"]),
+    ("predicted('task.name=squad')", ["--set task.name=squad", "tuned", "single_label"]),
+    ("predicted('data.max_sequence_length=128')", ["tuned", "data.max_sequence_length is 128", "64 positions"]),
+    ("predicted(change=without_head)", ["tuned", "classifier.weight", "single_label"]),
+    ("predicted(change=not_finite)", ["infinite or NaN", "checkpoint"], NotFinite),
+    ("predictions.find_trained(Path('nothing'))", ["nothing", "no such directory"]),
+    ("predictions.find_trained(Path('data'))", ["data", "config.yml", "config.json"]),
     ("begun('my run')", ["my run", "--resume-if-there", "--out"]),
     ("begun('our run', saved=True)", ["--resume 'our run'", "--out"]),
     ("refuse_a_run_in('a file')", ["--out a file", "a file is a file"]),
@@ -78,6 +106,7 @@ def test_calls_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a file").write_text("")
     tiny_data(Path("data"))
+    tiny_fine_tuned(Path("tuned"), "single_label")
     faults = faults_of_refusals(REFUSED, globals())
     assert not faults, "\n".join(faults)
     refuse_a_run_in("new")
