@@ -91,17 +91,16 @@ def _loss_picture(losses: _Losses) -> Lines:
     )
 
 
-def total(records: _Records, name: str) -> Any:
-    """Return the sum of a field over the records of a log."""
+def _total(records: _Records, name: str) -> Any:
     return sum(record[name] for record in records)
 
 
 def _slots_picture(records: _Records, max_sequence_length: int) -> Bars:
     return packing_bars(
         "Slots of the rows that these sequences need",
-        total(records, "tokens"),
-        total(records, "sequences"),
-        total(records, "packs"),
+        _total(records, "tokens"),
+        _total(records, "sequences"),
+        _total(records, "packs"),
         max_sequence_length,
     )
 
@@ -228,24 +227,24 @@ def _speed_figure(records: _Records, compared: Optional[Fields]) -> Figure:
             f"medians {packed:,.1f} and {unpacked:,.1f} sequences/s; packing factor {factor:.3f}"
         )
         return Figure(f"{speed_up:.2f} times", "as fast as unpacked", words)
-    seconds = total(records, "seconds")
+    seconds = _total(records, "seconds")
     if not seconds:
         return Figure("-", "sequences/s", "- tokens/s")
-    sequence_rate = quantities.sequences_per_second(total(records, "sequences"), seconds)
-    token_rate = quantities.tokens_per_second(total(records, "tokens"), seconds)
+    sequence_rate = quantities.sequences_per_second(_total(records, "sequences"), seconds)
+    token_rate = quantities.tokens_per_second(_total(records, "tokens"), seconds)
     tokens = QUANTITIES["tokens_per_second"].with_unit(token_rate)
     return Figure(f"{sequence_rate:,.1f}", QUANTITIES["sequences_per_second"].unit, tokens)
 
 
 def _packing_figure(records: _Records, slots: Optional[int]) -> Figure:
     """Show the padding avoided or, if the slots of a row are unknown, the packing factor."""
-    packs = total(records, "packs")
-    sequences = total(records, "sequences")
+    packs = _total(records, "packs")
+    sequences = _total(records, "sequences")
     factor = quantities.packing_factor(sequences, packs)
     quantity = QUANTITIES["packing_factor"]
     if slots is None:
         return Figure(f"{factor:.3f}", quantity.unit, f"the {quantity.name}")
-    avoided = quantities.padding_avoided(packs, sequences, total(records, "tokens"), slots)
+    avoided = quantities.padding_avoided(packs, sequences, _total(records, "tokens"), slots)
     return Figure(f"{avoided:.1%}", "of the padding avoided", quantity.with_unit(factor))
 
 

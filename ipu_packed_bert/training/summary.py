@@ -16,7 +16,7 @@ from ipu_packed_bert.tasks.scores import verdict_of
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, SideBySide, compare_unpacked
 from ipu_packed_bert.training.log import RunLog, Totals, metrics_text
 from ipu_packed_bert.training.loop import Outcome
-from ipu_packed_bert.training.picture import draw_curves, total
+from ipu_packed_bert.training.picture import draw_curves
 from ipu_packed_bert.training.prepared import Prepared, resume_command
 from pack_data.cli.command import NotFinite, runnable
 from pack_data.display.table import plain, text_table
@@ -156,8 +156,9 @@ def _summarise(
     first: Mapping[str, Any] = records[0] if records else {}
     last: Mapping[str, Any] = records[-1] if records else {}
     counts = {}
-    for name in ("packs", "sequences", "tokens"):
-        counts[name] = total(records, name)
+    for name in ("packs", "sequences", "tokens", "seconds"):
+        counts[name] = sum(record[name] for record in records)
+    seconds = counts.pop("seconds")
     held_out = None
     if evaluations:
         held_out = {**evaluations[-1], **(baseline or {})}
@@ -169,7 +170,7 @@ def _summarise(
         steps=last.get("step", 0),
         steps_planned=run.steps,
         **counts,
-        seconds=total(records, "seconds"),
+        seconds=seconds,
         sequences_per_second=totals.sequences_per_second,
         tokens_per_second=totals.tokens_per_second,
         packing_factor=quantities.packing_factor(counts["sequences"], counts["packs"]),
