@@ -188,6 +188,19 @@ def test_a_state_is_not_loaded_into_a_loop_under_way(workers, counted, taken):
         assert batches.state_dict() == state
 
 
+def test_an_iteration_has_the_state_of_what_it_requested():
+    """StatefulDataLoader of torchdata asks for it after each request."""
+    for batches, state_at in (
+        (sampler(), sampler().state_at),
+        (mixture().batches(4), lambda _, updates: mixture().state_at(4 * updates)),
+    ):
+        requests = iter(batches)
+        assert requests.state_dict() == state_at(0, 0)
+        next(requests)
+        next(requests)
+        assert requests.state_dict() == state_at(0, 2)
+
+
 def test_a_second_loop_ends_the_first_one_and_another_loader_is_refused():
     batches = sampler()
     expected = list(sampler())

@@ -155,12 +155,3 @@ def test_stopping_anywhere_and_going_on_gives_the_same_batches():
         second.set_epoch(0)
         assert list(second) == epochs[0][stop:]
         assert list(second) == epochs[1]
-
-
-def test_a_data_loader_with_workers_counts_what_it_delivered():
-    data = pytest.importorskip("torch.utils.data")
-    sampler = sampler_of(0)
-    loader = data.DataLoader(LENGTHS.tolist(), batch_sampler=sampler, collate_fn=list, num_workers=1)
-    delivered = list(islice(sampler.counted(loader), 4))
-    assert delivered == [LENGTHS[batch].tolist() for batch in islice(sampler_of(0), 4)]
-    assert sampler.state_dict()["step"] == 4

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.building.assignment import _shuffled_numbers, assign
+from pack_data.building.assignment import assign
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
@@ -84,9 +84,3 @@ def test_a_pack_of_very_many_sequences_gives_each_its_own_slot(count, size):
     assert not pack.any()
     assert np.array_equal(np.sort(slot), np.arange(count))
     assert slot.dtype.itemsize == size
-
-
-def test_the_permutation_is_one():
-    rng = np.random.default_rng(0)
-    assert sorted(_shuffled_numbers(1000, np.int32, rng).tolist()) == list(range(1000))
-    assert _shuffled_numbers(0, np.int32, rng).tolist() == []

@@ -55,15 +55,6 @@ def command_of(engine, folder, out):
     return [str(ROOT / "examples" / f"build_with_{engine}.py"), *words, out, "--tasks", "64", *more]
 
 
-@pytest.mark.parametrize("engine, said", [("ray", "deal: "), ("datatrove", "tasks completed")])
-def test_an_engine_gives_the_bytes_of_one_process(tmp_path, engine, said):
-    for time_ in ("first", "again"):
-        running = start(command_of(engine, tmp_path, "packed"), tmp_path)
-        assert running.wait() == 0
-        assert time_ == "again" or said in (tmp_path / "output").read_text()
-        assert content(tmp_path / "packed") == content(tmp_path / "whole")
-
-
 def at_work(driver):
     """The processes below a driver that run tasks: those that hold the lock of a build, and the workers of Dask."""
     found = []

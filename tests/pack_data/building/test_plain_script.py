@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 
-from pack_data.building import runner
 from tests.imports import ROOT
 
 SCRIPT = """
@@ -88,14 +87,3 @@ def test_sigterm_ends_a_build_and_its_workers_without_a_word(tmp_path):
     assert running.returncode == 128 + signal.SIGTERM
     assert "leaked" not in error
     assert "Traceback" not in error
-
-
-def test_advice_for_workers_that_cannot_start_can_be_followed(tmp_path, monkeypatch):
-    """A user of a command, or of a notebook, has no script to guard."""
-    script = tmp_path / "script.py"
-    for text, names_guard in (("build()", True), ('if __name__ == "__main__": build()', False)):
-        script.write_text(text)
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
-        assert ("__name__" in runner._way_out()) == names_guard
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
-    assert "memory" in runner._way_out()

@@ -81,14 +81,6 @@ def test_a_reader_keeps_its_data_set_while_another_takes_its_place(folder):
     assert len(list(folder.glob("packs-*.npy"))) == 2
 
 
-def test_the_same_packs_give_the_same_bytes(folder, tmp_path):
-    writer = StoreWriter(tmp_path / "other", SCHEMA, packs_per_shard=7)
-    writer.add(records(20))
-    writer.finish(algorithm="none", vocabulary_size=50, seed=4)
-    content = [{path.name: path.read_bytes() for path in place.iterdir()} for place in (folder, tmp_path / "other")]
-    assert content[0] == content[1]
-
-
 def edited(manifest, **values):
     """Change fields of the manifest in place; "a__0__b" is field b of the first item of a, and `...` removes it."""
     for path, value in values.items():
