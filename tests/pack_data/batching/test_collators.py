@@ -9,7 +9,12 @@ from evidence.batching_report import collate
 from pack_data.batching.collators import padded_batch, padding_free_batch
 from pack_data.batching.plans import Piece, get_way
 
-PAPER = [list(range(10, 14)), list(range(20, 28)), list(range(30, 35)), list(range(40, 50)) + [410]]
+PAPER = [
+    list(range(10, 14)),
+    list(range(20, 28)),
+    list(range(30, 35)),
+    list(range(40, 50)) + [410],
+]
 
 
 def test_the_example_of_the_paper():
@@ -31,7 +36,11 @@ def test_the_example_of_the_paper():
         ({}, [0, 17, 32, 46], [0, 17, 32, 46]),
         ({"multiple_of": 16}, [0, 17, 32, 46], [0, 32, 48, 64]),
         ({"multiple_of": 16, "slots": 96}, [0, 17, 32, 46], [0, 32, 48, 96]),
-        ({"multiple_of": 16, "max_examples": 5}, [0, 17, 32, 46, 46, 46], [0, 32, 48, 64, 64, 64]),
+        (
+            {"multiple_of": 16, "max_examples": 5},
+            [0, 17, 32, 46, 46, 46],
+            [0, 32, 48, 64, 64, 64],
+        ),
     ],
 )
 def test_boundaries_for_context_parallelism(options, real, padded):

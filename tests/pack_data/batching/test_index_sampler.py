@@ -95,7 +95,11 @@ def test_longer_examples_are_truncated_split_or_dropped(way, longer):
     assert [len(example["input_ids"]) for example in view] == lengths.tolist()  # and there it ends
     items = [view[number]["input_ids"] for sampler in of_ranks for batch in sampler for number in batch]
     found = Counter(int(token) for ids in items for token in ids)
-    kept = {"truncate": np.minimum(lengths, MSL), "split": lengths, "drop": np.where(lengths > MSL, 0, lengths)}[longer]
+    kept = {
+        "truncate": np.minimum(lengths, MSL),
+        "split": lengths,
+        "drop": np.where(lengths > MSL, 0, lengths),
+    }[longer]
     begins = np.cumsum(lengths) - lengths
     assert found == Counter(int(begin) + at for begin, count in zip(begins, kept) for at in range(count))
     assert max(map(len, items)) <= MSL

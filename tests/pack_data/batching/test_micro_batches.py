@@ -31,7 +31,11 @@ def check_plan(plan, lengths, ranks, max_tokens, max_sequences=None):
     st.booleans(),
 )
 def test_laws(lengths, ranks, max_sequences, token_work, square_work, synchronised):
-    options = {"token_work": token_work, "square_work": square_work, "synchronised": synchronised}
+    options = {
+        "token_work": token_work,
+        "square_work": square_work,
+        "synchronised": synchronised,
+    }
     limits = {"ranks": ranks, "max_tokens": 50, "max_sequences": max_sequences, **options}
     plan = micro_batches(lengths, **limits)
     check_plan(plan, lengths, ranks, 50, max_sequences)

@@ -43,7 +43,10 @@ def sequences_of_batches(batches):
 
 def built(tmp_path):
     options = BuildOptions(
-        tmp_path / "built", source=jsonl(tmp_path / "a.jsonl"), max_sequence_length=S, max_sequences_per_pack=None
+        tmp_path / "built",
+        source=jsonl(tmp_path / "a.jsonl"),
+        max_sequence_length=S,
+        max_sequences_per_pack=None,
     )
     return build(options)
 
@@ -87,7 +90,10 @@ def test_a_worker_opens_the_built_data_set_itself(tmp_path):
     assert len(data) < 20_000
     again = pickle.loads(data)
     assert all(np.array_equal(rows[3][name], again[3][name]) for name in rows[3])
-    for examples, packer in ((GIVEN, "none"), (GIVEN[:9], "nnlshp")):  # the same sequences too, in other packs
+    for examples, packer in (
+        (GIVEN, "none"),
+        (GIVEN[:9], "nnlshp"),
+    ):  # the same sequences too, in other packs
         source = jsonl(tmp_path / "b.jsonl", examples)
         other = dict(source=source, max_sequence_length=S, packer=packer, overwrite=True)
         build(BuildOptions(tmp_path / "built", **other)).close()
@@ -137,7 +143,11 @@ def test_data_sets_of_hugging_face(tmp_path):
     lengths = [len(each) for each in GIVEN]
     dataset = datasets.Dataset.from_dict({"input_ids": GIVEN, "text": ["x"] * len(GIVEN)})
     wanted = pack(lengths, max_sequence_length=S)
-    for given in (dataset, dataset.with_format("numpy"), datasets.Dataset.from_dict({"length": lengths})):
+    for given in (
+        dataset,
+        dataset.with_format("numpy"),
+        datasets.Dataset.from_dict({"length": lengths}),
+    ):
         assert np.array_equal(pack(given, max_sequence_length=S).pack, wanted.pack)
     chosen = dataset.select(range(50, 10, -1))
     assert np.array_equal(pack(chosen, max_sequence_length=S).fitted.lengths, lengths[50:10:-1])
@@ -164,7 +174,12 @@ def test_what_is_cut_off_is_said_and_examples_without_a_label_are_named(caplog):
     examples = []
     for number, places in labelled.items():
         ids = np.arange(4 if number == 4 else 10) + 10 * number
-        examples.append({"input_ids": ids, "completion_mask": np.isin(np.arange(len(ids)), places).astype(int)})
+        examples.append(
+            {
+                "input_ids": ids,
+                "completion_mask": np.isin(np.arange(len(ids)), places).astype(int),
+            }
+        )
     rows = pack_dataset(examples, max_sequence_length=5, longer="truncate")
     (said,) = [record.getMessage() for record in caplog.records]
     assert str(rows.longer) in said

@@ -107,8 +107,8 @@ def test_optimal_packing_needs_the_fewest_rows():
 
 @pytest.mark.parametrize(
     "median, spread, slots, most_again",
-    [(450, 1.2, 8192, 0.02), (18_000, 0.7, 131_072, 0.1), (12, 0.5, 64, 0.02)],
-    ids=["slots are left", "rows are full", "few lengths"],
+    [(450, 1.2, 8192, 0.02), (18_000, 0.7, 131_072, 0.1), (12, 0.5, 64, 0.02), (12, 0.05, 64, 0.02)],
+    ids=["slots are left", "rows are full", "few lengths", "five lengths"],
 )
 def test_long_examples_seldom_meet_again_in_the_next_epoch(median, spread, slots, most_again):
     random = np.random.default_rng(1)

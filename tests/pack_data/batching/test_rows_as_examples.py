@@ -22,7 +22,10 @@ JOINED = padding_free_batch([{"input_ids": ids} for ids in (*SEQUENCES, PLAIN)])
 def a_row(name):
     """SEQUENCES as one example, padded to 12 tokens."""
     lengths = np.array([len(ids) for ids in SEQUENCES])
-    row = {"input_ids": [*sum(SEQUENCES, []), 0, 0], "labels": [*sum(SEQUENCES, []), -100, -100]}
+    row = {
+        "input_ids": [*sum(SEQUENCES, []), 0, 0],
+        "labels": [*sum(SEQUENCES, []), -100, -100],
+    }
     row[name] = STATEMENTS[name](lengths).tolist()
     if "position" in name:
         row[name] += [0, 0]
@@ -37,14 +40,20 @@ def same(batch, expected=JOINED):
 def test_a_row_is_its_sequences(name):
     examples = [a_row(name), {"input_ids": PLAIN}]
     assert same(padding_free_batch(examples))
-    assert same(padded_batch(examples), padded_batch([{"input_ids": ids} for ids in (*SEQUENCES, PLAIN)]))
+    assert same(
+        padded_batch(examples),
+        padded_batch([{"input_ids": ids} for ids in (*SEQUENCES, PLAIN)]),
+    )
     assert same(padding_free_batch([a_row(name), {"input_ids": [9], "attention_mask": [0]}, examples[1]]))
 
     rows = pack_dataset(examples, max_sequence_length=15)
     order = [0, 1] if 10 in rows[0]["input_ids"][:1] else [1, 0]
     assert same(rows.collate([rows[0]]), padding_free_batch([examples[number] for number in order]))
     rows = pack_dataset(examples, max_sequence_length=16, multiple_of=4)
-    assert same(rows.collate([rows[0]]), padding_free_batch([examples[number] for number in order], multiple_of=4))
+    assert same(
+        rows.collate([rows[0]]),
+        padding_free_batch([examples[number] for number in order], multiple_of=4),
+    )
 
     streamed = list(packed_rows(examples, 13))
     table = PackRows(13)({column: [values] for column, values in examples[0].items()})
@@ -59,15 +68,27 @@ def test_a_cut_row_keeps_the_boundaries_in_its_pieces(name):
     expected = [[10, 11, 12], [20], [30], [31], [40, 41, 42, 43]]
     cut = padding_free_batch([{"input_ids": ids} for ids in expected])
     row = a_row(name)
-    assert same(collate(get_way("MiniBatchPacking+PosID"), ((Piece(0, 0, 5),), (Piece(0, 5, 12),)), [row]), cut)
+    assert same(
+        collate(get_way("MiniBatchPacking+PosID"), ((Piece(0, 0, 5),), (Piece(0, 5, 12),)), [row]),
+        cut,
+    )
     sampler = IndexBatchSampler("MiniBatchPacking+PosID", [12], BatchOptions(3, 5), longer="split")
     pieces = [piece for batch in sampler for piece in sampler.view([row]).__getitems__(batch)]
     pieces.sort(key=lambda piece: int(piece["input_ids"][0]) or 99)
     assert same(padding_free_batch(pieces), cut)
     rows = PackDataset([row], packed=pack([12], max_sequence_length=5, longer="split"))
     batch = rows.collate([rows[number] for number in range(len(rows))])
-    assert sorted(batch["input_ids"][0][batch["cumulative_lengths"][:-1]]) == [10, 20, 30, 31, 40]
-    assert [row["seq_lengths"] for row in packed_rows([row], 5, longer="split")] == [[3, 1, 1], [1, 4]]
+    assert sorted(batch["input_ids"][0][batch["cumulative_lengths"][:-1]]) == [
+        10,
+        20,
+        30,
+        31,
+        40,
+    ]
+    assert [row["seq_lengths"] for row in packed_rows([row], 5, longer="split")] == [
+        [3, 1, 1],
+        [1, 4],
+    ]
 
 
 def test_padding_behind_a_sequence_is_not_masked_in_a_row():

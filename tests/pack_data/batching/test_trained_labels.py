@@ -62,7 +62,9 @@ def ways(examples):
         table = PackRows(S, multiple_of=multiple_of)(columns)
         yield padding_free_batch([dict(zip(table, values)) for values in zip(*table.values())])
     sampler = IndexBatchSampler(
-        "OptimalPacking+PosID", [len(each["input_ids"]) for each in examples], BatchOptions(1, S)
+        "OptimalPacking+PosID",
+        [len(each["input_ids"]) for each in examples],
+        BatchOptions(1, S),
     )
     view = sampler.view(examples)
     yield padding_free_batch([view[number] for batch in sampler for number in batch])

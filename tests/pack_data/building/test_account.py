@@ -26,7 +26,14 @@ from tests.format_samples import example, frame, pack_from_examples, records, wr
 from tests.pack_data.text_corpus import build_small, document, write_corpus
 from tests.refusals import refusal_of
 
-TEXTS = ["", "  \n ", "a b c", "word " * 300, "One. Two!\u2028Three\x85four", "\u0936\u092c\u0926\u0964 " * 40]
+TEXTS = [
+    "",
+    "  \n ",
+    "a b c",
+    "word " * 300,
+    "One. Two!\u2028Three\x85four",
+    "\u0936\u092c\u0926\u0964 " * 40,
+]
 
 
 def account_of(folder):
@@ -34,7 +41,12 @@ def account_of(folder):
 
 
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.sampled_from(TEXTS), max_size=12), st.integers(0, 3), st.booleans(), st.sampled_from([0.0, 0.4]))
+@given(
+    st.lists(st.sampled_from(TEXTS), max_size=12),
+    st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from([0.0, 0.4]),
+)
 def test_what_goes_in_is_what_comes_out_and_what_is_said(tmp_path, drawn, bad, drop_copies, held_out):
     texts = [*drawn, "one two three four", "five six seven", "word other", "a b"]
     corpus = tmp_path / "a.jsonl"
@@ -49,7 +61,10 @@ def test_what_goes_in_is_what_comes_out_and_what_is_said(tmp_path, drawn, bad, d
     kept = list(dict.fromkeys(map(str.strip, words))) if drop_copies else words
     assert (account["files"], account["records"], account["unreadable"]) == (1, len(texts), bad)
     assert account["empty_records"] == len(texts) - len(words)
-    assert (account["documents"], account["copies"]) == (len(kept), len(words) - len(set(map(str.strip, words))))
+    assert (account["documents"], account["copies"]) == (
+        len(kept),
+        len(words) - len(set(map(str.strip, words))),
+    )
     vocabulary = load_vocabulary(out / "vocab.txt")
     tokens = len(vocabulary.encode([" ".join(text.split()) for text in kept])[0])
     for name in ("tokens", "tokens_in_sequences"):
@@ -74,7 +89,13 @@ def test_the_account_of_sequences_of_tokens(tmp_path):
     source.write_text("".join(json.dumps({"input_ids": [1] * length}) + "\n" for length in range(1, 20)) + "{bad\n")
     build_small("embedded", tmp_path / "out", source=source, skip_bad=1).close()
     tokens = sum(range(1, 20))
-    expected = {"files": 1, "unreadable": 1, "tokens": tokens, "sequences": 19, "tokens_in_sequences": tokens}
+    expected = {
+        "files": 1,
+        "unreadable": 1,
+        "tokens": tokens,
+        "sequences": 19,
+        "tokens_in_sequences": tokens,
+    }
     assert account_of(tmp_path / "out") == expected
 
 
@@ -134,7 +155,11 @@ ROWS = st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integer
 def line_of(lengths, padding):
     positions = [position for length in lengths for position in range(length)]
     mask = [1] * len(positions) + [0] * padding
-    row = {"input_ids": [7] * len(mask), "attention_mask": mask, "position_ids": positions + [0] * padding}
+    row = {
+        "input_ids": [7] * len(mask),
+        "attention_mask": mask,
+        "position_ids": positions + [0] * padding,
+    }
     return json.dumps(row)
 
 
@@ -148,7 +173,9 @@ def account_of_conversion(capsys, *arguments):
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.lists(st.sampled_from(["", *BAD_LINES]) | ROWS, max_size=8), ROWS, st.sampled_from(["jsonl", "parquet", "arrow"])
+    st.lists(st.sampled_from(["", *BAD_LINES]) | ROWS, max_size=8),
+    ROWS,
+    st.sampled_from(["jsonl", "parquet", "arrow"]),
 )
 def test_a_conversion_of_tokens_says_what_does_not_come_out(tmp_path, capsys, lines, row, suffix):
     source = tmp_path / "a.jsonl"
@@ -160,14 +187,24 @@ def test_a_conversion_of_tokens_says_what_does_not_come_out(tmp_path, capsys, li
     found = account_of_conversion(capsys, source, target, "--skip-bad", bad)
     written = [len(record.value["input_ids"]) for record in open_source(target).read()]
     assert written == [length for lengths, _ in rows for length in lengths]
-    assert found == {"record": (len(rows), len(rows) + bad), "token": (sum(written), sum(written))}
+    assert found == {
+        "record": (len(rows), len(rows) + bad),
+        "token": (sum(written), sum(written)),
+    }
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=5),
     st.integers(0, 2),
-    st.sampled_from(["out.tfrecord", "out.tfrecord --unpack", "out --to-format store", "out/a.tfrecord --unpack"]),
+    st.sampled_from(
+        [
+            "out.tfrecord",
+            "out.tfrecord --unpack",
+            "out --to-format store",
+            "out/a.tfrecord --unpack",
+        ]
+    ),
 )
 def test_a_conversion_of_packs_says_what_does_not_come_out(tmp_path, capsys, depths, bad, how):
     """The last way takes a data set apart, which has no bad records."""
@@ -191,7 +228,12 @@ def test_a_conversion_of_packs_says_what_does_not_come_out(tmp_path, capsys, dep
     assert [record.value for record in open_source(target).examples()] == examples
     assert found == {"record": (len(packs), len(packs) + bad), "token": (tokens, tokens)}
     if "store" in options:
-        stored = {"records": len(packs), "unreadable": bad, "tokens": tokens, "tokens_in_sequences": tokens}
+        stored = {
+            "records": len(packs),
+            "unreadable": bad,
+            "tokens": tokens,
+            "tokens_in_sequences": tokens,
+        }
         assert account_of(target) == stored
 
 

@@ -42,7 +42,11 @@ def pairing_of(pack):
     return tuple(int(np.flatnonzero(pack[3:] == p)[0]) for p in pack[:3])
 
 
-@given(st.lists(st.integers(1, 30), max_size=80), st.sampled_from([1, 2, 3, None]), st.integers(0, 5))
+@given(
+    st.lists(st.integers(1, 30), max_size=80),
+    st.sampled_from([1, 2, 3, None]),
+    st.integers(0, 5),
+)
 def test_every_sequence_gets_its_own_place_in_a_pack_of_the_recipe(lengths, depth, seed):
     packing = packed(lengths, 30, depth)
     assert_each_has_a_place_of_the_recipe(lengths, *assign(np.array(lengths, int), packing, seed), packing)

@@ -17,7 +17,10 @@ from pack_data.building.verify import verify
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn
-from tests.pack_data.building.test_assignment import assert_each_has_a_place_of_the_recipe, pairing_of
+from tests.pack_data.building.test_assignment import (
+    assert_each_has_a_place_of_the_recipe,
+    pairing_of,
+)
 from tests.refusals import refused
 
 
@@ -142,13 +145,21 @@ def test_a_recipe_of_other_lengths_is_one_line(tmp_path):
 
 def test_a_build_on_disk_is_whole_and_the_same_in_processes(tmp_path, monkeypatch):
     # A task carries the size of its runs: worker processes do not see what a test patches.
-    monkeypatch.setattr(on_disk, "NUMBERS", 5000)
+    monkeypatch.setattr(on_disk, "NUMBERS", 1500)
     monkeypatch.setattr(stages, "_INDEX_ROWS", 2)
     built = []
     for workers in (1, 2):
         out = tmp_path / str(workers)
-        build(BuildOptions(out, synthetic="squad_1_1_384", sequences=40_000, max_sequence_length=384, workers=workers))
-        assert verify(out).manifest.sequences == 40_000
+        build(
+            BuildOptions(
+                out,
+                synthetic="squad_1_1_384",
+                sequences=12_000,
+                max_sequence_length=384,
+                workers=workers,
+            )
+        )
+        assert verify(out).manifest.sequences == 12_000
         built.append({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())})
     assert built[0] == built[1]
 

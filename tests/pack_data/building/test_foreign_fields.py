@@ -24,7 +24,11 @@ FORMATS = ("jsonl", "parquet", "arrow")
 MANY = settings(
     max_examples=15,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+    ],
 )
 
 
@@ -198,7 +202,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    "values, target, expected", [(values, target, last) for values, targets, last in CASES for target in targets]
+    "values, target, expected",
+    [(values, target, last) for values, targets, last in CASES for target in targets],
 )
 def test_a_column_is_held_or_refused(tmp_path, capsys, values, target, expected):
     if isinstance(values, list):
@@ -209,7 +214,14 @@ def test_a_column_is_held_or_refused(tmp_path, capsys, values, target, expected)
         values = values.to_pylist()
     if isinstance(expected, tuple):
         arguments = [source, tmp_path / f"b.{target}"]
-        refusal_of(convert.main, arguments, capsys, *expected, unchanged=tmp_path, after=r".*(\rjsonl|arrow to .*)?")
+        refusal_of(
+            convert.main,
+            arguments,
+            capsys,
+            *expected,
+            unchanged=tmp_path,
+            after=r".*(\rjsonl|arrow to .*)?",
+        )
     else:
         assert read_rows(converted(source, tmp_path / f"b.{target}")) == (expected or values)
 
@@ -243,11 +255,23 @@ def test_features_of_a_tfrecord_there_and_back(suffix, rows):
 
 @pytest.mark.parametrize(
     "column, names",
-    [([[0.5, 1e30]], ("x", "32 bits")), ([[0.1]], ("x", "32 bits")), (np.array([[2**63]], np.uint64), ("x", 2**63))],
+    [
+        ([[0.5, 1e30]], ("x", "32 bits")),
+        ([[0.1]], ("x", "32 bits")),
+        (np.array([[2**63]], np.uint64), ("x", 2**63)),
+    ],
 )
 def test_numbers_that_a_tfrecord_does_not_hold_are_refused(tmp_path, capsys, column, names):
     write_hdf5(tmp_path / "a.h5", [mlperf_row(example(), 24, 4)])
     with pytest.importorskip("h5py").File(tmp_path / "a.h5", "a") as file:
         file["x"] = column
     arguments = [tmp_path / "a.h5", tmp_path / "b.tfrecord"]
-    refusal_of(convert.main, arguments, capsys, "a.h5: record 0", *names, unchanged=tmp_path, after=".*")
+    refusal_of(
+        convert.main,
+        arguments,
+        capsys,
+        "a.h5: record 0",
+        *names,
+        unchanged=tmp_path,
+        after=".*",
+    )

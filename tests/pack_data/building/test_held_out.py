@@ -26,7 +26,13 @@ from pack_data.store.data_set import PackStore, read_manifest
 from pack_data.store.packs import disassemble
 from pack_data.text.corpus import Document, documents
 from pack_data.text.vocabulary import load_vocabulary
-from tests.pack_data.text_corpus import Stopped, build_small, content, stop_before_rename, write_corpus
+from tests.pack_data.text_corpus import (
+    Stopped,
+    build_small,
+    content,
+    stop_before_rename,
+    write_corpus,
+)
 from tests.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("small_parts")
@@ -63,7 +69,10 @@ def word_sequences(folder):
     for example in examples:
         ids = np.array(example.input_ids)
         ids[list(example.masked_lm_positions)] = example.masked_lm_ids
-        for segment in (ids[1 : example.first_segment_length - 1], ids[example.first_segment_length : -1]):
+        for segment in (
+            ids[1 : example.first_segment_length - 1],
+            ids[example.first_segment_length : -1],
+        ):
             text = " ".join(tokens[token] for token in segment)
             begun = text.startswith("##")
             yield text.replace(" ##", "").split()[1 if begun else 0 : -1]
@@ -157,12 +166,6 @@ def test_held_out_packs_are_no_deeper_than_those_of_training_and_proven_so(tmp_p
     depth = read_manifest(out).schema.max_sequences_per_pack
     packing = Packing.load(held_out_folder(out) / "recipe.json")
     assert packing.max_sequences_per_pack == depth < 64 // int(min(packing.placed().nonzero()[0]))  # deeper ones fit
-
-
-def test_the_bytes_do_not_depend_on_workers(corpus, tmp_path):
-    for name, workers in (("one", 1), ("two", 2)):
-        build_small(corpus, tmp_path / name, workers=workers, **HOW).close()
-    assert both(tmp_path / "one") == both(tmp_path / "two")
 
 
 @pytest.mark.parametrize("former", [False, True], ids=["nothing there", "over a former build"])

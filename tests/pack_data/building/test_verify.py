@@ -13,7 +13,15 @@ from pack_data.inspection.verify_command import main
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
-from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, _checksum, _write_table, write_shard
+from pack_data.store.data_set import (
+    CHECKSUM,
+    MANIFEST,
+    PackStore,
+    StoreWriter,
+    _checksum,
+    _write_table,
+    write_shard,
+)
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn, assemble
 from pack_data.store.sequences import Sequences
 from tests.pack_data.text_corpus import build_small, write_corpus
@@ -118,7 +126,12 @@ def drop_sequence(records):
     records["input_ids"][row, start:] = 0
     for name in ("masked_lm_positions", "masked_lm_ids"):
         records[name][row, masked:] = 0
-    for name in ("lengths", "prediction_counts", "first_segment_lengths", "next_sentence_labels"):
+    for name in (
+        "lengths",
+        "prediction_counts",
+        "first_segment_lengths",
+        "next_sentence_labels",
+    ):
         records[name][row, last] = 0
 
 
@@ -147,8 +160,14 @@ def before_its_sequence(records):
         (set_value("input_ids", 6, 1, 7), ["digest"]),
         (unused("input_ids", 63, has_padding), ["packs-00000", "input_ids", "outside"]),
         (unused("masked_lm_ids", -1, has_padding), ["packs-00000", "masked_lm_ids", "outside"]),
-        (unused("next_sentence_labels", 2, lambda lengths: lengths[:, 2] == 0), ["next_sentence_labels", "outside"]),
-        (unused("prediction_counts", 2, lambda lengths: lengths[:, 2] == 0), ["prediction_counts"]),
+        (
+            unused("next_sentence_labels", 2, lambda lengths: lengths[:, 2] == 0),
+            ["next_sentence_labels", "outside"],
+        ),
+        (
+            unused("prediction_counts", 2, lambda lengths: lengths[:, 2] == 0),
+            ["prediction_counts"],
+        ),
         (gap, ["lengths", "gap"]),
         (drop_sequence, ["digest"]),
         (copy_pack, ["digest"]),

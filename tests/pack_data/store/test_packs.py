@@ -133,7 +133,10 @@ def test_a_pack_by_hand():
     a = Example([7, 8, 9], 2, [1], [5], 1)
     b = Example([4, 6], 1, [0, 1], [2, 3], 0)
     schema = PackSchema.bert(6, 3, 4, vocabulary_size=10)
-    batch = decode(schema, assemble(schema, Sequences.from_examples([b, a]), np.array([0, 0]), np.array([1, 0]), 1))
+    batch = decode(
+        schema,
+        assemble(schema, Sequences.from_examples([b, a]), np.array([0, 0]), np.array([1, 0]), 1),
+    )
     assert {name: values[0].tolist() for name, values in batch.items()} == {
         "input_ids": [7, 8, 9, 4, 6, 0],
         "input_mask": [1, 1, 1, 2, 2, 0],
@@ -178,7 +181,13 @@ def test_types_at_their_limits():
         assert types["input_ids"] == types["masked_lm_ids"] == kind
         assert types["first_segment_lengths"] == types["masked_lm_positions"] == "|u1"
     assert {column.dtype for column in PackSchema.bert(256, 3, 10, vocabulary_size=300).columns} == {"<u2", "|u1"}
-    for largest, kind in ((255, "|u1"), (256, "<u2"), (65535, "<u2"), (65536, "<u4"), (2**31 - 1, "<u4")):
+    for largest, kind in (
+        (255, "|u1"),
+        (256, "<u2"),
+        (65535, "<u2"),
+        (65536, "<u4"),
+        (2**31 - 1, "<u4"),
+    ):
         assert smallest_type(largest) == kind
         assert np.array([largest]).astype(kind)[0] == largest
     for low, kind in ((-1, "|i1"), (-128, "|i1"), (-129, "<i2"), (-(2**15) - 1, "<i4")):
@@ -203,4 +212,11 @@ def test_schema_survives_json():
 
 
 def test_published_numbers_of_predictions():
-    assert [default_predictions(S) for S in (128, 384, 512, 100, 101, 5)] == [20, 56, 76, 15, 16, 1]
+    assert [default_predictions(S) for S in (128, 384, 512, 100, 101, 5)] == [
+        20,
+        56,
+        76,
+        15,
+        16,
+        1,
+    ]
