@@ -23,7 +23,11 @@ def questions(folder, entries, **settings):
     for number, (words, first, end) in enumerate(entries):
         start = len(" ".join([*words[:first], ""]))
         answers = [{"text": " ".join(words[first:end]), "answer_start": start}]
-        entry = {"id": str(number), "question": "river stone", "answers": answers}
+        entry = {
+            "id": str(number),
+            "question": "river stone",
+            "answers": answers,
+        }
         paragraphs.append({"context": " ".join(words), "qas": [entry]})
     file = folder / "q.json"
     file.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
@@ -47,7 +51,11 @@ def _spans(draw):
 
 @given(_spans(), st.integers(8, 40), st.integers(1, 200), st.integers(1, 40))
 def test_an_answer_that_fits_is_whole_in_a_window_and_no_other_is_trained(folder, entries, slots, stride, longest):
-    settings = {"slots": slots, "stride": stride, "max_answer_length": longest}
+    settings = {
+        "slots": slots,
+        "stride": stride,
+        "max_answer_length": longest,
+    }
     room = slots - 5  # [CLS] river stone [SEP] ... [SEP]
     lengths = [end - first for _, first, end in entries]
     wanted = {number for number, length in enumerate(lengths) if length <= room}
@@ -61,11 +69,17 @@ def test_an_answer_that_fits_is_whole_in_a_window_and_no_other_is_trained(folder
     left_out = len(entries) - len(wanted)
     accounts = task.accounts["training"]
     assert counts_of(accounts["answers"]) == (len(entries), len(wanted))
-    assert counts_of(accounts["records"]) == (len(entries), len(entries) - left_out)
+    assert counts_of(accounts["records"]) == (
+        len(entries),
+        len(entries) - left_out,
+    )
     # The windows to evaluate hold every answer that may be predicted, and do not depend on the answers.
     held = {
         window.question
-        for window, start in zip(task.windows.windows, task.evaluation.slot_targets["start_positions"])
+        for window, start in zip(
+            task.windows.windows,
+            task.evaluation.slot_targets["start_positions"],
+        )
         if start
     }
     assert held >= {number for number in wanted if lengths[number] <= min(longest, room // 2)}
@@ -109,18 +123,28 @@ def test_cut_questions_and_their_tokens_are_counted(folder, lengths, slots, trai
     assert counts_of(accounts["question tokens"]) == (sum(lengths), tokens)
     others = 40 if len(lengths) > 1 else 0
     last = 41 if used[-1] == len(lengths) - 1 else 0
-    assert counts_of(accounts["context tokens"]) == (others + 41, others + last)
+    assert counts_of(accounts["context tokens"]) == (
+        others + 41,
+        others + last,
+    )
 
 
 # A text, and what its label is: valid, unknown to the model, invalid, or none.
 _RECORDS = st.lists(
-    st.tuples(st.integers(0, 40), st.sampled_from(["valid", "unknown", "invalid", "none"])),
+    st.tuples(
+        st.integers(0, 40),
+        st.sampled_from(["valid", "unknown", "invalid", "none"]),
+    ),
     min_size=1,
     max_size=8,
 )
 _LABELS = {
     "single_label": {"valid": "a", "unknown": "c", "invalid": ""},
-    "multi_label": {"valid": ["a", "b"], "unknown": ["a", "c"], "invalid": ["a", "a"]},
+    "multi_label": {
+        "valid": ["a", "b"],
+        "unknown": ["a", "c"],
+        "invalid": ["a", "a"],
+    },
     "regression": {"valid": 1.5, "invalid": "much"},
     "squad": {
         "valid": [],
@@ -165,7 +189,10 @@ def test_every_record_is_predicted_in_its_place_and_scored_or_counted(folder, dr
     name = {"tokens": "words", "squad": "id"}.get(kind)
     assert [answer.get(name) for answer in scored.answers] == [line.get(name) for line in lines]
     known = sum(label == "valid" for _, label in drawn)
-    assert counts_of(accounts["scored"]) == (len(lines), known) and task.scorable == bool(known)
+    assert counts_of(accounts["scored"]) == (
+        len(lines),
+        known,
+    ) and task.scorable == bool(known)
     assert scored.metrics.get("questions", scored.metrics.get("texts", known)) == known
     # Tokens of texts and words of sentences: those of the records, and of the sequences.
     counts = [words for words, _ in drawn]
@@ -192,7 +219,10 @@ _TREEBANK = """# sent_id = 1
 
 @pytest.mark.parametrize("name", ["a.conllu", "a.conll"])
 def test_conllu_is_read_by_its_columns(folder, name):
-    for column, labels in (("upos", ["AUX", "NOUN", "SYM"]), ("xpos", ["MD", "NN"])):
+    for column, labels in (
+        ("upos", ["AUX", "NOUN", "SYM"]),
+        ("xpos", ["MD", "NN"]),
+    ):
         (folder / name).write_text(_TREEBANK)
         task = tiny_task("tokens", folder / name, labels_column=column)
         assert task.texts(task.config) == ["river new york", "#"] and task.labels == labels
@@ -218,9 +248,19 @@ def test_conllu_is_read_by_its_columns(folder, name):
 def test_an_answer_ends_behind_its_vowel_signs(folder, answer):
     paragraph = f"river {answer} stone"
     letters = sorted(set(paragraph.lower()))
-    vocabulary = Vocabulary((*SPECIAL_TOKENS, *WORDS, *letters, *(f"##{letter}" for letter in letters)))
+    vocabulary = Vocabulary(
+        (
+            *SPECIAL_TOKENS,
+            *WORDS,
+            *letters,
+            *(f"##{letter}" for letter in letters),
+        )
+    )
     answers = [{"text": answer, "answer_start": 6}]
-    file = json_lines(folder / "q.jsonl", {"question": "river", "context": paragraph, "answers": answers})
+    file = json_lines(
+        folder / "q.jsonl",
+        {"question": "river", "context": paragraph, "answers": answers},
+    )
     task = tiny_task("squad", evaluation=file, slots=40, vocabulary=vocabulary)
     logits = np.zeros((int(task.evaluation.lengths[0]), 2))
     for place, name in enumerate(("start_positions", "end_positions")):
@@ -243,9 +283,14 @@ def test_tables_are_read_by_name_from_every_form(folder):
         tiny_task("single_label", folder / "t.parquet")
 
 
-def test_texts_that_the_vocabulary_cannot_spell_are_counted_in_characters(folder):
+def test_texts_that_the_vocabulary_cannot_spell_are_counted_in_characters(
+    folder,
+):
     """A file in another script, read as training and as held-out data: the line that `build` prints, once."""
-    lines = [{"text": "Ελληνικά γράμματα", "label": "a"}, {"text": "river", "label": "b"}]
+    lines = [
+        {"text": "Ελληνικά γράμματα", "label": "a"},
+        {"text": "river", "label": "b"},
+    ]
     path = json_lines(folder / "other.jsonl", *lines)
     task = tiny_task("single_label", path, path)
     # 8 + 8 Greek letters of 16 + 5 characters, in each of the two readings.

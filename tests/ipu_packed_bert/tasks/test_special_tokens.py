@@ -4,11 +4,20 @@ import pytest
 
 from pack_data.text.vocabulary import TokenizerFile
 from tests.fine_tuning_files import json_lines, tiny_task
-from tests.pack_data.text.tokenizer_files import A, B, roberta_processing, word_tokenizer
+from tests.pack_data.text.tokenizer_files import (
+    A,
+    B,
+    roberta_processing,
+    word_tokenizer,
+)
 
 SLOTS = 10
 PARAGRAPH = "b b b b b b a b b"
-QUESTION = {"question": "a", "context": PARAGRAPH, "answers": [{"text": "a", "answer_start": 12}]}
+QUESTION = {
+    "question": "a",
+    "context": PARAGRAPH,
+    "answers": [{"text": "a", "answer_start": 12}],
+}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +47,14 @@ def test_texts_words_and_questions(tmp_path, options, before, between, after):
     texts = read("single_label", long, short, second_text_column="second")
     half = (SLOTS - len(pair)) // 2
     cut = before + [A] * half + between + [B] * half + after
-    assert texts.input_ids.tolist() == [*cut, *before, A, *between, B, *after]
+    assert texts.input_ids.tolist() == [
+        *cut,
+        *before,
+        A,
+        *between,
+        B,
+        *after,
+    ]
 
     words = read("tokens", {"words": ["a", "b"] * 5, "labels": ["X", "Y"] * 5})
     kept = SLOTS - len(single)
@@ -51,7 +67,17 @@ def test_texts_words_and_questions(tmp_path, options, before, between, after):
     room = SLOTS - len(start) - len(after)
     first_windows = questions.input_ids.tolist()[: 2 * SLOTS]
     paragraph = [A if word == "a" else B for word in PARAGRAPH.split()]
-    assert first_windows == [*start, *paragraph[:room], *after, *start, *paragraph[3 : room + 3], *after][: 2 * SLOTS]
+    assert (
+        first_windows
+        == [
+            *start,
+            *paragraph[:room],
+            *after,
+            *start,
+            *paragraph[3 : room + 3],
+            *after,
+        ][: 2 * SLOTS]
+    )
     for end in ("start", "end"):
         places = questions.slot_targets[f"{end}_positions"].tolist()
         assert places[1] == len(start) + PARAGRAPH.split().index("a") - 3

@@ -23,10 +23,21 @@ def task_of(folder, *sentences, slots=16):
 def test_both_forms_of_files(tmp_path):
     path = tmp_path / "a.conll"
     path.write_text("-DOCSTART- -X- O\n\nriver NN B-LOC\nstone NN I-LOC\n\n\nmusic NN O\n")
-    for task in (read(path), task_of(tmp_path, "river B-LOC,stone I-LOC", "music O")):
+    for task in (
+        read(path),
+        task_of(tmp_path, "river B-LOC,stone I-LOC", "music O"),
+    ):
         assert task.texts(task.config) == ["river stone", "music"]
         assert task.labels == ["B-LOC", "I-LOC", "O"]
-        assert task.training.slots["labels"].tolist() == [0, 1, 2, 0, 0, 3, 0]
+        assert task.training.slots["labels"].tolist() == [
+            0,
+            1,
+            2,
+            0,
+            0,
+            3,
+            0,
+        ]
     path.write_text("10\u00a0000\tO\n", encoding="utf-8")  # a no-break space, as in French numbers
     task = read(path)
     assert task.texts(task.config) == ["10\u00a0000"]
@@ -42,7 +53,12 @@ def test_a_words_label_stands_at_its_first_token(tmp_path):
 
 
 def test_words_that_are_cut_off_have_no_answer_and_are_wrong(tmp_path):
-    task = task_of(tmp_path, ",".join(["river O"] * 8 + ["river X"]), "stone X", slots=8)
+    task = task_of(
+        tmp_path,
+        ",".join(["river O"] * 8 + ["river X"]),
+        "stone X",
+        slots=8,
+    )
     assert task.training.lengths.tolist() == [8, 3]
     assert "7 of 10 words (not 3 beyond 8 slots)" in task.notes[0]
     outputs = [np.tile([1.0, 0.0], (8, 1)), np.tile([0.0, 1.0], (3, 1))]
@@ -51,7 +67,9 @@ def test_words_that_are_cut_off_have_no_answer_and_are_wrong(tmp_path):
     assert scored.metrics == pytest.approx({"accuracy": 70.0, "majority_accuracy": 80.0, "words": 10})
 
 
-def test_the_constant_answer_is_the_most_frequent_label_of_the_training_words(tmp_path):
+def test_the_constant_answer_is_the_most_frequent_label_of_the_training_words(
+    tmp_path,
+):
     """The label of the scored words was the constant before."""
     training = tmp_path / "a.conll"
     evaluation = tmp_path / "b.conll"

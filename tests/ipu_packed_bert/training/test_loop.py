@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.model.optimizer import learning_rate
@@ -150,6 +151,19 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run_before_its_checkpoint(s
     with refused("update 5", "held-out loss", str(value), kind=NotFinite):
         run(store, tmp_path, Broken())
     assert [load_checkpoint(path).step for path in checkpoints(tmp_path / "checkpoints")] == [3]
+
+
+def test_weights_that_are_not_finite_are_not_saved(store, tmp_path):
+    """An update can break the weights although its loss, computed before, is finite."""
+
+    class Broken(Recorder):
+        def state(self):
+            weights = {"bert.weight": torch.tensor([1.0, float("inf")])}
+            return {**super().state(), "model": weights}
+
+    with refused("update 3", "model bert.weight", "no checkpoint was saved", kind=NotFinite):
+        run(store, tmp_path, Broken())
+    assert checkpoints(tmp_path / "checkpoints") == []
 
 
 def test_a_signal_in_the_last_update_is_a_run_that_ended(store, tmp_path):
