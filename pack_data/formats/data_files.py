@@ -188,9 +188,8 @@ def _check_shards(path: str, names: List[str]) -> None:
             continue
         first = 1 if total in present else 0  # some count from 1
         absent = filterfalse(present.__contains__, count(first))
-        listed = []
-        for number in islice(absent, min(missing, _MISSING_LISTED)):
-            listed.append(f"{before}{number:0{digits}}-of-{of}{after}")
+        some = islice(absent, min(missing, _MISSING_LISTED))
+        listed = [f"{before}{number:0{digits}}-of-{of}{after}" for number in some]
         raise ValueError(
             f"{path}: shards missing: {missing} of {total}, such as {', '.join(listed)}; copy them there, or rename "
             "the others if there are no more"

@@ -80,9 +80,9 @@ def content_format(path: str) -> str:
         head = file.read(_HEAD_BYTES)
         is_compressed = not file.seekable()
     for magic, format in _MAGIC:
-        if head.startswith(magic) and is_compressed:
-            raise ValueError(f"{path}: a compressed file of {format}; decompress it first")
         if head.startswith(magic):
+            if is_compressed:
+                raise ValueError(f"{path}: a compressed file of {format}; decompress it first")
             return format
     if head.startswith(_BYTE_ORDER_MARK):
         head = head[len(_BYTE_ORDER_MARK) :]

@@ -66,6 +66,5 @@ def _module(path: str) -> ModuleType:
     """Return the module that reads a file of rows.  Raises ValueError for any other format."""
     format = content_format(path) or suffix_format(path)
     if format not in ("parquet", "arrow", "jsonl"):
-        name = f"is {format}" if format else "is in no known format"
-        raise ValueError(f"{path}: {name}; pass JSONL, Parquet or Arrow")
+        raise ValueError(f"{path}: {format or 'no known format'}; pass JSONL, Parquet or Arrow")
     return jsonl if format == "jsonl" else parquet

@@ -168,6 +168,7 @@ def fit(lengths: Any, max_sequence_length: int, longer: str = "raise") -> Fitted
         ValueError: a length is below 1, or above max_sequence_length under the rule "raise"; it names three sequences.
     """
     counts = Longer(longer, max_sequence_length)
+    row = counts.max_sequence_length
     lengths = np.asarray(lengths)
     if not lengths.size:
         return Fitted(np.zeros(0, np.int64), counts, np.zeros(0, np.int64))
@@ -175,24 +176,23 @@ def fit(lengths: Any, max_sequence_length: int, longer: str = "raise") -> Fitted
         raise ValueError(
             f"lengths must be whole numbers of tokens, one for each sequence; got {lengths.dtype}"
         )
-    problem = unfit(lengths, counts.max_sequence_length) if longer == "raise" else ""
+    is_longer = lengths > row
+    problem = unfit(lengths if longer == "raise" else np.where(is_longer, 1, lengths), row)
     if problem:
         raise ValueError(f"{problem}; drop or cut them first, or pass longer: {_WAYS_OUT}")
-    unusual = np.flatnonzero((lengths < 1) | (lengths > counts.max_sequence_length)).tolist()
-    spans = {number: counts.spans(int(lengths[number]), f"sequence {number}") for number in unusual}
     counts.examples = len(lengths)
     counts.tokens = int(lengths.sum(dtype=np.int64))
-    if not unusual:
+    if not is_longer.any():
         return Fitted(lengths, counts, lengths)
 
-    pieces = np.ones(len(lengths), np.int64)  # of each example
-    pieces[unusual] = [len(spans[number]) for number in unusual]
-    firsts = np.cumsum(pieces) - pieces
+    tokens = lengths.astype(np.int64)
+    pieces_of_longer = {"truncate": 1, "drop": 0}.get(longer, -(-tokens // row))
+    pieces = np.where(is_longer, pieces_of_longer, 1)
     example = np.repeat(np.arange(len(lengths)), pieces)
-    start = np.zeros(len(example), np.int64)
-    fitted = lengths.astype(np.int64)[example]
-    for number in unusual:
-        for piece, span in enumerate(spans[number], start=int(firsts[number])):
-            start[piece] = span.start
-            fitted[piece] = span.stop - span.start
+    firsts = np.cumsum(pieces) - pieces
+    start = (np.arange(len(example)) - firsts[example]) * row
+    fitted = np.minimum(tokens[example] - start, row)
+    counts.longer = int(is_longer.sum())
+    counts.pieces = int(pieces[is_longer].sum())
+    counts.lost_tokens = counts.tokens - int(fitted.sum())
     return Fitted(fitted, counts, lengths, example, start)

@@ -75,7 +75,7 @@ REFUSED = [
     ("synthetic_histogram('sample:squad_1_1_384,n=99999999')", ["n=99999999", "88641"]),
     # ---- rules of examples that are longer than a row
     ("fit([3, 9], 8)", ["sequence 1", "length 9", *RULES_THAT_GO_ON]),
-    ("fit([3, 0], 8, 'split')", ["sequence 1", "length 0"]),
+    ("fit([20, 0], 8, 'split')", ["sequence 1", "length 0", "max_sequence_length = 8"]),
     ("fit([3], 8, 'cut')", ["longer = 'cut'", *RULES]),
     ("fit([1.5], 8, 'drop')", ["lengths", "float64"]),
 ]

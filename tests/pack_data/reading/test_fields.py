@@ -110,6 +110,11 @@ def test_a_value_in_a_message_is_short_and_printable():
         assert len(text) <= 200
         assert text.isprintable()
         assert text.isascii()
+    assert shown([*range(99)]) == "[0, 1, 2, 3, 4, 5, 6, 7, ...]"
+    assert shown({"a": {"x": [1]}, "b": 2, "c": 3, "d": 4}) == "{'a': {'x': [...]}, 'b': 2, 'c': 3, ...}"
+    assert len(shown("x" * 99)) == 60
+    assert len(shown(2**256 - 1)) == 40
+    assert shown(2**256) == "a number of about 78 digits"
     assert one_line("a\nb\t\x1b[31m\x00 é") == "a b \\x1b[31m\\x00 \\xe9"
     assert len(one_line("x" * 1000, 20)) == 20
 
