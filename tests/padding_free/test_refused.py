@@ -22,6 +22,7 @@ from padding_free import (
     pack_into,
     use_padding_free,
 )
+from padding_free.check_model_command import _examples
 from padding_free.leaks.probe import audit_batch
 from padding_free.losses import logits_of
 from padding_free.models import Leak, attention_of, choice_of, refuse_unfit
@@ -63,14 +64,15 @@ def one_answer():
     return transformers.AutoModelForSequenceClassification.from_config(transformers.LlamaConfig(**SIZE, pad_token_id=0))
 
 
-def joined_row(most, **changes):
+def joined_row(most, example=None, **changes):
     """Join two equal examples after a collator whose batches are changed."""
     of_one = {"input_ids": [[3, 4, 5]], "labels": [[3, 4, 5]], "attention_mask": [[1, 1, 1]], **changes}
 
     def collator(examples):
         return {name: values and values * len(examples) for name, values in of_one.items()}
 
-    return _JoiningCollator(collator, a_model(attention="padding_free"), most)([{}, {}])
+    joining = _JoiningCollator(collator, a_model(attention="padding_free"), most, masks=["loss_mask"])
+    return joining([example or {}] * 2)
 
 
 TRAINERS = [
@@ -94,6 +96,7 @@ TRAINERS = [
     ("joined_row(5)", ["6 tokens", "5 are planned"]),
     ("joined_row(6, pixel_values=[0.0])", ["pixel_values", "data set"]),
     ("joined_row(6, labels=None)", ["labels", "DataCollatorForLanguageModeling"]),
+    ('joined_row(6, {"input_ids": [3, 4], "loss_mask": [0, 1]})', ["3 tokens", "2 tokens", "mask of the loss"]),
     ("next(iter(_EndlessPacks(PackedStream([], 8, rank=0, ranks=1), [])))", ["train_dataset", "rank"]),
 ]
 
@@ -234,6 +237,17 @@ def three_labels():
     return transformers.BertForTokenClassification(transformers.BertConfig(**SIZE, num_labels=3))
 
 
+def without_the_first(examples):
+    return PaddingFreeCollator(a_model(attention="padding_free"))(examples[1:])
+
+
+class OneHot(torch.nn.Linear):
+    """A model without an embedding."""
+
+    def forward(self, ids, **others):
+        return super().forward(torch.nn.functional.one_hot(ids, 4).float())
+
+
 def two_tokens_at_most():
     """No plain call tells how examples score alone."""
 
@@ -256,6 +270,8 @@ MODELS = [
     ("use_padding_free(bloom())", ["AttentionInterface.*padding way"]),
     ("use_padding_free(a_model(), attention='nonsense')", ["nonsense", "padding way"]),
     ("use_padding_free(three_labels(), longest=16, row=32)", ["3 logits per token for 50 words"]),
+    ("check_no_leak(OneHot(4, 4))", ["OneHot", "nn.Embedding"]),
+    ("check_no_leak(a_model(), collator=without_the_first, longest=9)", ["example 0 of 1 tokens", "collator"]),
     ("check_no_leak(two_tokens_at_most())", ["LlamaForCausalLM", "two tokens at most"]),
     ("check_no_leak(a_model(), collator=itself_only)", ["LlamaForCausalLM", "example 1"], Leak),
     (
@@ -330,6 +346,29 @@ def test_a_kernel_of_half_precision_that_joins_examples_is_refused(monkeypatch):
     monkeypatch.setattr(attention, "_kernel", kernel)
     with refused("example", "scores otherwise than alone in torch.bfloat16", "first in model.layers.0"):
         check_no_leak(model, longest=16)
+
+
+# ---- files of check-model
+
+FILES = [
+    ("examples_in('')", ["batch.jsonl", "no examples"]),
+    ("""examples_in('{"labels": [3]}')""", ["batch.jsonl, line 1", "input_ids"]),
+    ("""examples_in('[3]')""", ["batch.jsonl, line 1", "input_ids"]),
+    ("""examples_in('{"input_ids": [3]}', '{"input_ids": []}')""", ["batch.jsonl, line 2", "input_ids"]),
+    ("""examples_in('{"input_ids": [true]}')""", ["input_ids", "True"]),
+    ("""examples_in('{"input_ids": [4294967296]}')""", ["input_ids", "4294967296"]),
+    ("""examples_in('{"input_ids": [3, 4], "labels": [3]}')""", ["labels", "2"]),
+    ("""examples_in('{"input_ids": [3], "labels": null}')""", ["labels", "None"]),
+]
+
+
+def test_files_of_examples_are_refused(tmp_path):
+    def examples_in(*lines):
+        path = tmp_path / "batch.jsonl"
+        path.write_text("\n".join(lines))
+        return _examples(str(path))
+
+    assert not faults_of_refusals(FILES, {"examples_in": examples_in})
 
 
 # ---- inputs of our attention

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from padding_free import check_no_leak, use_padding_free
+from padding_free import PaddingCollator, check_no_leak, use_padding_free
 from padding_free.leaks import layers, rows
 from padding_free.leaks.metadata import MOST_TOKENS
 from padding_free.losses import IGNORED
@@ -232,6 +232,24 @@ def test_collators_that_sort_or_draw_are_judged_by_their_batch(collator):
     with refused("TinyModel", kind=Leak):
         wrong = Wrong(TinyModel(draw, attention=_joining(5)), collator=collator, loss=token_loss)
         probe(wrong, longest=40, row=80)
+
+
+def padded(examples):
+    """A row for each example, the longest first."""
+    longest_first = sorted(examples, key=lambda example: -len(example["input_ids"]))
+    return PaddingCollator()(longest_first)
+
+
+def test_a_collator_that_pads_and_sorts_is_judged_by_its_rows():
+    draw = np.random.default_rng(0)
+    sizes = {"longest": 24, "row": 48, "collator": padded}
+    assert "48 tokens in" in str(probe(Wrong(TinyModel(draw)), **sizes))
+
+    def edit(hidden, row, model):
+        return hidden + 0.1 * hidden.mean(0, keepdim=True)
+
+    with refused("TinyModel", "example", kind=Leak):
+        probe(Wrong(TinyModel(draw, edit=edit)), **sizes)
 
 
 def renamed(examples):
