@@ -12,7 +12,8 @@ import torch
 import yaml
 
 from ipu_packed_bert.commands import export, finetune, pretrain
-from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
+from ipu_packed_bert.run_files.checkpoints import load_newest
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.allowed_changes import NETWORK
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import load_config
@@ -20,8 +21,8 @@ from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.starting_weights import find_start
 from ipu_packed_bert.training.export import export_run
+from ipu_packed_bert.training.prepared import Beginning
 from ipu_packed_bert.training.pretraining import _refuse_other_network
-from ipu_packed_bert.training.run import _beginning
 from ipu_profiling.measured.runs import read as read_measured
 from ipu_profiling.planning import command as plan_command
 from ipu_profiling.planning.plan import plan
@@ -151,7 +152,7 @@ def _resumed(folder: Path) -> Found:
     """Run the checks of --resume before the first update."""
     run = folder / "run"
     config = load_config(run / "config.yml")
-    begin = _beginning(str(run), None)
+    begin = Beginning(str(run), load_newest(run / CHECKPOINTS))
     _refuse_other_network(begin, config, NETWORK)
     assert begin.checkpoint is not None
     identity = begin.checkpoint.identity

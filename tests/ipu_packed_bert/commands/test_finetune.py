@@ -217,12 +217,3 @@ def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task)
     scores = [evaluations(tmp_path / name)[-1] for name in ("run", "again")]
     metrics = set(scores[0]) - {"step", "seconds"}
     assert len(metrics) > 2 and all(scores[0][name] == scores[1][name] for name in metrics)
-
-
-def test_files_without_labels_are_answered_and_not_scored(tmp_path, checkpoint):
-    run = tmp_path / "run"
-    config = written(tmp_path, checkpoint, "single_label")
-    (tmp_path / "new.csv").write_text("text\nriver stone\ncastle\n")
-    assert command("--config", config, "--out", run, "--data-dir", tmp_path, "--set", "data.evaluation=new.csv") == 0
-    assert len(json.loads((run / "predictions.json").read_text())) == 2
-    assert "accuracy" not in evaluations(run)[-1]

@@ -150,20 +150,6 @@ def test_a_run_its_exported_model_and_its_own_evaluation_agree(tmp_path, capsys)
     assert texts[0] == texts[1]
 
 
-def test_labels_are_read_to_score_alone(models, tmp_path, capsys):
-    file = tmp_path / "new.csv"
-    file.write_text("text,label\nriver stone,never seen\ncastle,\n")
-    output = tmp_path / "answers.jsonl"
-    assert run_of_kind(models["single_label"], file, "single_label", "--output", output) == 0
-    assert len(output.read_text().splitlines()) == 2
-    assert run_of_kind(models["single_label"], file, "single_label", "--output", output, "--overwrite", "--score") == 2
-    # What an unanswerable question is, without --score, is the model's to say.
-    questions = training_file(tmp_path, "squad", questions=5, without_answer=2)
-    capsys.readouterr()
-    assert run_of_kind(models["squad"], questions, "squad", "--set", "task.null_answers=false") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 5
-
-
 def test_standard_input_and_questions_a_line(models, monkeypatch, tmp_path, capsys):
     """SQuAD's form and JSONL give the same answers; without an id a question goes by its line."""
     file = training_file(tmp_path, "squad", questions=6)
