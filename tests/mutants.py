@@ -60,7 +60,7 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {
     ): "of two equal factors each half has the same best sum; the whole takes twice the time",
     (
         "pack_data/solver/column_generation.py",
-        "at_optimum = value - self.bound <=",
+        "at_optimum = value - self.bound <",
     ): "a difference of two floats that equals the tolerance",
     ("pack_data/solver/programmes.py", "if self._programmes_left < 0 or"): "a clock that shows the deadline itself",
     ("pack_data/solver/two_capacities.py", "_GAP_SHARE ="): "one pack of thousands, in searches of seconds",

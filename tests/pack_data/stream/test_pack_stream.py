@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pack_data import LengthHistogram, optimal
-from pack_data.stream import PackStream, command
+from pack_data.solver import programmes
+from pack_data.solver.free_slots import count_packs
+from pack_data.solver.search import Limits, pack_quickly
+from pack_data.stream import PackStream, command, pack_stream, prices
 from pack_data.stream.baselines import open_rows, windows
 from pack_data.stream.prices import Lengths, solve
 from tests.tiers import slow
@@ -118,7 +121,7 @@ def in_order(order, lengths):
 ORDERS = ["random", "rising", "falling", "short, long", "bursts", "drift"]
 THIRDS = clipped(np.random.default_rng(3).lognormal(np.log(4096 / 3.5), 0.25, 6000), 4096)
 CHATS = clipped(np.random.default_rng(3).lognormal(np.log(425), 1.2, 6000), 8192)
-TWO_LENGTHS = in_order("drift", np.repeat([683, 1367], 3000))
+HALVES = clipped(np.random.default_rng(3).normal(1050, 120, 6000), 2048)
 CHANGING = drawn(2000) + drawn(2000, 1, "squad_1_1_384")
 # Lengths, slots, depth, buffer, largest excess over the certified bound.
 CASES = [
@@ -176,6 +179,25 @@ def test_no_order_needs_more_packs_than_it_did():
         assert len(packs) <= 1.002 * most + 1, (kind, order, depth)
 
 
+@pytest.mark.parametrize("lengths, S, depth", [(THIRDS, 4096, None), (CHATS, 8192, 8), (HALVES, 2048, None)])
+def test_the_end_of_a_stream_solves_few_programmes(lengths, S, depth, monkeypatch):
+    lengths = lengths[:700].tolist()
+    histogram = LengthHistogram.from_lengths(lengths, S)
+    quick = pack_quickly(histogram, Limits.of(histogram, depth, None))
+    allowed = int(pack_stream._FINISH_SECONDS / quick.programme_seconds)
+    solved = []
+    check = programmes._Progress._check
+    monkeypatch.setattr(programmes._Progress, "_check", lambda bar: (solved.append(1), check(bar)))
+    stream = PackStream(S, max_sequences_per_pack=depth, buffer_sequences=701)
+    packs = list(stream.packs(enumerate(lengths)))
+    check_packs(packs, lengths, S, depth)
+    assert len(packs) <= count_packs(quick.packs)
+    is_short = quick.programme_seconds <= pack_stream._PROGRAMME_SECONDS
+    pays = is_short and quick.pays(quick.programme_seconds)
+    assert bool(solved) == pays
+    assert len(solved) <= allowed + 1
+
+
 def test_a_known_histogram_is_used_from_the_first_pack_on():
     histogram = LengthHistogram.published("wikipedia_512")
     lengths = drawn(1000)
@@ -223,6 +245,19 @@ def test_prices_of_two_lengths_are_exact_and_rise_from_nothing():
     assert lengths.worth[0] == 0
     assert lengths.worth[1367] == pytest.approx(0.4)
     assert (np.diff(lengths.worth[:684]) > 0).all()
+
+
+def test_short_sequences_count_a_tenth_more_where_the_depth_is_limited(monkeypatch):
+    priced = []
+    monkeypatch.setattr(prices, "solve", lambda counts, *_: priced.append(counts) or [[1.0], [0.5]])
+    for depth in (None, 3):
+        lengths = Lengths(100, depth, 64)
+        lengths.add_counts(np.minimum(np.arange(101), 1))
+        lengths.solve()
+    plain, weighted = priced
+    assert plain.tolist() == [0] + [1] * 100
+    assert weighted[[50, 100]] == pytest.approx([1.0, 0.9])
+    assert weighted[1] == pytest.approx(1.098)
 
 
 def test_lengths_are_alike_whatever_their_order_if_they_vary_little():
