@@ -112,8 +112,10 @@ def test_a_sequence_that_is_not_there_is_finite():
     logits = torch.randn(1, 8, requires_grad=True)
     log_probabilities = _span_log_probabilities(logits, MASK, PRESENT, float("-inf"))
     assert torch.isfinite(log_probabilities[0, 3]).all()
-    (log_probabilities[0, 3].sum() * 0.0 + log_probabilities[0, 0, 0]).backward()
-    assert torch.isfinite(logits.grad).all() and float(logits.grad[0, 2:].abs().max()) == 0.0
+    of_absent = log_probabilities[0, 3].sum()
+    (of_absent * 0.0 + log_probabilities[0, 0, 0]).backward()
+    assert torch.isfinite(logits.grad).all()
+    assert float(logits.grad[0, 2:].abs().max()) == 0.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -199,7 +201,8 @@ def test_every_sequence_once_an_epoch_and_the_same_ones_alone(packer):
         for numbers in np.array_split(packs.order(epoch), 5):
             alone = packs.alone(numbers, epoch)
             of_update = sequences_in(packs.batch(numbers, epoch), inputs)
-            assert of_update == sequences_in(alone, inputs) and len(alone["input_ids"]) == len(of_update)
+            assert of_update == sequences_in(alone, inputs)
+            assert len(alone["input_ids"]) == len(of_update)
             of_epoch += of_update
         assert sorted(of_epoch) == list(range(50))
         epochs.append(of_epoch)
@@ -299,7 +302,8 @@ def test_packed_inference_gives_what_unpacked_inference_gives(run):
     if task.name == "squad":
         answers = scored.files["predictions.json"]
         assert answers == expected.files["predictions.json"]
-        assert list(answers) == [f"q{number}" for number in range(20)] and len(set(answers.values())) > 3
+        assert list(answers) == [f"q{number}" for number in range(20)]
+        assert len(set(answers.values())) > 3
 
 
 def test_outputs_that_are_not_finite_are_no_scores(run, monkeypatch):
@@ -335,7 +339,8 @@ def test_a_task_keeps_its_contract(run):
     batch = run.batches.first()
     with torch.no_grad():
         output = network(*(torch.from_numpy(batch[name]) for name in task.fields))
-    assert output._fields == task.outputs and output._fields[0] == "loss"
+    assert output._fields == task.outputs
+    assert output._fields[0] == "loss"
     assert all(value.shape == () for value in output)
     assert {metric.sum for metric in task.metrics} <= set(task.outputs)
     assert set(task.losses) <= {metric.name for metric in task.metrics}
@@ -378,6 +383,7 @@ def test_an_update_is_clipped_as_a_whole(checkpoint, tmp_path):
         first_moments = run.engine.state()["optimizer"]["exp_avg"].values()
         moments.append(torch.cat([moment.flatten() for moment in first_moments]))
     # The first moment is a tenth of the gradient.
-    assert float(moments[0].norm()) > 2e-4 and float(moments[1].norm()) == pytest.approx(1e-4, rel=1e-3)
+    assert float(moments[0].norm()) > 2e-4
+    assert float(moments[1].norm()) == pytest.approx(1e-4, rel=1e-3)
     similarity = torch.nn.functional.cosine_similarity(*moments, dim=0)
     assert similarity.item() == pytest.approx(1.0)
