@@ -112,7 +112,19 @@ def test_what_goes_far_is_found_by_any_name():
         max_position_embeddings=64,
     )
     assert [reach.tokens for reach in far_settings(config)] == [5, 7, 9]
-    assert far_settings(SimpleNamespace(rope_parameters={"rope_type": "llama3"}, max_position_embeddings=8)) == []
+
+
+@pytest.mark.parametrize(
+    "kind, settings, expected",
+    [
+        ("llama3", {}, []),
+        ("dynamic", {}, [8]),  # the positions of the model
+        ("longrope", {"original_max_position_embeddings": 4}, [4]),  # of its training
+    ],
+)
+def test_positions_that_stretch_go_far(kind, settings, expected):
+    config = SimpleNamespace(rope_scaling={"type": kind}, max_position_embeddings=8, **settings)
+    assert [reach.tokens for reach in far_settings(config)] == expected
 
 
 # ---- wrapped models
