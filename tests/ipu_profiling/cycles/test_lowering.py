@@ -274,3 +274,16 @@ def test_categories_follow_the_scope():
     for text, category in CATEGORIES:
         lowered, operation = one("gelu", [(100, 60)], (100, 60), scope=eval(text, SCOPE))
         assert lowered._category(operation) == getattr(lowering, category), text
+
+
+def test_results_take_the_layout_of_their_largest_operand():
+    permuted = SCOPE["PERMUTED"]
+    for operator, shapes, expected in (
+        ("add", [(100, 60), (60,)], permuted),
+        ("erfinv", [(3,)], TensorLayout(1, grouped=False)),
+        ("view", [(100, 60)], permuted),
+    ):
+        lowered, operation = one(operator, shapes, (100, 60))
+        lowered._layouts[0] = permuted
+        lowered.operation(operation)
+        assert lowered._layout(len(shapes)) == expected, operator
