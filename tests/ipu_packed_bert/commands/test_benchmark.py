@@ -88,18 +88,21 @@ def test_the_sorted_rival_does_the_same_work(work):
     engine = HostEngine(config, Pretraining(config), packing_factor=work.packing_factor)
     forwards = LAYOUTS["sorted"].lay_out(work.unpacked, 2 * work.slots)
     shapes = [tuple(each.inputs["input_ids"].shape) for each in forwards]
-    assert sum(rows for rows, _ in shapes) == work.sequences and all(rows * slots <= 128 for rows, slots in shapes)
+    assert sum(rows for rows, _ in shapes) == work.sequences
+    assert all(rows * slots <= 128 for rows, slots in shapes)
     assert [slots for _, slots in shapes] == sorted(slots for _, slots in shapes)
     rival = HuggingFaceSide(config, engine.weights(), forwards, torch.device("cpu"), "sdpa")
     engine.model.double()
     rival._model.double()
-    rows, batch = len(work.packed["input_ids"]), work.packed
+    rows = len(work.packed["input_ids"])
+    batch = work.packed
     ours = engine.model(*(torch.from_numpy(batch[name]) for name in BATCH_FIELDS)).loss * 2 / rows
     # The scales are float32.
     assert rival() == pytest.approx(float(ours.detach()), rel=1e-6)
     # Sequences of 40 and of 8 tokens agree in length somewhere: those batches have no mask.
     masked = ["attention_mask" in each.inputs for each in forwards]
-    assert any(masked) and not all(masked)
+    assert any(masked)
+    assert not all(masked)
     assert all(each.inputs["attention_mask"].min() == 0 for each in forwards if "attention_mask" in each.inputs)
 
 
@@ -113,7 +116,8 @@ def test_sequences_end_to_end_are_the_same_work(work):
         bounds = inputs.pop("cu_seq_lens_q").to(torch.int64)
         assert torch.equal(bounds.to(torch.int32), inputs.pop("cu_seq_lens_k"))
         assert (bounds[1:] - bounds[:-1]).max() == inputs.pop("max_length_q") == inputs.pop("max_length_k")
-        assert bounds[-1] == inputs["input_ids"].shape[1] <= 128 and torch.equal(bounds[:-1], each.first)
+        assert bounds[-1] == inputs["input_ids"].shape[1] <= 128
+        assert torch.equal(bounds[:-1], each.first)
         number = torch.bucketize(torch.arange(int(bounds[-1])), bounds[1:], right=True)
         inputs["attention_mask"] = (number[:, None] == number[None, :])[None, None]
         forwards.append(each._replace(inputs=inputs))
@@ -133,7 +137,8 @@ def test_rivals_are_timed_in_turn_with_the_packs_and_do_the_same_work(work, monk
     monkeypatch.setitem(packed.RIVALS, "cpu", packed.RIVALS["cuda"])
     config = config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2, dropout=0.0)
     found = packed._compare_rivals(config, work, rounds=2, bar=None)
-    assert capsys.readouterr().err.startswith("flash is left out: ") and "flash_time" not in found
+    assert capsys.readouterr().err.startswith("flash is left out: ")
+    assert "flash_time" not in found
     for name in ("sorted", "dense"):
         low, high = found[f"{name}_time_quartiles"]
         assert 0 < low <= found[f"{name}_time"] <= high
@@ -154,7 +159,8 @@ def test_useful_work_is_that_of_each_sequence_alone(work):
     """Multiplications of a network of 4 features, 2 layers and 8 inner ones, of the sequences in rows of their own."""
     by_hand = 0
     for mask, weights in zip(work.unpacked["input_mask"], work.unpacked["masked_lm_weights"]):
-        length, masked = int((mask > 0).sum()), int((weights > 0).sum())
+        length = int((mask > 0).sum())
+        masked = int((weights > 0).sum())
         layer = length * (4 * 4 * 4 + 2 * 4 * 8) + 2 * length * length * 4
         by_hand += 2 * layer + masked * 4 * (4 + 50)
     model = ModelConfig(hidden_size=4, num_layers=2, num_heads=2, intermediate_size=8)
@@ -164,7 +170,8 @@ def test_useful_work_is_that_of_each_sequence_alone(work):
 def test_figures_by_hand():
     sides = SideBySide(np.array([4.0, 8.0, 9.0]), np.array([2.0, 5.0, 4.5]), 2.0, None, None)
     found = _figures(sides)  # speed-ups 2, 1.6, 2
-    assert found["packed_sequences_per_second"] == 8.0 and found["unpacked_sequences_per_second"] == 4.5
+    assert found["packed_sequences_per_second"] == 8.0
+    assert found["unpacked_sequences_per_second"] == 4.5
     assert found["speed_up"] == 2.0
     assert found["speed_up_quartiles"] == [1.8, 2.0]
 
@@ -185,18 +192,21 @@ def test_two_ranks_share_the_work_and_one_reports(capfd, tmp_path):
     options = options_of(tmp_path, "40,6 24,6", "--packs 2 --micro-batch 1 --precision float32 --threads 1 --ranks 2")
     assert main(options + ["--json"]) == 0
     found = json.loads(capfd.readouterr().out)["measurements"]
-    assert [(each["ranks"], each["packing_factor"]) for each in found] == [(2, 2.0)] and found[0]["speed_up"] > 0
+    assert [(each["ranks"], each["packing_factor"]) for each in found] == [(2, 2.0)]
+    assert found[0]["speed_up"] > 0
 
 
 def test_the_profile_has_all_time_once(work, capsys, monkeypatch, tmp_path):
     config = config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2)
     shares = where_time_goes(config, work)
     useful = shares.pop("useful products in forward and backward pass")
-    assert sum(shares.values()) == pytest.approx(1.0) and min(shares.values()) >= 0.0 < useful
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert min(shares.values()) >= 0.0 < useful
     assert all(shares[part] > 0.0 for part in ("dropout", "layer products", "vocabulary product", "attention", "loss"))
     monkeypatch.setitem(SIZES, "tiny", (16, 1, 2, 16))
     options = options_of(tmp_path, "40,6 24,6", "--packs 2 --precision float32 --threads 1 --profile")
-    assert main(options) == 0 and "layer products" in capsys.readouterr().out
+    assert main(options) == 0
+    assert "layer products" in capsys.readouterr().out
     assert main(options + ["--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)) == ["float32, 64 slots"]
     refusal_of(main, [*options, "--ranks", "1"], capsys, "--ranks", "--profile")
@@ -211,8 +221,11 @@ def test_command(capsys, monkeypatch, tmp_path):
     if find_spec("transformers"):
         low, high = figures["sorted_time_quartiles"]
         assert 0 < low <= figures["sorted_time"] <= high
-        assert figures["sorted_rows"] in (2, 4, 8) and figures["sorted_attention"] in ("sdpa", "eager")
-    assert figures["rounds"] == 7 and figures["speed_up"] > 0 and figures["packing_factor"] == output["sequences"] / 2
+        assert figures["sorted_rows"] in (2, 4, 8)
+        assert figures["sorted_attention"] in ("sdpa", "eager")
+    assert figures["rounds"] == 7
+    assert figures["speed_up"] > 0
+    assert figures["packing_factor"] == output["sequences"] / 2
     count_graphs(monkeypatch)
     assert main([*options, "--compile"]) == 0
     assert "compiled" in capsys.readouterr().out

@@ -51,8 +51,11 @@ def test_a_folder_is_isolated_and_its_rows_are_told(folder, tmp_path, capsys):
     batch.write_text('{"input_ids": [3, 4, 5]}\n{"input_ids": [6, 7], "labels": [-100, 7]}\n')
     assert main([folder, "--row", "128", "--longest", "64", "--batch", str(batch), "--precision", "bfloat16"]) == 0
     text = capsys.readouterr().out
-    assert 'attn_implementation="padding_free"' in text and "128 tokens in" in text and "5 tokens in 2 examples" in text
-    assert "torch.bfloat16 and torch.float32" in text and "verdict   isolated" in text
+    assert 'attn_implementation="padding_free"' in text
+    assert "128 tokens in" in text
+    assert "5 tokens in 2 examples" in text
+    assert "torch.bfloat16 and torch.float32" in text
+    assert "verdict   isolated" in text
 
 
 def test_all_layers_are_checked_on_request(folder, monkeypatch, capsys):
@@ -71,10 +74,13 @@ def test_what_leaks_is_named_with_the_example_and_its_token(own, capsys):
     assert main(["own_code:late", *sizes, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"] == "leaks"
-    assert "scores otherwise than alone from its token" in found["reason"] and found["model"] == "own_code:late"
+    assert "scores otherwise than alone from its token" in found["reason"]
+    assert found["model"] == "own_code:late"
     first = found["first"]
-    assert set(first) == {"example", "token", "place", "difference"} and first["difference"] > 1e-5
-    assert 0 <= first["token"] <= first["place"] < ROW and first["example"] > 0
+    assert set(first) == {"example", "token", "place", "difference"}
+    assert first["difference"] > 1e-5
+    assert 0 <= first["token"] <= first["place"] < ROW
+    assert first["example"] > 0
     assert main(["own_code:late", *sizes]) == 1
     assert f"first     example {first['example']}, its token {first['token']}, place " in capsys.readouterr().out
 
@@ -84,7 +90,8 @@ def test_a_leak_begins_at_the_example_behind_another(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "own_code", SimpleNamespace(hybrid=lambda: families.build("lfm2")))
     assert main(["own_code:hybrid", "--json"]) == 1
     first = json.loads(capsys.readouterr().out)["first"]
-    assert (first["example"], first["token"], first["place"]) == (1, 0, 1) and first["difference"] > 1e-4
+    assert (first["example"], first["token"], first["place"]) == (1, 0, 1)
+    assert first["difference"] > 1e-4
 
 
 def test_a_collator_of_ones_own(own, capsys):

@@ -37,7 +37,8 @@ from tests.tiny_runs import TINY
 
 VOCABULARY = Vocabulary(SPECIAL_TOKENS + ("a", "b", "##b", "c", "hello", "world", "!"))
 MODEL = replace(TINY, vocabulary_size=20, intermediate_size=24, max_position_embeddings=32, layer_norm_eps=1e-12)
-TABLE, BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+TABLE = "bert.embeddings.word_embeddings.weight"
+BIAS = "cls.predictions.bias"
 
 
 def network(next_sentence=True, model=MODEL):
@@ -68,7 +69,8 @@ def same(found, expected):
 def test_what_is_written_reads_back(folder):
     found = read_folder(folder)
     assert found.model == MODEL
-    assert found.vocabulary.tokens == VOCABULARY.tokens and found.vocabulary.lower_case
+    assert found.vocabulary.tokens == VOCABULARY.tokens
+    assert found.vocabulary.lower_case
     same(found.weights, network().state_dict())
 
 
@@ -105,7 +107,9 @@ def test_a_file_of_the_encoder_alone(folder):
     found = read_folder(folder).weights
     same(found, weights)
     loaded = load_into(PackedBertForPreTraining(MODEL, LossConfig()), found)
-    assert loaded.unused == () and len(loaded.fresh) == 7 and all(name.startswith("cls.") for name in loaded.fresh)
+    assert loaded.unused == ()
+    assert len(loaded.fresh) == 7
+    assert all(name.startswith("cls.") for name in loaded.fresh)
 
 
 def changed(folder, **settings):
@@ -195,7 +199,8 @@ def test_a_run_goes_out_and_comes_back(tmp_path, next_sentence):
         assert torch.equal(back.engine["model"][name], tensor), name
     # Without next sentence prediction the run had no pooler and no classifier: those, and only those, are new.
     fresh = set(back.engine["model"]) - set(expected)
-    assert set(loaded.fresh) == fresh and len(fresh) == (0 if next_sentence else 4)
+    assert set(loaded.fresh) == fresh
+    assert len(fresh) == (0 if next_sentence else 4)
     assert load_config(tmp_path / "again" / "config.yml").model == MODEL
 
 
@@ -204,7 +209,8 @@ def test_transformers_scores_the_same(tmp_path):
     run = a_run(tmp_path)
     export_run(run, tmp_path / "hf")
     theirs, notes = transformers.BertForPreTraining.from_pretrained(tmp_path / "hf", output_loading_info=True)
-    assert not notes["missing_keys"] and not notes["unexpected_keys"]
+    assert not notes["missing_keys"]
+    assert not notes["unexpected_keys"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     encoded = tokenizer("Hello wOrld!", "ab c", return_tensors="pt")
     ids = [VOCABULARY.ids[token] for token in ("[CLS]", "hello", "world", "!", "[SEP]", "a", "##b", "c", "[SEP]")]
@@ -264,12 +270,15 @@ def card_of(tmp_path, run, name="hf"):
 def test_the_card_states_what_the_run_has_recorded_and_nothing_else(tmp_path):
     run = a_run(tmp_path)
     front, facts, settings = card_of(tmp_path, run)
-    assert front["library_name"] == "transformers" and front["pipeline_tag"] == "fill-mask"
-    assert "license" not in front and "language" not in front
+    assert front["library_name"] == "transformers"
+    assert front["pipeline_tag"] == "fill-mask"
+    assert "license" not in front
+    assert "language" not in front
     assert facts == {"row": "32 slots, packed by `nnlshp`", "updates": "7"}
     assert config_from_tree(settings, "card").model.hidden_size == MODEL.hidden_size
     # The data set may have been built by another command, from another corpus.
-    assert "max_sequence_length" in settings["data"] and not {"corpus", "held_out"} & set(settings["data"])
+    assert "max_sequence_length" in settings["data"]
+    assert not {"corpus", "held_out"} & set(settings["data"])
 
     (run / "summary.json").write_text(json.dumps(RECORDED))
     (run / "environment.json").write_text(json.dumps({"data": {"sequences": 5207, "packs": 2946}}))
@@ -321,11 +330,13 @@ def test_a_tokenizer_file_goes_out_as_the_packs_were_made_and_comes_back(tmp_pat
     from tokenizers import Tokenizer
 
     assert export_run(roberta_run, tmp_path / "hf").step == 7
-    given, written = TokenizerFile(byte_level()), Tokenizer.from_file(str(tmp_path / "hf" / "tokenizer.json"))
+    given = TokenizerFile(byte_level())
+    written = Tokenizer.from_file(str(tmp_path / "hf" / "tokenizer.json"))
     text = "The packer packs packed packs."
     plain, (first, separator, _) = given.encode([text])[0].tolist(), given.special
     pair = written.encode(text, text)
-    assert len(plain) > 4 and pair.ids == [first, *plain, separator, *plain, separator]
+    assert len(plain) > 4
+    assert pair.ids == [first, *plain, separator, *plain, separator]
     assert pair.type_ids == [0] * (len(plain) + 2) + [1] * (len(plain) + 1)
     assert written.encode(text).ids == [first, *plain, separator]
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["pad_token_id"] == given.padding == 1
@@ -356,7 +367,9 @@ def test_the_line_that_import_prints_runs_on_any_data_set_of_its_vocabulary(tmp_
     arguments += [*(word for setting in few for word in ("--set", setting)), "--steps", "1", "--engine", "host"]
     assert run_main(pretrain.main, [*arguments, "--out", "run"]) == 0, capsys.readouterr().err
     ran = load_config(tmp_path / "run" / "config.yml")
-    assert ran.model == model and ran.data.max_sequence_length == 48 and ran.data.max_sequences_per_pack == 2
+    assert ran.model == model
+    assert ran.data.max_sequence_length == 48
+    assert ran.data.max_sequences_per_pack == 2
     checkpoint = load_checkpoint(newest_checkpoint(tmp_path / "run" / "checkpoints"))
     for name, tensor in weights.items():
         assert torch.allclose(checkpoint.engine["model"][name], tensor, atol=1e-6), name
@@ -369,7 +382,8 @@ def test_imported_weights_are_begun_from_not_resumed(tmp_path, capsys, monkeypat
     import_folder(tmp_path / "hf", tmp_path / "again")
     assert run_main(pretrain.main, ["--resume", "again", "--steps", "9"]) == 2
     message = capsys.readouterr().err
-    assert "--start-from again" in message and message.count("\n") == 1
+    assert "--start-from again" in message
+    assert message.count("\n") == 1
 
 
 def test_an_exported_trained_vocabulary_cuts_words_as_the_build_does(tmp_path):

@@ -71,16 +71,19 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     predictions = json.loads((run / "predictions.json").read_text())
     assert list(predictions) == [f"q{number}" for number in range(20)]
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["steps"] == updates and summary["held_out"]["exact"] == evaluations(run)[-1]["exact"]
+    assert summary["steps"] == updates
+    assert summary["held_out"]["exact"] == evaluations(run)[-1]["exact"]
     training = yaml.safe_load((run / "config.yml").read_text())["data"]["training"]
     assert training == str((tmp_path / "train.json").resolve())
     # Two more epochs, and the exported model is the new one.
     before = read_folder(run / "model").weights
     longer = f"optimizer.schedule_steps={2 * updates}"
-    assert command("--resume", run, "--set", "run.epochs=4") == 2 and longer in capsys.readouterr().err
+    assert command("--resume", run, "--set", "run.epochs=4") == 2
+    assert longer in capsys.readouterr().err
     assert command("--resume", run, "--set", "run.epochs=4", "--set", longer) == 0
     rates = [record["learning_rate"] for record in read_log(run / "log.jsonl")]
-    assert rates[:updates] == [record["learning_rate"] for record in records] and rates[updates] > 0
+    assert rates[:updates] == [record["learning_rate"] for record in records]
+    assert rates[updates] > 0
     after = read_folder(run / "model").weights
     assert set(after) == set(weights_of(run))
     assert not torch.equal(before["qa_outputs.weight"], after["qa_outputs.weight"])
@@ -100,7 +103,8 @@ def test_it_learns(tmp_path, checkpoint):
     assert command("--config", config, "--out", run) == 0
     assert evaluations(run)[-1]["accuracy"] > 60.0
     labels = [each["prediction"] for each in json.loads((run / "predictions.json").read_text())]
-    assert len(labels) == 40 and set(labels) <= {"0", "1", "2"}
+    assert len(labels) == 40
+    assert set(labels) <= {"0", "1", "2"}
 
 
 @pytest.mark.parametrize("packer", ["none", "spfhp"])
@@ -109,7 +113,8 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, mo
     sections = {"model": {"hidden_dropout": 0.2}, "data": {"packer": packer}, "run": {"evaluate_every": 3}}
     config = written(tmp_path, checkpoint, **sections)
     assert command("--config", config, "--out", tmp_path / "whole") == 0
-    following, made = GlobalBatches.__next__, []
+    following = GlobalBatches.__next__
+    made = []
 
     def interrupted(batches):
         made.append(1)
@@ -125,7 +130,8 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, mo
     with open(tmp_path / "stopped" / "log.jsonl", "a") as log:
         log.write('{"step": 4, "lo')  # what a kill leaves
     assert command("--resume", tmp_path / "stopped") == 0
-    whole, stopped = weights_of(tmp_path / "whole"), weights_of(tmp_path / "stopped")
+    whole = weights_of(tmp_path / "whole")
+    stopped = weights_of(tmp_path / "stopped")
     assert all(torch.equal(stopped[name], tensor) for name, tensor in whole.items())
     losses = [[record["loss"] for record in read_log(tmp_path / name / "log.jsonl")] for name in ("whole", "stopped")]
     assert losses[0] == losses[1]
@@ -149,7 +155,8 @@ def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, cap
         patched.setattr(HostEngine, "step", breaking)
         assert command("--config", config, "--out", run, "--set", "optimizer.warmup_fraction=0.0") == 3
     error = capsys.readouterr().err
-    assert error.startswith("error: update 3: the held-out loss is nan") and error.count("\n") == 1
+    assert error.startswith("error: update 3: the held-out loss is nan")
+    assert error.count("\n") == 1
     assert load_checkpoint(newest_checkpoint(run / "checkpoints")).step == 2
     assert command("--resume", run) == 0
 
@@ -180,11 +187,14 @@ def test_every_start(tmp_path, checkpoint, form):
     name = "bert.encoder.layer.0.attention.self.query.weight"
     found = made.engine.state()["model"][name]
     if form == "from scratch":
-        assert len(made.start.vocabulary) > 30 and "from scratch" in made.start.description and not made.fresh
+        assert len(made.start.vocabulary) > 30
+        assert "from scratch" in made.start.description
+        assert not made.fresh
     else:
         assert torch.equal(found, read_folder(start if form == "no pooler" else checkpoint).weights[name])
         assert made.start.vocabulary.tokens == VOCABULARY.tokens
-        assert ("bert.pooler.dense.weight" in made.fresh) == (form == "no pooler") and "classifier.weight" in made.fresh
+        assert ("bert.pooler.dense.weight" in made.fresh) == (form == "no pooler")
+        assert "classifier.weight" in made.fresh
     assert len(outputs_of(made)) == 40
 
 
@@ -198,7 +208,8 @@ def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task)
     made.engine.load_state(load_checkpoint(newest_checkpoint(run / "checkpoints")).engine)
     outputs = outputs_of(made)
     theirs = getattr(transformers, made.task.architecture).from_pretrained(str(run / "model")).eval()
-    inputs, starts = made.task.evaluation, np.cumsum(made.task.evaluation.lengths)
+    inputs = made.task.evaluation
+    starts = np.cumsum(made.task.evaluation.lengths)
     for number in range(0, len(inputs), 7):
         tokens = slice(int(starts[number] - inputs.lengths[number]), int(starts[number]))
         with torch.no_grad():
@@ -216,4 +227,5 @@ def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task)
     assert (tmp_path / "again" / "predictions.json").read_bytes() == (run / "predictions.json").read_bytes()
     scores = [evaluations(tmp_path / name)[-1] for name in ("run", "again")]
     metrics = set(scores[0]) - {"step", "seconds"}
-    assert len(metrics) > 2 and all(scores[0][name] == scores[1][name] for name in metrics)
+    assert len(metrics) > 2
+    assert all(scores[0][name] == scores[1][name] for name in metrics)

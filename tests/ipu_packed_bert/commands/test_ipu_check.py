@@ -122,8 +122,10 @@ def statuses(bundle):
 
 
 def test_all_stages_are_done_and_nothing_differs(whole):
-    bundle, profiled = whole.bundle, whole.profiled
-    assert whole.status == 0 and statuses(bundle) == dict.fromkeys(STAGES, "done")
+    bundle = whole.bundle
+    profiled = whole.profiled
+    assert whole.status == 0
+    assert statuses(bundle) == dict.fromkeys(STAGES, "done")
     assert statuses(profiled) == dict.fromkeys([*STAGES, "profile"], "done")
     for each in (bundle, profiled):
         assert each["verdict"] == {"status": 0, "problems": [], "way_out": []}
@@ -132,7 +134,8 @@ def test_all_stages_are_done_and_nothing_differs(whole):
         assert each["predicted"]["update_cycles"] == pytest.approx(whole.cycles)
         assert len(each["measured"]["losses"]) == len(each["measured"]["seconds"]) == 2
         assert each["measured"]["losses"][0] == pytest.approx(each["predicted"]["loss"], rel=2e-3)
-    assert bundle["measured"]["update_cycles"] == int(whole.cycles[1]) and "work" not in bundle["measured"]
+    assert bundle["measured"]["update_cycles"] == int(whole.cycles[1])
+    assert "work" not in bundle["measured"]
     # The same program, profiled or not, from the same weights.
     assert profiled["measured"]["losses"] == pytest.approx(bundle["measured"]["losses"], rel=1e-3)
     for side in (profiled["predicted"], profiled["measured"]):
@@ -167,7 +170,8 @@ def test_what_differs_is_a_verdict(whole, what, value, word):
     assert ipu_bundle.problems(bundle) == []
     setattr(bundle.measured, what, value)
     found = ipu_bundle.problems(bundle)
-    assert len(found) == 1 and word in found[0]
+    assert len(found) == 1
+    assert word in found[0]
 
 
 def test_the_bundle_tells_nobodys_names(check, tmp_path, monkeypatch):
@@ -190,7 +194,9 @@ def test_the_bundle_tells_nobodys_names(check, tmp_path, monkeypatch):
     assert status == 1
     assert statuses(bundle) == {"predicted": "done", "compiled": "failed"}
     failed = next(stage for stage in bundle["stages"] if stage["status"] == "failed")
-    assert failed["said"] and failed["means"] and failed["way_out"]
+    assert failed["said"]
+    assert failed["means"]
+    assert failed["way_out"]
     text = (check.folder / "bundle.json").read_text()
     for name in ("secretbox", "jdoe42", str(tmp_path), "10.1.22.3", "/etc", "example.org", "~/x", Path.home().name):
         assert name in ("root", "") or name not in text, name
@@ -210,9 +216,11 @@ def test_a_program_that_does_not_fit(check, monkeypatch, options, capsys):
         assert [problem[:12] for problem in bundle["verdict"]["problems"]] == ["does not fit"] * 2
         assert bundle["verdict"]["way_out"] == stage["way_out"].split("; or ")
     else:
-        assert stage["said"].startswith("Out of memory on tile 1: ") and stage["means"].endswith("on IPU 0")
+        assert stage["said"].startswith("Out of memory on tile 1: ")
+        assert stage["means"].endswith("on IPU 0")
     ways = stage["way_out"].split("; or ")
-    assert len(ways) >= 3 and "cause " in capsys.readouterr().out
+    assert len(ways) >= 3
+    assert "cause " in capsys.readouterr().out
     for way in ways:
         options = [word for word in shlex.split(way.partition(": ")[2]) if word != "--set" and "..." not in word]
         load_config(check.config.path, options)
@@ -263,7 +271,8 @@ def test_the_advice_of_a_plan_fits_and_keeps_the_update(name):
     planned = plan(config, packing_factor=1.0)
     assert planned.fits is False
     changed = changed_by(memory_words(planned, planned.micro_batch_that_fits())[1], config, *options)
-    assert plan(changed, packing_factor=1.0).fits and changed.batch.micro_batch < 256
+    assert plan(changed, packing_factor=1.0).fits
+    assert changed.batch.micro_batch < 256
     assert_same_updates(config, changed)
     for replicas in {1, max(1, config.placement.replicas // 2)}:
         assert_same_updates(config, changed_by(config.on_replicas(replicas), config, *options))
@@ -274,21 +283,26 @@ def test_too_few_ipus_are_one_line(check, capsys, ipus, words):
     status, bundle = check(ipus=ipus)
     assert (status, bundle) == (2, None)
     said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and words in said.err
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert words in said.err
 
 
 def test_the_ipu_model_is_not_checked(check, capsys):
     status, bundle = check("--set", "engine.ipu_model=true", ipus=0)
     assert (status, bundle) == (2, None)
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "engine.ipu_model" in error and "make test-ipu" in error
+    assert error.count("\n") == 1
+    assert "engine.ipu_model" in error
+    assert "make test-ipu" in error
 
 
 def test_ctrl_c_leaves_the_bundle_so_far(check, monkeypatch, capsys):
     def interrupt():
         from ipu_packed_bert.engine.ipu import engine
 
-        step, calls = engine.IpuEngine.step, []
+        step = engine.IpuEngine.step
+        calls = []
 
         def stopped(self, *arguments):
             calls.append(1)
@@ -299,8 +313,10 @@ def test_ctrl_c_leaves_the_bundle_so_far(check, monkeypatch, capsys):
         monkeypatch.setattr(engine.IpuEngine, "step", stopped)
 
     status, bundle = check(before=interrupt)
-    assert status == 130 and len(bundle["measured"]["losses"]) == 1
-    assert bundle["stages"][-1]["name"] == "updates" and bundle["stages"][-1]["status"] == "interrupted"
+    assert status == 130
+    assert len(bundle["measured"]["losses"]) == 1
+    assert bundle["stages"][-1]["name"] == "updates"
+    assert bundle["stages"][-1]["status"] == "interrupted"
     assert "bundle.json" in capsys.readouterr().out
     assert ipu_bundle.read_bundle(check.folder / "bundle.json").verdict.status == 1
 
@@ -340,4 +356,5 @@ def test_a_profile_by_hand(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pva", pva)
     found = popvision.read_profile(popvision.find_profile(tmp_path), ipus=2)
     assert found.memory == (popvision.Memory(0, 40, 38, 30), popvision.Memory(1, 11, 9, 6))
-    assert found.runs == 2 and [work.cycles for work in found.work] == [40, 9.5]
+    assert found.runs == 2
+    assert [work.cycles for work in found.work] == [40, 9.5]

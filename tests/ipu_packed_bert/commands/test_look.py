@@ -40,14 +40,17 @@ def test_of_lengths_data_sets_and_runs(tmp_path, capsys, lengths, run):
         printed = json.loads(capsys.readouterr().out)
         read = check_page(page.read_text(encoding="utf-8"))
         assert len(read.pictures) >= pictures
-        assert read.pictures == printed["pictures"] and read.tables == printed["tables"]
-        assert printed["answer"] and len(printed["figures"]) == 3
+        assert read.pictures == printed["pictures"]
+        assert read.tables == printed["tables"]
+        assert printed["answer"]
+        assert len(printed["figures"]) == 3
 
 
 def test_lengths_alone_are_summarised_and_added_up(tmp_path, capsys, lengths):
     table = tmp_path / "both.csv"
     assert look(lengths, "squad_1_1_384", "--out", table, "--plot", tmp_path / "both.svg") == 0
-    assert "88,841" in capsys.readouterr().out and (tmp_path / "both.svg").stat().st_size
+    assert "88,841" in capsys.readouterr().out
+    assert (tmp_path / "both.svg").stat().st_size
     assert LengthHistogram.from_csv(table, 384).sequences == 88_841
 
 

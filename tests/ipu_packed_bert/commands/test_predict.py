@@ -191,11 +191,13 @@ def test_interrupted_it_leaves_what_was_there(models, tmp_path, capsys, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(HostEngine, "predict", interrupted)
         assert run_of_kind(models["regression"], file, "regression", "--output", output, "--overwrite") == 130
-    assert output.read_text() == "former\n" and sorted(tmp_path.iterdir()) == before
+    assert output.read_text() == "former\n"
+    assert sorted(tmp_path.iterdir()) == before
     # Nor are answers written that are no numbers.
     monkeypatch.setattr(HostEngine, "predict", lambda engine, batch: np.full((4, SLOTS, 1), np.nan, np.float32))
     assert run_of_kind(models["regression"], file, "regression", "--output", output, "--overwrite") == 3
-    assert output.read_text() == "former\n" and sorted(tmp_path.iterdir()) == before
+    assert output.read_text() == "former\n"
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_one_of_several_instances_is_refused(models, tmp_path, capsys, monkeypatch):
@@ -203,7 +205,8 @@ def test_one_of_several_instances_is_refused(models, tmp_path, capsys, monkeypat
     monkeypatch.setattr(HostEngine, "share", (0, 2))
     file = training_file(tmp_path, "regression")
     assert run_of_kind(models["regression"], file, "regression", "--output", tmp_path / "answers.jsonl") == 2
-    assert "poprun started 2 instances" in capsys.readouterr().err and not (tmp_path / "answers.jsonl").exists()
+    assert "poprun started 2 instances" in capsys.readouterr().err
+    assert not (tmp_path / "answers.jsonl").exists()
     ranks = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
     for name, value in ranks.items():
         monkeypatch.setenv(name, str(value))

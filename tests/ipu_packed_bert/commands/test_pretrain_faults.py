@@ -116,8 +116,10 @@ def test_kill_9_at_random_moments(tiny, tmp_path):
     options = ["--steps", "50", "--set", "run.checkpoint_every=4", "--set", "run.evaluate_every=0"]
     assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "undisturbed")] + options) == 0
 
-    folder, moments = tmp_path / "run", random.Random(os.urandom(8))
-    arguments, kills = ["--config", tiny, "--out", str(folder)] + options, []
+    folder = tmp_path / "run"
+    moments = random.Random(os.urandom(8))
+    arguments = ["--config", tiny, "--out", str(folder)] + options
+    kills = []
     for lower, upper in ((5, 15), (16, 30)):
         wanted = moments.randint(lower, upper)
         process = started(arguments, tmp_path / "complaint")
@@ -139,7 +141,8 @@ def refused(capsys, *arguments):
     """The one line of a command that must end with status 2."""
     assert run_main(pretrain.main, list(arguments)) == 2
     text = capsys.readouterr().err
-    assert text.startswith("error: ") and text.count("\n") == 1
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
     return text[len("error: ") : -1]
 
 
@@ -147,13 +150,16 @@ def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
     folder = tmp_path / "run"
     pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "6"])
     older, newest = checkpoints(folder / "checkpoints")
-    before, weights = losses(folder), load_checkpoint(newest).engine["model"]
+    before = losses(folder)
+    weights = load_checkpoint(newest).engine["model"]
     moments = newest / "optimizer.safetensors"
     moments.write_bytes(moments.read_bytes()[:-200])
     capsys.readouterr()
     assert pretrain.main(["--resume", str(folder), "--steps", "6"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "is damaged" in line]
-    assert str(newest) in line and "optimizer.safetensors" in line and older.name in line
+    assert str(newest) in line
+    assert "optimizer.safetensors" in line
+    assert older.name in line
     assert losses(folder) == before
     again = load_checkpoint(newest).engine["model"]  # made again, in its place
     assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
@@ -162,7 +168,8 @@ def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
 @pytest.fixture
 def full(monkeypatch):
     """The steps at whose checkpoints the disk is full; its size is asked for once for each."""
-    steps, write = set(), checkpoint._write
+    steps = set()
+    write = checkpoint._write
 
     def written(path, found):
         with monkeypatch.context() as patch:
@@ -180,7 +187,8 @@ def test_a_full_disk_ends_a_run_which_resumes_as_if_nothing_had_happened(tiny, t
     assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "undisturbed"), *options]) == 0
     full.add(4)
     message = refused(capsys, *begin)
-    assert "step_00000004: not saved (needs " in message and message.endswith(f"--resume {tmp_path / 'run'}")
+    assert "step_00000004: not saved (needs " in message
+    assert message.endswith(f"--resume {tmp_path / 'run'}")
     assert [path.name[-1] for path in checkpoints(tmp_path / "run" / "checkpoints")] == ["2"]
     full.clear()
     assert pretrain.main(["--resume", str(tmp_path / "run")]) == 0
@@ -194,13 +202,16 @@ def not_finite(capsys, *arguments):
     """The error of a training that must end with status 3."""
     assert run_main(pretrain.main, list(arguments)) == 3
     text = capsys.readouterr().err
-    assert text.startswith("error: update ") and text.count("\n") == 1
+    assert text.startswith("error: update ")
+    assert text.count("\n") == 1
     return text
 
 
 @pytest.mark.parametrize("every", [1, 5])  # saved right after the update that broke the weights, and later
 def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_path, capsys, monkeypatch, every):
-    folder, original, made = tmp_path / "run", HostEngine.step, []
+    folder = tmp_path / "run"
+    original = HostEngine.step
+    made = []
 
     def breaking(engine, batch, rate):
         result = original(engine, batch, rate)
@@ -216,11 +227,13 @@ def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_pat
         text = not_finite(capsys, "--config", tiny, "--out", str(folder), *options)
     assert all(math.isfinite(loss) for loss in made[:4])
     if every == 1:
-        assert text.startswith("error: update 4: model bert.") and len(made) == 4
+        assert text.startswith("error: update 4: model bert.")
+        assert len(made) == 4
         assert [load_checkpoint(path).step for path in checkpoints(folder / "checkpoints")] == [2, 3]
         assert pretrain.main(["--resume", str(folder)]) == 0
     else:
         assert "update 5: the loss is nan and the gradient norm is nan; no checkpoint was saved" in text
         assert not checkpoints(folder / "checkpoints")
         last = json.loads((folder / LOG).read_text().split("\n")[4], parse_constant=pytest.fail)  # strict JSON
-        assert last["step"] == 5 and last["loss"] is None
+        assert last["step"] == 5
+        assert last["loss"] is None

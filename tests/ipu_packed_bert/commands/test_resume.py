@@ -52,7 +52,8 @@ def results(folder):
 
 def stop_at(monkeypatch, step, how):
     """The update ``step`` of this process calls ``how`` instead of returning; earlier ones are as always."""
-    original, made = HostEngine.step, []
+    original = HostEngine.step
+    made = []
 
     def stopping(engine, batch, rate):
         made.append(rate)
@@ -94,7 +95,9 @@ def test_after_a_signal(tiny, undisturbed, tmp_path, monkeypatch, capsys, number
 
 def test_two_processes_cannot_write_one_run(tiny, tmp_path, monkeypatch, capsys):
     """A second run or resumption, started while the first one trains, is refused; the first one is undisturbed."""
-    folder, original, met = tmp_path / "run", HostEngine.step, []
+    folder = tmp_path / "run"
+    original = HostEngine.step
+    met = []
 
     def meeting(engine, batch, rate):
         if not met and checkpoints(folder / "checkpoints"):
@@ -108,7 +111,9 @@ def test_two_processes_cannot_write_one_run(tiny, tmp_path, monkeypatch, capsys)
     assert pretrain.main(["--config", tiny, "--out", str(folder)]) == 0
     error = f"error: {folder}: another process writes this run; wait for it (process {os.getpid()} on "
     text = capsys.readouterr().err
-    assert met == [2] and text.startswith(error) and text.count("\n") == 1
+    assert met == [2]
+    assert text.startswith(error)
+    assert text.count("\n") == 1
     assert [record["step"] for record in read_log(folder / LOG)] == list(range(1, STEPS + 1))
 
 
@@ -151,11 +156,13 @@ def test_a_run_folder_rebuilds_the_run(tiny, undisturbed, tmp_path):
     pretrain.main(["--config", str(undisturbed / "config.yml"), "--out", str(folder)])
     assert results(folder) == results(undisturbed)
     environment = json.loads((undisturbed / "environment.json").read_text())
-    assert environment["seed"] == 5 and environment["device"].startswith("host engine")
+    assert environment["seed"] == 5
+    assert environment["device"].startswith("host engine")
 
 
 def test_a_new_run_starts_from_the_weights_of_another(tiny, undisturbed, tmp_path, monkeypatch):
-    begun, original = [], HostEngine.step
+    begun = []
+    original = HostEngine.step
 
     def looking(engine, batch, rate):
         if not begun:
@@ -169,7 +176,8 @@ def test_a_new_run_starts_from_the_weights_of_another(tiny, undisturbed, tmp_pat
     assert set(begun[0]["model"]) == set(weights)
     assert all(torch.equal(begun[0]["model"][name], weights[name]) for name in weights)
     optimizer = begun[0]["optimizer"]
-    assert optimizer["step"] == 0 and not any(moment.any() for moment in optimizer["exp_avg"].values())
+    assert optimizer["step"] == 0
+    assert not any(moment.any() for moment in optimizer["exp_avg"].values())
 
 
 def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monkeypatch):
@@ -187,7 +195,8 @@ def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monke
     others = ["--set", "data.packer=lpfhp", "--set", "data.seed=6", "--set", "batch.gradient_accumulation=500"]
     assert pretrain.main(arguments + others + ["--out", str(tmp_path / "three"), "--steps", "1"]) == 0
     third = capsys.readouterr().out
-    assert "packer spfhp (data.packer is lpfhp)" in third and "seed 5 (data.seed is 6)" in third
+    assert "packer spfhp (data.packer is lpfhp)" in third
+    assert "seed 5 (data.seed is 6)" in third
 
 
 def test_a_run_is_restored_at_every_step(tiny, undisturbed, tmp_path):

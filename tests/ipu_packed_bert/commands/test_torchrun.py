@@ -39,7 +39,8 @@ def test_a_run_that_is_killed_and_stopped_goes_on_exactly(tmp_path):
     """Under torchrun two ranks are killed, which restarts all, and then torchrun is told to end; the same line of
     arguments goes on. Weights and log are those of an undisturbed run, with dropout, bit for bit."""
     tiny = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
-    plain, run = tmp_path / "plain", tmp_path / "run"
+    plain = tmp_path / "plain"
+    run = tmp_path / "run"
     assert [status for status, _ in ended(partial(_run, tiny, plain))] == [0, 0]
     stopped = disturbed(tiny, run, ranks=2, steps=STEPS, kills=2, seed=1, then=signal.SIGTERM)
     made = len(read_log(run / LOG))
@@ -89,16 +90,21 @@ def test_fine_tuning_in_two_ranks_is_one_run(tmp_path):
     config = fine_tuning_config(
         None, table, task="single_label", batch={"micro_batch": 1}, optimizer={"learning_rate": 1.0e-4}
     )
-    file, alone, run = tmp_path / "tiny.yml", tmp_path / "alone", tmp_path / "run"
+    file = tmp_path / "tiny.yml"
+    alone = tmp_path / "alone"
+    run = tmp_path / "run"
     file.write_text(config.to_yaml())
     assert finetune.main(["--config", str(file), "--out", str(alone)]) == 0
     for _ in range(2):  # the second time it is done, and only evaluated again
         assert [status for status, _ in ended(partial(_fine_tune, file, run))] == [0, 0]
-    ours, theirs = read_log(alone / LOG), read_log(run / LOG)
+    ours = read_log(alone / LOG)
+    theirs = read_log(run / LOG)
     assert len(ours) == len(theirs) > 4
     for one, two in zip(ours, theirs):
-        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4) and two["sequences"] == one["sequences"]
-    assert (run / "model").is_dir() and (run / "predictions.json").exists()
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+        assert two["sequences"] == one["sequences"]
+    assert (run / "model").is_dir()
+    assert (run / "predictions.json").exists()
     assert [record["step"] for record in read_log(run / EVALUATIONS)] == [len(theirs)]
 
 
@@ -216,7 +222,8 @@ def test_a_mistake_ends_all_ranks_with_one_line(main, statuses, said):
     assert [status for status, _ in found] == statuses
     for rank, (_, words) in enumerate(found):
         if rank in said:
-            assert words.startswith(said[rank]) and words.count("\n") == 1
+            assert words.startswith(said[rank])
+            assert words.count("\n") == 1
         else:
             assert not words
 
@@ -254,7 +261,9 @@ def test_a_rank_that_hangs_is_named_and_the_others_end(main, size, stopped):
     found = ended(main, size=size, stopped=stopped)
     assert [status for status, _ in found] == [-9 if rank == stopped else 1 for rank in range(size)]
     (line,) = [words for _, words in found if words]
-    assert line.startswith(f"error: rank {stopped} on ") and "silent for 3 s" in line and line.count("\n") == 1
+    assert line.startswith(f"error: rank {stopped} on ")
+    assert "silent for 3 s" in line
+    assert line.count("\n") == 1
 
 
 def _fails_unnoticed(processes):
@@ -276,9 +285,13 @@ def test_a_rank_that_fails_unnoticed_is_named_by_all_others_once_they_have_saved
     found = ended(_fails_unnoticed, size=3)
     assert [status for status, _ in found] == [2, 2, 2]
     (zeroth, first, second) = [words for _, words in found]
-    assert zeroth.startswith("saved\nerror: rank 1 on ") and zeroth.count("\n") == 2
-    assert first.startswith("error: rank 1 on ") and first.count("\n") == 1
-    assert second.startswith("error: rank 1 on ") and "no such file" in second and second.count("\n") == 1
+    assert zeroth.startswith("saved\nerror: rank 1 on ")
+    assert zeroth.count("\n") == 2
+    assert first.startswith("error: rank 1 on ")
+    assert first.count("\n") == 1
+    assert second.startswith("error: rank 1 on ")
+    assert "no such file" in second
+    assert second.count("\n") == 1
 
 
 def _works_long(processes):

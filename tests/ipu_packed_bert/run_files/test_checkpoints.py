@@ -83,7 +83,8 @@ def test_comes_back_bit_for_bit(tmp_path):
     saved.engine["model"]["tied"] = saved.engine["model"]["a.weight"]
     path = save_checkpoint(tmp_path, saved, keep=2)
     loaded = load_checkpoint(path)
-    assert same(loaded.engine, saved.engine) and loaded._replace(engine={}) == saved._replace(engine={})
+    assert same(loaded.engine, saved.engine)
+    assert loaded._replace(engine={}) == saved._replace(engine={})
     from safetensors.torch import load_file
 
     assert same(load_file(str(path / "model.safetensors")), saved.engine["model"])  # as Hugging Face reads it
@@ -126,7 +127,8 @@ def test_later_steps_of_before_do_not_push_out_what_is_saved_now(tmp_path):
         save_checkpoint(tmp_path, a_checkpoint(step), keep=1)
         assert load_newest(tmp_path, note=lambda _: None).step == step
     save_checkpoint(tmp_path, a_checkpoint(6), keep=1)
-    assert load_newest(tmp_path, note=pytest.fail).step == 6 and len(list(tmp_path.iterdir())) == 1
+    assert load_newest(tmp_path, note=pytest.fail).step == 6
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def flipped(path):
@@ -204,7 +206,8 @@ def test_a_kill_at_any_operation_leaves_whole_ones(tmp_path, monkeypatch, again)
     if again:
         save_checkpoint(base, a_checkpoint(9), keep=3)
         flipped(checkpoint_path(base, 9) / "random.safetensors")
-    last, met = 1, set()
+    last = 1
+    met = set()
     while True:
         folder = tmp_path / str(last)
         shutil.copytree(str(base), str(folder))
@@ -227,7 +230,8 @@ def test_a_kill_at_any_operation_leaves_whole_ones(tmp_path, monkeypatch, again)
         assert load_newest(folder, note=pytest.fail).step == 12
         shutil.rmtree(str(folder))
         last += 1
-    assert last > 25 and met == {6, 9}
+    assert last > 25
+    assert met == {6, 9}
 
 
 # -- a full disk -------------------------------------------------------------------------------------------------------
@@ -258,14 +262,16 @@ def test_a_disk_that_is_full_at_any_byte_leaves_those_of_before_and_nothing_else
     for step in (3, 6):
         whole = sum(path.stat().st_size for path in save_checkpoint(tmp_path, a_checkpoint(step), keep=2).iterdir())
     (checkpoint_path(tmp_path, 6) / "manifest.json").unlink()  # damaged, and stays where it is
-    before, failed = sorted(tmp_path.iterdir()), 0
+    before = sorted(tmp_path.iterdir())
+    failed = 0
     for room in [*range(0, whole, whole // 23 if code == errno.ENOSPC else whole // 3), whole - 1]:
         for step in (6, 9):
             with monkeypatch.context() as patch:
                 FullDisk(patch, room, code)
                 with pytest.raises(OSError, match=f"step_0000000{step}: not saved") as caught:
                     save_checkpoint(tmp_path, a_checkpoint(step), keep=1)
-            assert "\n" not in str(caught.value) and sorted(tmp_path.iterdir()) == before
+            assert "\n" not in str(caught.value)
+            assert sorted(tmp_path.iterdir()) == before
             assert load_newest(tmp_path, note=lambda _: None).step == 3
             failed += 1
     assert failed >= 8
@@ -287,7 +293,8 @@ def test_the_room_is_looked_at_before_anything_is_written(tmp_path, monkeypatch)
 def test_a_system_that_refuses_is_not_saved(tmp_path, monkeypatch, failing, after):
     save_checkpoint(tmp_path, a_checkpoint(3), keep=2)
     save_checkpoint(tmp_path, a_checkpoint(6), keep=2)
-    works, calls = getattr(os, failing), []
+    works = getattr(os, failing)
+    calls = []
 
     def refuse(*args):
         calls.append(args)
@@ -329,12 +336,15 @@ def test_damage_is_one_line_and_the_one_before_is_used(tmp_path, name, how):
 def passed_over(folder, path):
     with pytest.raises(Damaged) as caught:
         load_checkpoint(path.parent)
-    assert str(caught.value).startswith(f"{path.parent} is damaged (") and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{path.parent} is damaged (")
+    assert "\n" not in str(caught.value)
     assert path.name in str(caught.value)
     lines = []
     assert load_newest(folder, note=lines.append).step == 3
     (line,) = lines
-    assert f"{path.parent} is damaged" in line and "using step_00000003" in line and "\n" not in line
+    assert f"{path.parent} is damaged" in line
+    assert "using step_00000003" in line
+    assert "\n" not in line
     assert path.parent.is_dir()  # not deleted
 
 
@@ -344,7 +354,8 @@ def test_one_bit_anywhere_is_seen(tmp_path, name):
     small = whole._replace(engine={**whole.engine, "random": {"cpu": torch.arange(3)}, "model": {"a": torch.ones(3)}})
     save_checkpoint(tmp_path, whole, keep=2)
     path = save_checkpoint(tmp_path, small._replace(step=6), keep=2) / name
-    data, cases = path.read_bytes(), 0
+    data = path.read_bytes()
+    cases = 0
     for place in range(0, len(data), max(1, len(data) // 40)):
         flipped_bit = bytearray(data)
         flipped_bit[place] ^= 1 << (place % 8)
@@ -354,7 +365,9 @@ def test_one_bit_anywhere_is_seen(tmp_path, name):
         except Damaged:
             cases += 1
         else:  # white space of the manifest alone says nothing
-            assert name == "manifest.json" and chr(data[place]).isspace() and same(found.engine, small.engine)
+            assert name == "manifest.json"
+            assert chr(data[place]).isspace()
+            assert same(found.engine, small.engine)
     assert cases >= 20
     path.write_bytes(data)
     assert load_checkpoint(path.parent).step == 6

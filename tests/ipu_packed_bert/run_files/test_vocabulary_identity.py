@@ -65,9 +65,11 @@ def test_weights_do_not_meet_data_of_another_vocabulary(house, tmp_path, capsys)
         run_main(export.main, [str(house / "run"), str(tmp_path / "new"), "--vocabulary", str(house / "other.txt")]),
     ]
     messages = capsys.readouterr().err.splitlines()
-    assert statuses == [2] * 4 == [2] * len(messages) and not (tmp_path / "new").exists()
+    assert statuses == [2] * 4 == [2] * len(messages)
+    assert not (tmp_path / "new").exists()
     for message in messages:
-        assert ONE.sha256[:12] in message and OTHER.sha256[:12] in message
+        assert ONE.sha256[:12] in message
+        assert OTHER.sha256[:12] in message
 
 
 def test_the_vocabulary_travels_with_the_weights(house, tmp_path, capsys):
@@ -77,7 +79,8 @@ def test_the_vocabulary_travels_with_the_weights(house, tmp_path, capsys):
     # Data that does not say is noted, and the weights keep theirs.
     assert trained(house, "--start-from", house / "run", "--data", house / "unknown", "--out", tmp_path / "run") == 0
     (noted,) = [line for line in capsys.readouterr().out.splitlines() if "not compared" in line]
-    assert str(house / "unknown") in noted and str(house / "run") not in noted
+    assert str(house / "unknown") in noted
+    assert str(house / "run") not in noted
     assert newest(tmp_path / "run").vocabulary == ONE.sha256
 
 
@@ -163,7 +166,9 @@ def test_the_same_tokens_in_another_case_are_another_vocabulary(cased, tmp_path,
     new = ("--start-from", cased / "run", "--out", tmp_path / "run")
     assert trained_on(cased, "lowered", *new) == 2
     message = capsys.readouterr().err
-    assert message.count("\n") == 1 and "--keep-case" in message and not (tmp_path / "run").exists()
+    assert message.count("\n") == 1
+    assert "--keep-case" in message
+    assert not (tmp_path / "run").exists()
     assert trained_on(cased, "kept", *new) == 0
     evaluated = ("--set", "run.evaluate_every=1", "--set", f"data.evaluation_directory={cased / 'lowered'}")
     assert trained_on(cased, "kept", "--out", tmp_path / "other", *evaluated) == 2

@@ -29,7 +29,9 @@ NEVER = {key for key, setting in SETTINGS.items() if setting.resume not in (ASK,
 def test_a_setting_is_of_the_experiment_until_somebody_decides_otherwise():
     assert {"batch.micro_batch", "optimizer.learning_rate", "loss.normalisation", "model.checkpoint"} <= EXPERIMENT
     assert {"run.seed", "task.name", "model.hidden_size", "data.packer"} <= NEVER
-    assert len(SETTINGS) > 90 and EXPERIMENT and len(NEVER) < 25
+    assert len(SETTINGS) > 90
+    assert EXPERIMENT
+    assert len(NEVER) < 25
 
 
 def configured(*overrides):
@@ -64,10 +66,12 @@ def test_every_difference_is_named_in_one_message():
         compare("runs/a", STORED, config)
     first, *lines = str(caught.value).split("\n")
     refused = {key for key in OTHERS if key in EXPERIMENT or key in NEVER}
-    assert first == f"runs/a: {len(refused)} problems" and {line.split()[0] for line in lines} == refused
+    assert first == f"runs/a: {len(refused)} problems"
+    assert {line.split()[0] for line in lines} == refused
     for line in lines:
         key = line.split()[0]
-        assert ("--allow-change " + key in line) == (key in EXPERIMENT) and "by --set" in line
+        assert ("--allow-change " + key in line) == (key in EXPERIMENT)
+        assert "by --set" in line
 
 
 @pytest.mark.parametrize("key", sorted(set(OTHERS) & EXPERIMENT))
@@ -76,14 +80,16 @@ def test_what_changes_the_experiment_is_refused_unless_it_is_allowed_by_name(key
     with pytest.raises(ConfigError, match=f"{key} is .* there, {OTHERS[key]} by --set; .*--allow-change {key}$"):
         compare("runs/a", STORED, config, allowed=sorted(EXPERIMENT - {key}))
     found = compare("runs/a", STORED, config, allowed=[key])
-    assert [change.key for change in found.allowed] == [key] and found.noted == ()
+    assert [change.key for change in found.allowed] == [key]
+    assert found.noted == ()
 
 
 def test_what_is_harmless_is_noted():
     config = configured("run.keep_checkpoints=7", "engine.threads=null", "run.steps=20")
     found = compare("runs/a", STORED, config)
     words = "engine.threads 1 -> null, run.keep_checkpoints 2 -> 7, run.steps 12 -> 20"
-    assert found.allowed == () and found.lines == [f"noted     {words}"]
+    assert found.allowed == ()
+    assert found.lines == [f"noted     {words}"]
     assert compare("runs/a", STORED, configured()).lines == []
 
 
@@ -148,7 +154,8 @@ def test_a_changed_run_is_refused_by_name_or_goes_on_where_it_is_allowed(copied,
     assert pretrain.main(["--resume", str(copied), *allow]) == 0
     assert [record["step"] for record in read_log(copied / LOG)] == [1, 2, 3]
     newest = load_checkpoint(checkpoints(copied / CHECKPOINTS)[-1])
-    assert newest.batches["packs_per_update"] == 2 and newest.batches["packs"] == 4 + 4 + 2
+    assert newest.batches["packs_per_update"] == 2
+    assert newest.batches["packs"] == 4 + 4 + 2
 
 
 def test_a_run_of_ipus_goes_on_without_them_as_it_is(copied, capsys):

@@ -54,7 +54,9 @@ def test_a_former_setting_is_accepted_with_the_value_it_is_fixed_at(key, value, 
     stated = {section: {name: yaml.safe_load(fixed)}}
     assert config_from_tree(stated, "a.yml", [f"{key}={fixed}"]) == Config()
     for found in (problems({section: {name: value}}), problems({}, f"{key}={value}")):
-        assert len(found) == 1 and key in found[0] and f"fixed at {fixed}" in found[0]
+        assert len(found) == 1
+        assert key in found[0]
+        assert f"fixed at {fixed}" in found[0]
 
 
 def test_overrides_win_over_the_file_and_over_without_ipus():
@@ -62,7 +64,8 @@ def test_overrides_win_over_the_file_and_over_without_ipus():
     plain = config_from_tree(tree, "a.yml")
     assert plain.batch.micro_batch == 2
     applied, changes = plain.applied_without_ipus()
-    assert applied.batch == BatchConfig(micro_batch=4, gradient_accumulation=8) and applied.without_ipus == ()
+    assert applied.batch == BatchConfig(micro_batch=4, gradient_accumulation=8)
+    assert applied.without_ipus == ()
     expected = [("batch.micro_batch", 2, 4), ("batch.gradient_accumulation", 2048, 8)]
     assert [tuple(change) for change in changes] == expected
 
@@ -144,7 +147,8 @@ def test_a_simulated_device_gets_one_replica_and_the_fewest_micro_batches_that_f
         replicas=4, ipus_per_replica=later + 1, layers_per_ipu=(0,) + (1,) * later, replicated_tensor_sharding=True
     )
     config = Config(placement=placement).for_simulation(factor)
-    assert config.placement.replicas == 1 and not config.placement.replicated_tensor_sharding
+    assert config.placement.replicas == 1
+    assert not config.placement.replicated_tensor_sharding
     assert config.accumulation(factor) == config.pipeline_stages == 2 * (later + 2) - 1
 
 
@@ -168,7 +172,8 @@ def test_each_value_has_its_origin():
 def test_what_follows_from_another_setting_need_not_be_typed():
     tree = {"model": {"num_layers": 3, "vocabulary_size": 8192}, "data": {"max_sequence_length": 1024}}
     config = config_from_tree(tree, "a.yml")
-    assert config.placement.layers_per_ipu == (3,) and config.data.vocabulary_size == 8192
+    assert config.placement.layers_per_ipu == (3,)
+    assert config.data.vocabulary_size == 8192
     assert config.model.max_position_embeddings == 1024
     # A block for machines without IPUs is one IPU, whatever the pod.
     pod = {
@@ -185,11 +190,13 @@ def test_what_follows_from_another_setting_need_not_be_typed():
         "without_ipus": {"model": {"num_layers": 2}, "data": {"vocabulary_size": 300}},
     }
     small, _ = config_from_tree(pod, "a.yml").applied_without_ipus()
-    assert small.placement == PlacementConfig(layers_per_ipu=(2,)) and small.model.vocabulary_size == 300
+    assert small.placement == PlacementConfig(layers_per_ipu=(2,))
+    assert small.model.vocabulary_size == 300
     # A placement that --set gives is the pod's: the block keeps one IPU, with its layers.
     given = ["placement.layers_per_ipu=[10,14]", "placement.available_memory_proportion=[0.3,0.1]"]
     changed = config_from_tree(pod, "a.yml", given)
-    assert changed.placement.layers_per_ipu == (10, 14) and changed.applied_without_ipus()[0] == small
+    assert changed.placement.layers_per_ipu == (10, 14)
+    assert changed.applied_without_ipus()[0] == small
 
 
 @given(st.integers(2, 500), st.integers(1, 400), st.integers(100, 400), st.integers(1, 4))
@@ -201,12 +208,14 @@ def test_an_automatic_micro_batch_keeps_the_update_and_has_the_fewest_empty_pack
     share = math.ceil(rows / ranks)
     of_rank = {size: math.ceil(math.ceil(rows / size) / ranks) * size for size in range(2, min(share, 8) + 1)}
     size = fast_micro_batch(rows, 512, ranks=ranks)
-    assert of_rank.get(size, share) == min(of_rank.values(), default=share) and size <= share
+    assert of_rank.get(size, share) == min(of_rank.values(), default=share)
+    assert size <= share
     assert size == 4 or of_rank.get(size, 1) < of_rank.get(4, math.inf)
     chosen = config.with_micro_batch(factor, ranks=ranks)
     assert chosen.accumulation(factor) == -(-rows // chosen.batch.micro_batch)
     assert chosen.packs_per_update(factor) == config.packs_per_update(factor) == rows
-    assert chosen.with_micro_batch(factor) == chosen and chosen.as_dict() == config.as_dict()
+    assert chosen.with_micro_batch(factor) == chosen
+    assert chosen.as_dict() == config.as_dict()
 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.sampled_from([1, 2, 4]), st.integers(1, 4), st.floats(1.0, 8.0))
@@ -223,7 +232,8 @@ def test_an_update_of_fine_tuning_depends_on_neither_micro_batch_nor_ranks_nor_r
     packs = chosen.packs_per_update(factor)
     assert packs == max(1, round(sequences / factor))
     rows = chosen.micro_batches_per_update(factor) * chosen.batch.micro_batch
-    assert packs <= rows and chosen.batch.micro_batch <= micro_batch
+    assert packs <= rows
+    assert chosen.batch.micro_batch <= micro_batch
     # Empty packs only fill micro-batches: no replica has one that is empty from the start of the pipeline's fill.
     least = max(math.ceil(packs / replicas), chosen.pipeline_stages)
     assert rows < replicas * (least + chosen.batch.micro_batch)

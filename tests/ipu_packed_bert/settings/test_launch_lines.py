@@ -59,7 +59,8 @@ def test_lines_of_ipus(name):
 
 def test_more_ipus_than_a_program_has_take_more_processes():
     config = load_config(FOLDER / "packed_phase2_pod64.yml", ["placement.replicas=128", "engine.kind=ipu"])
-    assert config.ipus == 512 and instances_for(config) == 8
+    assert config.ipus == 512
+    assert instances_for(config) == 8
     lines = commands(start_lines(config))
     assert set(lines) == {"poprun", "32 hosts"}
     assert value(lines["poprun"], "--num-instances") == "8"

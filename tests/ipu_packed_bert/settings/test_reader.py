@@ -74,9 +74,12 @@ def test_a_derived_default_gives_way_to_what_is_stated():
     found = reader({"tree": {"leaves": 7}})
     found.derive("tree.leaves", 9, "tree.height")
     found.derive("owner.leaves", 9, "tree.leaves")
-    assert found.value("tree.leaves") == 7 and found.value("owner.leaves") == 9
+    assert found.value("tree.leaves") == 7
+    assert found.value("owner.leaves") == 9
     assert found.origins["owner.leaves"] == "default, from tree.leaves"
-    assert found.stated("tree.leaves") and not found.stated("owner.leaves") and not found.stated("tree.kind")
+    assert found.stated("tree.leaves")
+    assert not found.stated("owner.leaves")
+    assert not found.stated("tree.kind")
     assert (found.value("owner.leaves"), found.value("tree.kind")) == (9, "oak")
 
 
@@ -85,7 +88,8 @@ def test_every_problem_is_named_and_what_follows_from_it_is_not():
     assert found.broken == {"tree.height", "tree.leaves", "owner.leaves"}
     with pytest.raises(ConfigError) as error:
         found.refuse_problems()
-    assert str(error.value).split("\n")[0] == "a.yml: 4 problems" and len(str(error.value).split("\n")) == 5
+    assert str(error.value).split("\n")[0] == "a.yml: 4 problems"
+    assert len(str(error.value).split("\n")) == 5
 
 
 @pytest.mark.parametrize(
@@ -116,7 +120,8 @@ def test_a_block_of_the_same_settings_shares_the_problems_and_names_itself():
         "in_pots.tree.leaves is -1; must be at least 0",
         "--set in_pots.tree.rings is 3; must be a list such as [3, 7]",
     ]
-    assert small.values == {"tree.height": 2.0} and "tree.height" not in found.values
+    assert small.values == {"tree.height": 2.0}
+    assert "tree.height" not in found.values
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["{!r}", "{:e}", "{:.17g}", "{:E}"]))
@@ -129,7 +134,8 @@ def test_a_number_in_any_notation_is_that_number(number, notation):
 def test_a_whole_number_in_any_notation_is_that_number(number):
     for text in (str(number), f"{number}.0", f"{number}e0"):
         value = typed_value(yaml.safe_load(text), int)
-        assert value == number and type(value) is int
+        assert value == number
+        assert type(value) is int
     with pytest.raises(ValueError, match="a whole number"):
         typed_value(number + 0.5 if abs(number) < 2**50 else 0.5, int)
 
@@ -149,7 +155,8 @@ def test_a_whole_number_in_any_notation_is_that_number(number):
 )
 def test_what_is_written_is_read_back(stated):
     found = reader(yaml.safe_load(yaml.safe_dump(nested(stated))))
-    assert values(found) == stated and not found.problems
+    assert values(found) == stated
+    assert not found.problems
 
 
 _ALIASES = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -197,7 +204,8 @@ def test_what_a_file_can_hold_besides_settings_is_refused_in_lines_that_can_be_p
     with pytest.raises(ConfigError) as raised:
         config.load_config(path)
     lines = str(raised.value).split("\n")
-    assert str(path) in lines[0] and all(line.isprintable() and len(line) < 600 for line in lines)
+    assert str(path) in lines[0]
+    assert all(line.isprintable() and len(line) < 600 for line in lines)
 
 
 @pytest.mark.parametrize("value", ["[" * 1500, "2001-13-45", "9" * 100_000, "!!int ''", "x" * 5000])
@@ -205,7 +213,8 @@ def test_what_set_can_hold_besides_a_value_is_refused_too(tmp_path, value):
     (tmp_path / "a.yml").write_text("run: {steps: 3}\n")
     with pytest.raises(ConfigError) as raised:
         config.load_config(tmp_path / "a.yml", [f"run.steps={value}"])
-    assert len(str(raised.value)) < 600 and "--set" in str(raised.value)
+    assert len(str(raised.value)) < 600
+    assert "--set" in str(raised.value)
 
 
 def test_one_value_under_two_names_is_not_a_key_that_stands_twice(tmp_path):
@@ -227,5 +236,8 @@ def test_a_file_extends_another(tmp_path):
     assert load_yaml(tmp_path / "d.yml")["x"] == {"one": 1, "two": [1, 2], "three": 3}
     assert load_yaml(tmp_path / "d.yml")["w"] == {"new": 2}
     (tmp_path / "own.yml").write_text("extends: packed_phase2_pod16\nrun: {steps: 7}\n")  # comes with the program
-    own, whole = config.load_config(tmp_path / "own.yml"), config.load_config(CONFIGS / "packed_phase2_pod16.yml")
-    assert own.run.steps == 7 and own.model == whole.model and own.without_ipus == whole.without_ipus
+    own = config.load_config(tmp_path / "own.yml")
+    whole = config.load_config(CONFIGS / "packed_phase2_pod16.yml")
+    assert own.run.steps == 7
+    assert own.model == whole.model
+    assert own.without_ipus == whole.without_ipus

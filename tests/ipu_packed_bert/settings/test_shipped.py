@@ -117,7 +117,8 @@ def for_gpus(config, size, length, memory):
     assert values_of(config, wanted) == wanted
     assert config.packs_per_update(1.0) == PUBLISHED_GPU[length][0]
     assert EPSILON == 1e-6
-    assert config.ipus == 1 and not config.without_ipus
+    assert config.ipus == 1
+    assert not config.without_ipus
     # Half as much again as is computed must fit: kernels' buffers and the allocator's waste are not counted.
     assert 0.2 * memory < plan(config, packing_factor=2.0).host_memory.most < memory / 1.5
 
@@ -146,8 +147,10 @@ def test_without_ipus_it_is_the_same_run_in_small(path):
     assert small.data.max_sequence_length == config.data.max_sequence_length
     assert small.data.max_sequences_per_pack == config.data.max_sequences_per_pack
     assert small.data.packer == ("optimal" if config.packed else "none")
-    assert small.loss == config.loss and small.optimizer.name == config.optimizer.name
-    assert small.data.corpus == "embedded" and small.ipus == 1
+    assert small.loss == config.loss
+    assert small.optimizer.name == config.optimizer.name
+    assert small.data.corpus == "embedded"
+    assert small.ipus == 1
     # Minutes on two cores: rows of all updates, before packing makes them fewer.
     assert small.run.steps * small.batch.micro_batch * small.batch.gradient_accumulation <= 6000
     assert small.data.directory != config.data.directory
