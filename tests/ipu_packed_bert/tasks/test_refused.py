@@ -144,7 +144,7 @@ REFUSED = [
     ("labels({'0': 'a', '2': 'b'})", ["config.json", "id2label", "0 to 1"]),
     ("evaluated_alone()", ["none", "id2label"]),
     ("on_ipus(layers_per_ipu=[1, 2])", ["placement.layers_per_ipu", "3 layers", "2"]),
-    ("on_ipus(layers_per_ipu=[1])", ["placement.layers_per_ipu", "1 values", "2 IPUs"]),
+    ("on_ipus(layers_per_ipu=[1])", ["placement.layers_per_ipu", "1 values", "2"]),
     ("on_ipus(replicas=3)", ["placement.replicas", "3 x 2 = 6", "power of"]),
     ("on_ipus(replicas=8)", ["4 IPUs", "--set placement.replicas=2"]),
     ("on_ipus(sequences=5)", ["3 stages", "--set batch.sequences_per_update="]),
