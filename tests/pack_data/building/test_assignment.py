@@ -14,15 +14,15 @@ def packed(lengths, S, depth=3):
 
 
 def assert_each_has_a_place_of_the_recipe(lengths, pack, slot, packing):
-    members = {}
-    for length, p, s in zip(lengths, pack.tolist(), slot.tolist()):
-        assert s not in members.setdefault(p, {})
-        members[p][s] = length
-    assert sorted(members) == list(range(packing.packs))
-    made = sorted(tuple(pack[s] for s in range(len(pack))) for pack in members.values())
-    assert made == sorted(
-        strategy for strategy, repeat in zip(packing.strategies, packing.repeats) for _ in range(repeat)
-    )
+    members = [[] for _ in range(packing.packs)]
+    for place in np.argsort(slot, kind="stable"):
+        row = members[pack[place]]
+        assert slot[place] == len(row)
+        row.append(int(lengths[place]))
+    expected = []
+    for strategy, repeat in zip(packing.strategies, packing.repeats):
+        expected += [strategy] * repeat
+    assert sorted(map(tuple, members)) == sorted(expected)
 
 
 def assert_spread(pack, slot, packing):
@@ -31,10 +31,11 @@ def assert_spread(pack, slot, packing):
     distance = np.abs(np.diff(pack)) / packing.packs
     assert abs(distance.mean() - 1 / 3) < 0.01
     assert (distance == 0).mean() < 1e-3
-    # ... and the partners of a pack come from everywhere in the corpus.
+    # The partners of a pack come from everywhere in the corpus.
     order = np.lexsort((slot, pack))
-    partner = pack[order][1:] == pack[order][:-1]
-    assert abs((np.abs(np.diff(order))[partner] / len(pack)).mean() - 1 / 3) < 0.01
+    are_partners = np.diff(pack[order]) == 0
+    apart = np.abs(np.diff(order))[are_partners] / len(pack)
+    assert abs(apart.mean() - 1 / 3) < 0.01
 
 
 def pairing_of(pack):
