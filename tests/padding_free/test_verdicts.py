@@ -142,6 +142,12 @@ def test_noise_of_the_right_size_passes_and_a_quick_probe_is_told():
     assert "quick" in str(probe(Wrong(TinyModel(np.random.default_rng(0), edit=edit)), quick=True))
 
 
+def test_a_model_without_noise_is_judged_without_it_and_the_cost_is_that_of_the_probe(monkeypatch):
+    monkeypatch.setattr(rows, "with_fixed_noise", None)
+    probed = probe(Wrong(TinyModel(np.random.default_rng(0))), longest=24, row=48)
+    assert 0 < probed.update <= probed.seconds  # the update is a part of the probe
+
+
 MIXTURES = {
     "64 experts": ("Qwen3MoeConfig", {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 16}),
     "gpt-oss": ("GptOssConfig", {"num_local_experts": 16, "head_dim": 8, "sliding_window": 16}),
