@@ -324,7 +324,7 @@ def make_examples(
     documents: _TokenisedDocuments,
     vocabulary: AnyVocabulary,
     options: ExampleOptions,
-    part: int = 0,
+    part: int,
 ) -> Tuple[Sequences, int]:
     """Make the examples of these documents: duplication_factor passes, each with new segments and a new masking.
 
