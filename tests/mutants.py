@@ -74,6 +74,7 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {
     ): "the digest holds the lengths, so that zeros count without the 1 too",
     ("pack_data/store/sequences.py", "total += (sequences.scalars[name]"): "the digest holds the lengths",
     ("pack_data/store/sequences.py", "_BLOCK ="): "values per block; the result does not depend on it",
+    ("pack_data/text/examples.py", "rows = np.searchsorted(bounds"): "other blocks; the masks do not depend on them",
     ("pack_data/text/vocabulary.py", "for start in range(0, len(sentences),"): "sentences per call of the tokenizer",
     ("pack_data/text/vocabulary.py", "TRAINING_CHARACTERS ="): "32 million characters: no test trains on so many",
 }

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pack_data.store.sequences import starts_of
+from pack_data.text import examples as examples_module
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, _in_window, _mask, masked_count
 from pack_data.text.vocabulary import train_vocabulary
@@ -89,8 +90,10 @@ def test_the_pieces_of_a_word_are_replaced_independently(examples):
     assert abs(np.mean(both) - 0.64) < 3 * deviation + random_mask
 
 
-def test_without_whole_words_the_smallest_keys_are_masked():
-    """Without whole words nothing changed: the same random numbers give the same masks."""
+@pytest.mark.parametrize("block", [examples_module._BLOCK, 100])
+def test_without_whole_words_the_smallest_keys_are_masked(monkeypatch, block):
+    """Without whole words nothing changed: the same random numbers give the same masks, in blocks of any size."""
+    monkeypatch.setattr(examples_module, "_BLOCK", block)
     rng = np.random.default_rng(1)
     lengths = rng.integers(5, 60, 30)
     starts = starts_of(lengths)
