@@ -110,6 +110,7 @@ REFUSED = [
     ("ipu().step(rows(7), 0.01)", ["7 packs", "batch.micro_batch"]),
     ("ipu().step(rows(6), 0.01)", ["3 micro-batches", "needs 4"]),
     ("evaluated_twice(8, 6)", ["3 micro-batches", "needs 4"]),
+    ("ipu().predict(BATCH)", ["cannot predict", "--engine host"]),
     ("ipu(PIPELINE).evaluate(rows(2))", ["1 micro-batches", "stages"]),
     ("ipu().load_state(with_another_bias(host()))", ["model state", "cls.predictions.bias"]),
     ("ipu(data_schema=PackSchema(16, 3, 8))", ["16 slots", "24"]),
