@@ -25,7 +25,10 @@ from tests.update_batches import change
 
 pytestmark = pytest.mark.cuda
 
-DEVICE, SLOTS, DEPTH, ROWS = "cuda", 128, 3, 4
+DEVICE = "cuda"
+SLOTS = 128
+DEPTH = 3
+ROWS = 4
 # Heads of 64, as in BERT; large weights, so that the attention's choice of tokens is not flat.
 MODEL = ModelConfig(
     vocabulary_size=211,
@@ -131,7 +134,8 @@ def test_a_resumed_run_has_the_same_bits(precision):
     updates = [batch(seed=seed) for seed in range(4)]
     straight = engine(config)
     losses = [straight.step(update, 1e-3).loss for update in updates]
-    first, second = engine(config), engine(config)
+    first = engine(config)
+    second = engine(config)
     found = [first.step(update, 1e-3).loss for update in updates[:2]]
     state = copy.deepcopy(first.state())
     torch.rand(5, device=DEVICE)  # somebody else draws
@@ -162,7 +166,8 @@ def test_a_run_stopped_and_resumed_by_the_command_logs_the_same_losses(tmp_path)
 
 
 def test_a_cpu_goes_on_where_a_gpu_stopped():
-    made, other = engine(), engine(device="cpu", deterministic=False)
+    made = engine()
+    other = engine(device="cpu", deterministic=False)
     made.step(batch(), 1e-3)
     other.load_state(made.state())
     assert other.evaluate(batch(seed=1)).loss == pytest.approx(made.evaluate(batch(seed=1)).loss, rel=2e-5)
@@ -173,7 +178,8 @@ def test_compiled_its_graphs_serve_all_batches(precision, monkeypatch):
     if precision == "bfloat16":
         half_types()
     graphs = count_graphs(monkeypatch, "inductor")
-    plain, compiled = engine(precision=precision), engine(precision=precision, compile=True, deterministic=False)
+    plain = engine(precision=precision)
+    compiled = engine(precision=precision, compile=True, deterministic=False)
     for seed in range(2):
         found, expected = (made.step(batch(seed=seed), 1e-3).loss for made in (compiled, plain))
         assert found == pytest.approx(expected, rel=2e-2 if precision == "bfloat16" else 1e-3)

@@ -63,7 +63,8 @@ def own_members(kind):
 
 def known_members(name):
     """(methods, properties) of a published class and of those of its bases that are published."""
-    methods, properties = {}, set()
+    methods = {}
+    properties = set()
     for each in [*(base for base in API["bases"].get(name, ()) if base in PUBLISHED), name]:
         methods.update(PUBLISHED[each].get("methods", {}))
         properties.update(PUBLISHED[each].get("properties", ()))
@@ -307,7 +308,8 @@ def dictionary(setting=None):
 
 def test_the_dictionary_of_the_backend_is_poptorchs():
     """The whole of it before anything is set, and what each setting adds: neither more nor less."""
-    facts, options = API["option_dictionary"], poptorch.Options()
+    facts = API["option_dictionary"]
+    options = poptorch.Options()
     assert dictionary() == facts["defaults"]
     settings = [
         f"{part}.{name}".lstrip(".")

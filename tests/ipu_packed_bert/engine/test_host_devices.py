@@ -60,7 +60,8 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
 def test_the_process_keeps_its_choices_and_inside_they_are_the_engine_s(monkeypatch):
     """The switches are those of the process: they hold in the engine only. (No GPU is needed to see them.)"""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    cuda, outer = torch.device("cuda"), torch.get_float32_matmul_precision()
+    cuda = torch.device("cuda")
+    outer = torch.get_float32_matmul_precision()
     try:
         for chosen in ("high", "highest"):
             torch.set_float32_matmul_precision(chosen)
@@ -124,7 +125,8 @@ def picked(device, **sections):
 
 
 def test_auto_takes_the_kernel_on_cuda_for_long_rows_else_a_mask_and_says_why(kernel, monkeypatch):
-    device, half = pretend(monkeypatch), {"precision": "bfloat16"}
+    device = pretend(monkeypatch)
+    half = {"precision": "bfloat16"}
     long = {"data": {"max_sequence_length": KERNEL_FROM}}
     assert picked(device, engine=half, **long) == Attention("varlen", True)
     assert picked(device, engine={**half, "compile": True}, **long) == Attention("varlen", True)

@@ -174,10 +174,12 @@ def test_evaluation_equals_the_hosts_and_changes_nothing(sdk):
     config = make_config(layers_per_ipu=(1, 1), replicas=2, accumulation=5, model={"hidden_dropout": 0.1})
     batches = [make_batch(config, seed=seed) for seed in range(3)]
     host = host_engine(config, packing_factor=1.0)
-    engine, undisturbed = make_engine(sdk, config), make_engine(sdk, config)
+    engine = make_engine(sdk, config)
+    undisturbed = make_engine(sdk, config)
     engine.step(batches[0], 0.01)
     host.load_state(engine.state())
-    found, expected = engine.evaluate(batches[1]), host.evaluate(batches[1])
+    found = engine.evaluate(batches[1])
+    expected = host.evaluate(batches[1])
     assert found.metrics == pytest.approx(expected.metrics, rel=1e-5)
     engine.evaluate(batches[2])
     engine.step(batches[1], 0.01)
@@ -705,10 +707,8 @@ def loading(tmp_path):
     folder = tiny_data(tmp_path / "data")
 
     def made(*overrides):
-        config, store = (
-            load_config(tiny_config(tmp_path / "tiny.yml", folder), list(overrides)),
-            PackStore.open(folder),
-        )
+        config = load_config(tiny_config(tmp_path / "tiny.yml", folder), list(overrides))
+        store = PackStore.open(folder)
         return store, config, global_batches(store, config, packing_factor=1.0)
 
     return made
@@ -727,7 +727,8 @@ def test_batches_ahead_are_the_batches(sdk, tmp_path):
     assert ipu_engine(sdk[0], in_this_process, store.schema).feed(plain) is plain
     states = []
     for _ in range(2 * plain.updates_per_epoch + 1):
-        expected, found = next(plain), next(ahead)
+        expected = next(plain)
+        found = next(ahead)
         assert list(found) == list(BATCH_FIELDS)
         for name in BATCH_FIELDS:
             assert np.array_equal(found[name], expected[name]) and found[name].dtype == expected[name].dtype
@@ -748,7 +749,8 @@ def test_a_dead_reader_is_one_line(sdk, loading, asked_for, monkeypatch):
     """Damaged data ends the other process: the run ends with the line that the data's own reader has for it."""
     store, config, batches = loading()
     ahead = ipu_engine(sdk[0], config, store.schema).feed(batches)
-    read, left = GlobalBatches.__next__, [asked_for - 1]
+    read = GlobalBatches.__next__
+    left = [asked_for - 1]
 
     def damaged(self):
         if not left[0]:
@@ -793,7 +795,9 @@ def losses(run):
 def test_a_run_compiles_once_and_continues_on_the_host(tmp_path, capsys):
     """12 updates with evaluations and checkpoints: two programs. Saved on IPUs after 6 updates, resumed on the host."""
     config = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
-    ipu, half, host = tmp_path / "ipu", tmp_path / "half", tmp_path / "host"
+    ipu = tmp_path / "ipu"
+    half = tmp_path / "half"
+    host = tmp_path / "host"
     same = f"--config {config} --set engine.half_weights=false --set model.hidden_dropout=0".split()
     same += "--set engine.gradient_accumulator_type=float32".split()
     with installed(ipus=1):

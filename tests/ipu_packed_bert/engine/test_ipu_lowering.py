@@ -49,7 +49,8 @@ def two_layers(config):
 
 def widths(config):
     depth = config.data.max_sequences_per_pack
-    slots, predictions = config.data.max_sequence_length, config.data.max_predictions_per_sequence + depth
+    slots = config.data.max_sequence_length
+    predictions = config.data.max_predictions_per_sequence + depth
     for name in BATCH_FIELDS:
         if name.endswith("_scale"):
             yield name, None
@@ -95,7 +96,9 @@ def check(trace, config):
     assert names.count("embedding") == 3 and "gather" not in names
     assert "dropout" in names
     # The mask as configured: a product mask makes no tensor of [rows, slots, slots], every such one is of all heads.
-    slots, rows, additive = config.data.max_sequence_length, config.batch.micro_batch, config.engine.mask == "additive"
+    slots = config.data.max_sequence_length
+    rows = config.batch.micro_batch
+    additive = config.engine.mask == "additive"
     square = [t.numel() for operator in trace.operators for t in operator.outputs if t.shape[-2:] == (slots, slots)]
     assert names.count("where") == (1 if additive else 0)
     assert (rows * slots * slots in square) == additive

@@ -118,14 +118,18 @@ def same_update(tier, config, engine, host, batch, rate=0.01):
     """One update of each, from the engine's state; gradients are told from the first moments."""
     before = engine.state()
     host.load_state(before)
-    found, expected, tolerance = engine.step(batch, rate), host.step(batch, rate), tier.tolerance(config)
+    found = engine.step(batch, rate)
+    expected = host.step(batch, rate)
+    tolerance = tier.tolerance(config)
     for name in ("loss", "mlm_loss", "nsp_loss"):
         assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=tolerance.loss), name
-    after, wanted = engine.state(), host.state()
+    after = engine.state()
+    wanted = host.state()
     beta1, _ = config.betas(1.0)
 
     def gradient(state):
-        moments, former = state["optimizer"]["exp_avg"], before["optimizer"]["exp_avg"]
+        moments = state["optimizer"]["exp_avg"]
+        former = before["optimizer"]["exp_avg"]
         names = sorted(name for name in moments if not name.endswith("key.bias"))
         return [(moments[name].double() - beta1 * former[name].double()) / (1 - beta1) for name in names]
 
@@ -141,7 +145,8 @@ def same_update(tier, config, engine, host, batch, rate=0.01):
 
 def test_poptorch_has_the_published_interface(tier):
     """The installed PopTorch has every published name that the mock has, which are all that the engine uses."""
-    poptorch, published = tier.poptorch, API["modules"]["poptorch"]
+    poptorch = tier.poptorch
+    published = API["modules"]["poptorch"]
     assert poptorch.__version__.rsplit(".", 1)[0] in ("3.3", "3.4")  # their interface is the same
     names = sorted(set(dir(stand_in)) & set(published))
     assert len(names) > 20
@@ -166,7 +171,8 @@ def options_of_all(ipu):
         if not re.fullmatch(r"(un)?packed_\w+_(pod4|pod16|ipu1)", name) or "_bow_" in name:
             continue
         config = load_config(config_file(name), ["engine.kind=ipu"])
-        device, instance = ipu.devices.Device("ipu", ""), ipu.devices.find_instance(config)
+        device = ipu.devices.Device("ipu", "")
+        instance = ipu.devices.find_instance(config)
         factor = known_packing_factor(config, None, None)
         accumulation = config.accumulation(factor.value if factor else 1.0)
         training = ipu.options.training_options(config, device, instance, accumulation=accumulation)
@@ -206,16 +212,19 @@ def test_a_pipeline_of_four_ipus(tier, half, mask):
         make_config(layers_per_ipu=(0, 1, 1, 1), accumulation=9, micro_batch=1, engine={"mask": mask, **weights})
     )
     assert config.placement.embedding_serialization_factor == 2 and config.pipeline_stages == 9
-    tolerance, host = tier.tolerance(config), host_engine(config, packing_factor=1.0)
+    tolerance = tier.tolerance(config)
+    host = host_engine(config, packing_factor=1.0)
     with tier.engine(config) as engine:
         same_update(tier, config, engine, host, make_batch(config, seed=0))
         host.load_state(engine.state())
         for seed in (10, 11):  # the second finds its program compiled
             held_out = make_batch(config, seed=seed)
-            found, expected = engine.evaluate(held_out), host.evaluate(held_out)
+            found = engine.evaluate(held_out)
+            expected = host.evaluate(held_out)
             assert found.loss == pytest.approx(expected.loss, rel=tolerance.loss)
         same_update(tier, config, engine, host, make_batch(config, seed=1))
-        state, batch = engine.state(), make_batch(config, seed=2)
+        state = engine.state()
+        batch = make_batch(config, seed=2)
         gone_on = engine.step(batch, 0.01)
         weights_then = weights_of(engine.state())
     with tier.engine(config) as again:
@@ -255,7 +264,8 @@ def test_a_run_is_saved_and_resumed(tier, tmp_path, capsys):
     loss; then two more updates from the checkpoint."""
     from ipu_packed_bert.commands import pretrain
 
-    config, run = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")), tmp_path / "run"
+    config = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
+    run = tmp_path / "run"
     settings = ["engine.kind=ipu", f"engine.ipu_model={str(not tier.ipus(1)).lower()}", "run.evaluate_every=2"]
     options = [word for each in settings for word in ("--set", each)]
     begun = ["--config", str(config), "--out", str(run), "--steps", "2", *options]

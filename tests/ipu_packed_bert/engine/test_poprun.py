@@ -38,7 +38,8 @@ from tests.tiny_runs import tiny_config, tiny_data
 from tests.tolerances import same_records, same_state
 
 LEGS = (2, 4, 1)  # instances of a run that is resumed three times
-SAVED, STEPS = 2, 4  # update after which a run is told to stop; updates of a whole one
+SAVED = 2  # update after which a run gets a signal
+STEPS = 4  # updates of a whole run
 HAS_SAFETENSORS = importlib.util.find_spec("safetensors") is not None
 DROPOUT = ["model.hidden_dropout=0.3"]
 

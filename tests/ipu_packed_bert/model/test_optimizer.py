@@ -59,7 +59,8 @@ def lamb_by_definition(weight, gradients, *, lr, betas, eps, weight_decay, bias_
         v = b2 * v + (1 - b2) * g**2
         c1, c2 = (1 - b1**step, 1 - b2**step) if bias_correction else (1, 1)
         u = (m / c1) / ((v / c2) ** 0.5 + eps) + weight_decay * w
-        w_norm, u_norm = float((w**2).sum() ** 0.5), float((u**2).sum() ** 0.5)
+        w_norm = float((w**2).sum() ** 0.5)
+        u_norm = float((u**2).sum() ** 0.5)
         ratio = min(w_norm, max_weight_norm) / u_norm if w_norm and u_norm and max_weight_norm else 1.0
         w = w - lr * ratio * u
     return w

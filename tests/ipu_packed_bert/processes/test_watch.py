@@ -102,7 +102,8 @@ def test_a_clipped_packed_update_equals_the_unpacked_one(name):
 
 def poison(engine, monkeypatch, value, what="gradient", at=(1,)):
     """The engine's updates of these numbers find ``value`` in a gradient, or in their loss."""
-    original, made = engine._accumulate, []
+    original = engine._accumulate
+    made = []
 
     def accumulate(batch):
         totals = original(batch)
@@ -121,7 +122,8 @@ def poison(engine, monkeypatch, value, what="gradient", at=(1,)):
 def test_an_update_that_is_not_finite_changes_nothing_but_the_random_stream(monkeypatch, what, value):
     """1e30 is finite, but its square is not: the norm overflows."""
     config = configured("model.hidden_dropout=0.2")
-    engine, undisturbed = host_engine(config, device="cpu"), host_engine(config, device="cpu")
+    engine = host_engine(config, device="cpu")
+    undisturbed = host_engine(config, device="cpu")
     batches = [batch_of(3, seed=seed, dtype=np.float32) for seed in range(3)]
     for each in (engine, undisturbed):
         each.step(batches[0], 1e-2)
@@ -135,7 +137,8 @@ def test_an_update_that_is_not_finite_changes_nothing_but_the_random_stream(monk
     # The stream goes on, as if the update had been made; and no gradient is left for the next one.
     undisturbed.accumulate(batches[1])
     undisturbed.optimizer.zero_grad(set_to_none=True)
-    found, expected = engine.step(batches[2], 1e-2), undisturbed.step(batches[2], 1e-2)
+    found = engine.step(batches[2], 1e-2)
+    expected = undisturbed.step(batches[2], 1e-2)
     assert found.metrics == expected.metrics and found.gradient_norm == expected.gradient_norm
     assert same(bits(engine.state()), bits(undisturbed.state()))
 
@@ -147,7 +150,9 @@ class Told:
     processes = ONE
 
     def __init__(self, losses, norm=1.0):
-        self.losses, self.norm, self.applied = list(losses), norm, 0
+        self.losses = list(losses)
+        self.norm = norm
+        self.applied = 0
 
     def step(self, batch, rate):
         loss = self.losses.pop(0)
@@ -236,7 +241,8 @@ def test_a_held_out_loss_shows_that_a_checkpoint_is_good(store, tmp_path, evalua
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks the file's name up in /proc")
 def test_a_kill_while_a_checkpoint_is_saved_leaves_the_log_of_all_its_updates(store, tmp_path, monkeypatch):
     """Data that was not synced to disk is lost, as when a machine fails."""
-    synced, original = {}, os.fsync
+    synced = {}
+    original = os.fsync
 
     def fsync(descriptor):
         original(descriptor)
@@ -259,7 +265,8 @@ def test_a_kill_while_a_checkpoint_is_saved_leaves_the_log_of_all_its_updates(st
 
 def breaking(monkeypatch, at):
     """The updates of these numbers, of this process, have a gradient that is no number."""
-    original, made = HostEngine._accumulate, []
+    original = HostEngine._accumulate
+    made = []
 
     def accumulate(engine, batch):
         totals = original(engine, batch)
