@@ -38,7 +38,7 @@ def engine(**settings):
 @pytest.mark.parametrize("there", [True, False])
 def test_auto_takes_the_gpu_that_is_there(there, monkeypatch):
     pretend(monkeypatch, (9, 0) if there else None)
-    assert find_device(engine()).type == ("cuda" if there else "cpu")
+    assert find_device(engine()) == torch.device("cuda" if there else "cpu")
     assert find_device(engine(device="cpu")).type == "cpu"
     if there:
         assert find_device(engine(device="cuda")).type == "cuda"
