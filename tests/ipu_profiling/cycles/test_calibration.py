@@ -19,19 +19,14 @@ def observations(machines):
     return calibration.observe(machines)
 
 
-def test_published_throughputs_have_the_stored_errors(observations):
+def test_published_throughputs_have_the_stored_errors(observations, monkeypatch):
     """The stored errors have four decimals, so this holds every formula on the way from the graph to the throughput."""
     stored = calibration.load()
-    faults = []
-    for found, row in zip(observations.throughputs, stored.report["points"]):
-        published = found.point.sequences_per_second
-        left_out = stored.left_out[found.point.name]
-        for kind, parameters in (("fitted", stored.parameters), ("left_out", left_out)):
-            predicted = found.predicted(parameters)
-            error = predicted / published - 1.0
-            if round(error, 4) != row[f"{kind}_error"]:
-                faults.append(f"{found.point.name}: {kind} {error:.5f}, stored {row}")
-    assert not faults
+    left_out = [stored.left_out[name] for name in stored.report["fitted_on"]]
+    fits = iter([stored.parameters, *left_out])
+    monkeypatch.setattr(calibration, "_fit", lambda observations, paper: next(fits))
+    fitted = calibration.calibrate(observations)
+    assert calibration.to_json(fitted) == calibration.STORED.read_text(encoding="utf-8")
     assert len(observations.throughputs) == len(POINTS) == 15
 
 
@@ -47,7 +42,6 @@ def test_the_stored_fit_is_reproduced_bit_for_bit(observations):
     assert calibration.to_json(fitted) == calibration.STORED.read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_planted_parameters_are_found(observations):
     """Throughputs that the model predicts give its parameters back."""
     planted = Parameters(1.1, 2.0, 0.03, 1.2, 0.012)
