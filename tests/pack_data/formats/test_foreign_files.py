@@ -269,7 +269,8 @@ def test_an_identity_changes_with_the_file(tmp_path):
     path = tmp_path / "a.jsonl"
     seen = set()
     long = LINES * 3000
-    for data in (LINES, LINES[:-1] + b" ", LINES[:-1], long, b" " + long):
+    short = LINES[:-1]
+    for data in (LINES, short + b" ", short, long, b" " + long):
         path.write_bytes(data)
         name = identity(str(path))
         assert identity(str(path)) == name
@@ -281,8 +282,12 @@ def test_an_identity_changes_with_the_file(tmp_path):
 def test_a_long_record_is_refused_without_its_memory(tmp_path, name):
     ids = [list(range(5000)), [1]]
     rows = [{"input_ids": one} for one in ids]
-    writers = {"a.jsonl": content(rows), "a.json": content(json.dumps(rows).encode())}
-    writers.get(name, parquet({"input_ids": ids}, row_group_size=1))(tmp_path / name)
+    writers = {
+        "a.jsonl": content(rows),
+        "a.json": content(json.dumps(rows).encode()),
+        "a.parquet": parquet({"input_ids": ids}, row_group_size=1),
+    }
+    writers[name](tmp_path / name)
     bad = BadRecords(1, 6000)
     read = list(read_rows(str(tmp_path / name), bad))
     assert [row.fields["input_ids"] for row in read] == [[1]]

@@ -184,7 +184,8 @@ def test_encrypted_columns_are_refused_and_do_not_abort_the_process(tmp_path, ke
         def wrap_key(self, key, _):
             return key
 
-    table = pa.table({"input_ids": [[1, 2], [3]], "text": ["a", "b"]})
+    columns_of_table = {"input_ids": [[1, 2], [3]], "text": ["a", "b"]}
+    table = pa.table(columns_of_table)
     settings = encryption.EncryptionConfiguration("footer", column_keys={"k": keys}, plaintext_footer=has_plain_footer)
     properties = encryption.CryptoFactory(Keys).file_encryption_properties(encryption.KmsConnectionConfig(), settings)
     with pq.ParquetWriter(tmp_path / "a.parquet", table.schema, encryption_properties=properties) as writer:

@@ -71,10 +71,12 @@ def test_frames_round_trip_with_the_same_bytes(tmp_path_factory, messages, suffi
         assert tfrecord.write_records(path, given_records, dict) == len(messages)
         written.append(Path(path).read_bytes())
     framed = [tf_example({"note": [message]}) for message in messages]
-    assert [message for _, message in tfrecord.read_frames(path, BadRecords())] == framed
+    frames = tfrecord.read_frames(path, BadRecords())
+    assert [message for _, message in frames] == framed
     assert written[0] == written[1]
-    plain = gzip.decompress(written[0]) if suffix.endswith("gz") else written[0]
-    assert plain == b"".join(map(frame, framed))
+    plain = b"".join(map(frame, framed))
+    stored = gzip.decompress(written[0]) if suffix.endswith("gz") else written[0]
+    assert stored == plain
 
 
 # ---- damage ------------------------------------------------------------------------------------------------------
