@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert import config_file, export_run
-from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.__main__ import main as packed_bert
 from pack_data import BuildOptions, build
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
 
@@ -58,8 +58,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     # Train half of the updates, stop, and resume: the losses equal those of one run without the stop.
     first_half = ["--config", config, "--data", data, "--out", run]
     first_half += ["--steps", str(options.steps // 2)]
-    pretrain.main(first_half + settings)
-    pretrain.main(["--resume", run, "--steps", str(options.steps)])
+    packed_bert(["pretrain", *first_half, *settings])
+    packed_bert(["pretrain", "--resume", run, "--steps", str(options.steps)])
 
     export_run(Path(run), Path(exported))
     from transformers import pipeline

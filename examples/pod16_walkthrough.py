@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert import config_file, load_config
-from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.__main__ import main as packed_bert
 from ipu_profiling.planning import command as plan
 from ipu_profiling.report import command as report
 from pack_data import BuildOptions, LengthHistogram, build, get_packer
@@ -65,7 +65,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     settings = ["--set", f"engine.offline_export={program}", "--engine", "ipu"]
     settings += ["--data", str(options.out / "data")]
     try:
-        pretrain.main([*config, *settings])
+        packed_bert(["pretrain", *config, *settings])
     except ValueError as error:
         print(f"not compiled: {error}")
 

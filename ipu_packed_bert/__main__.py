@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from typing import Dict, NamedTuple, Optional, Sequence
+from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 from ipu_packed_bert import __version__
 from pack_data.cli.command import run_main, typed
@@ -91,6 +91,11 @@ COMMANDS: Dict[str, Command] = {
 }
 
 
+def _build_missing(config: Any) -> None:
+    """Build the data set of a configuration of pre-training; training itself does not reach the build."""
+    importlib.import_module("ipu_packed_bert.commands.first_build").build_missing(config)
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run a command, or list all; return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -115,7 +120,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if name in ("pretrain", "finetune") and "--plan" in arguments:
         planning = importlib.import_module(COMMANDS["plan"].module)
         return planning.plan_of(name, arguments[1:])
-    return importlib.import_module(COMMANDS[name].module).main(arguments[1:]) or 0
+    command = importlib.import_module(COMMANDS[name].module).main
+    if name == "pretrain":
+        return command(arguments[1:], build=_build_missing)
+    return command(arguments[1:]) or 0
 
 
 def entry() -> int:

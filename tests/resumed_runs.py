@@ -83,7 +83,8 @@ def _leg(command: str, file: Path, out: Path, stop: Any, processes: Any) -> int:
     if stop and stop.rank == processes.rank:
         _end_at(PLACES[stop.place], stop.at)
     sys.argv[1:] = ["--config", str(file), "--out", str(out), "--resume-if-there"]
-    return _train_with(COMMANDS[command].parse(None), processes)
+    module = COMMANDS[command]
+    return _train_with(module._start, module.parse(None), processes)
 
 
 def _end_at(place: Place, at: int) -> None:

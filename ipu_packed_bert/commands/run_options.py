@@ -7,11 +7,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Collection, List, Optional, Sequence
+from typing import Callable, Collection, List, Optional, Sequence
 
 from ipu_packed_bert.data.factors import parse_factor
 from ipu_packed_bert.engine import instances, ipu_modules
@@ -24,8 +23,11 @@ from ipu_packed_bert.settings.schema import PRETRAIN, PRETRAINING
 from ipu_packed_bert.settings.shipped import config_file, refuse_no_run
 from ipu_packed_bert.settings.user_task import trust_what_was_named
 from ipu_packed_bert.settings.yaml_files import load_yaml
-from ipu_packed_bert.tasks.files import located
 from pack_data.cli.command import ArgumentParser, typed
+
+Build = Callable[[Config], None]
+# Configuration, options, processes, what builds a missing data set -> exit status.
+Start = Callable[[Config, argparse.Namespace, Processes, Optional[Build]], int]
 
 _ABOUT = {
     "pretrain": "Pre-train a packed BERT: python run_pretraining.py --config configs/packed_phase2_pod16.yml",
@@ -105,13 +107,25 @@ def parse(command: str, argv: Optional[Sequence[str]]) -> argparse.Namespace:
     return args
 
 
-def train(command: str, argv: Optional[Sequence[str]] = None) -> int:
-    """Run `packed-bert pretrain` or `finetune`; return the exit status."""
+def train(
+    command: str,
+    start: Start,
+    argv: Optional[Sequence[str]] = None,
+    build: Optional[Build] = None,
+) -> int:
+    """Run `packed-bert pretrain` or `finetune`; return the exit status.
+
+    Args:
+        command: `pretrain` or `finetune`.
+        start: makes the run of a configuration.
+        argv: the options, by default those of this process.
+        build: builds the data set of a configuration of pre-training; without it, a missing one is refused.
+    """
     with joined(instances=instances) as processes:
         args = parse(command, argv)
         if args.plan:
             raise ValueError("--plan: write it in full, or type packed-bert plan")
-        processes.status = _train_with(args, processes)
+        processes.status = _train_with(start, args, processes, build)
         return processes.status
 
 
@@ -142,7 +156,9 @@ def show_config(config: Config) -> int:
     return 0
 
 
-def _train_with(args: argparse.Namespace, processes: Processes) -> int:
+def _train_with(
+    start: Start, args: argparse.Namespace, processes: Processes, build: Optional[Build] = None
+) -> int:
     """Run a command with parsed options in connected processes; return the exit status."""
     config = configuration(args, processes)
     if args.show_config:
@@ -152,24 +168,7 @@ def _train_with(args: argparse.Namespace, processes: Processes) -> int:
         processes.of_first(refuse_a_run_in, args.out)
     if config.engine.kind == "ipu":
         ipu_modules()
-    # torch is imported from here on: wrong configurations are refused without it.
-    if args.command == "pretrain":
-        from ipu_packed_bert.commands.first_build import build_missing
-        from ipu_packed_bert.data.data_sets import refuse_missing
-
-        processes.of_first(refuse_missing, config)
-        from ipu_packed_bert.training.pretraining import PacksRun
-        from ipu_packed_bert.training.run import run
-
-        if args.whole:
-            config = dataclasses.replace(config, without_ipus=())
-        return run(PacksRun, config, args, processes, build_missing)
-    # With full paths, so that the run can be resumed without --data-dir.
-    config = located(config, args.data_dir)
-    from ipu_packed_bert.training.examples import ExamplesRun
-    from ipu_packed_bert.training.run import run
-
-    return run(ExamplesRun, config, args, processes)
+    return start(config, args, processes, build)
 
 
 def _parser(command: str) -> ArgumentParser:

@@ -202,10 +202,10 @@ def open_packs(
     return config, PackStore.open(Path(data.directory))
 
 
-def refuse_missing(config: Config) -> None:
-    """Raise ValueError if a directory from --data or --set has no data set."""
+def refuse_missing(config: Config, is_built: bool = True) -> None:
+    """Raise ValueError if the directory has no data set, and is from --data or --set or nothing builds one there."""
     is_named = config.origins.get("data.directory") == OVERRIDE
-    if is_named and not Path(config.data.directory, MANIFEST).exists():
+    if (is_named or not is_built) and not Path(config.data.directory, MANIFEST).exists():
         raise ValueError(_no_data_set(config))
 
 

@@ -54,7 +54,7 @@ def test_a_run_that_is_killed_and_stopped_goes_on_exactly(tmp_path):
 
 def _run(tiny, out, processes, steps=STEPS):
     sys.argv[1:] = ["--config", str(tiny), "--out", str(out), "--steps", str(steps), "--resume-if-there"]
-    return _train_with(pretrain.parse(None), processes)
+    return _train_with(pretrain._start, pretrain.parse(None), processes)
 
 
 def test_ranks_that_are_told_to_end_save_and_end_after_a_few_updates(tmp_path):
@@ -111,7 +111,7 @@ def test_fine_tuning_in_two_ranks_is_one_run(tmp_path):
 def _fine_tune(file, out, processes):
     # More rows than divide an update evenly: the run has fewer, and goes on by the same line.
     sys.argv[1:] = ["--config", str(file), "--out", str(out), "--resume-if-there", "--set", "batch.micro_batch=3"]
-    return _train_with(finetune.parse(None), processes)
+    return _train_with(finetune._start, finetune.parse(None), processes)
 
 
 def ended(main, *, size=2, stopped=None):
@@ -203,7 +203,7 @@ def _killed(processes):
 def _no_data_set(processes):
     argv = ["--config", "packed_host", "--set", f"data.directory=nowhere{processes.rank}"]
     sys.argv[1:] = ["the same"]
-    return _train_with(pretrain.parse(argv), processes)
+    return _train_with(pretrain._start, pretrain.parse(argv), processes)
 
 
 @pytest.mark.parametrize(
