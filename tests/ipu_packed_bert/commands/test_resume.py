@@ -181,7 +181,7 @@ def test_a_new_run_starts_from_the_weights_of_another(tiny, undisturbed, tmp_pat
 
 
 def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monkeypatch):
-    corpus = write_corpus(tmp_path / "text", 12)
+    corpus = write_corpus(tmp_path / "text", 30)
     settings = yaml.safe_load(Path(tiny).read_text())
     settings["data"].update(directory=str(tmp_path / "data"), corpus=str(corpus))
     config = tmp_path / "missing.yml"
