@@ -68,6 +68,7 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {
     ("pack_data/reading/fields.py", "most_common = Counter("): "only the most frequent name is used",
     ("pack_data/reading/fields.py", "return self.list_of(key, Fields.text"): "texts of 1 GiB: no test reads so many",
     ("pack_data/reading/files.py", "if error.errno not in _HELD"): "no clock shows exactly the end of the patience",
+    ("pack_data/stream/pack_stream.py", "if buffer.tokens + length >"): "`_close` compares again",
     (
         "pack_data/store/sequences.py",
         "terms *= columns[name]",

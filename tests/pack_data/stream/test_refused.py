@@ -60,6 +60,7 @@ REFUSED = [
     ("loaded(waiting=[[0, 0, 11, 'x']])", [STATE, "waiting", 11]),
     ("loaded(waiting=[[0, 0, 3, 'x'], [0, 0, 3, 'y']])", [STATE, "waiting"]),
     ("loaded(ready=[3])", [STATE, "ready"]),
+    ("loaded(ready=[[[], []]])", [STATE, "ready"]),
     ("loaded(ready=[[['b', 'c'], [6, 6]]])", [STATE, "ready"]),
     ("loaded(ready=[[['b'], [6, 2]]])", [STATE, "ready"]),
     ("loaded(ready=[[['b'], ['6']]])", [STATE, "ready"]),
