@@ -1,4 +1,4 @@
-"""What the 16 commands print on tiny data: recorded in `tests/golden`, compared by `tests/test_transcripts.py`.
+"""The output of the 16 commands on tiny data: recorded in `tests/golden`, compared by `tests/test_transcripts.py`.
 
     make golden                                # record all again; review shows the difference
     python -m tests.transcripts --to DIRECTORY # write them somewhere else

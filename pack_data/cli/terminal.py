@@ -1,4 +1,4 @@
-"""What commands write to a terminal: text without control characters, and progress bars."""
+"""The output of commands on a terminal: text without control characters, and progress bars."""
 
 from __future__ import annotations
 
