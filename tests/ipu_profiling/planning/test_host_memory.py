@@ -44,6 +44,8 @@ def test_by_hand_in_bfloat16():
     assert needs.update == 8000
     assert needs.activations == 5 * (16 * 3 * layer + 7 * 100 * 16)
     assert needs.most == 18000 + needs.activations
+    full = config.changed("engine", precision="float32")
+    assert host_memory(full, model, parameters=1000, slots=16, predictions=7).held == 16000
     config = config.changed("engine", recompute_layers=True)
     needs = host_memory(config, model, parameters=1000, slots=16, predictions=7)
     assert needs.activations == 5 * (16 * (3 * 16 + layer) + 7 * 100 * 16)
