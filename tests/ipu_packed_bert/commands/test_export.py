@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from ipu_packed_bert import __main__ as packed_bert
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.commands.export import main
 from ipu_packed_bert.model.hugging_face import load_into, read_folder, write_folder
@@ -380,7 +381,7 @@ def test_imported_weights_are_begun_from_not_resumed(tmp_path, capsys, monkeypat
     monkeypatch.chdir(tmp_path)
     export_run(tmp_path / "run", tmp_path / "hf")
     import_folder(tmp_path / "hf", tmp_path / "again")
-    assert run_main(pretrain.main, ["--resume", "again", "--steps", "9"]) == 2
+    assert run_main(packed_bert.main, ["pretrain", "--resume", "again", "--steps", "9"]) == 2
     message = capsys.readouterr().err
     assert "--start-from again" in message
     assert message.count("\n") == 1

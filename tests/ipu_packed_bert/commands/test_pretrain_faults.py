@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from ipu_packed_bert import __main__ as packed_bert
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_files import checkpoints as checkpoint
@@ -139,7 +140,7 @@ def test_kill_9_at_random_moments(tiny, tmp_path):
 
 def refused(capsys, *arguments):
     """The one line of a command that must end with status 2."""
-    assert run_main(pretrain.main, list(arguments)) == 2
+    assert run_main(packed_bert.main, ["pretrain", *arguments]) == 2
     text = capsys.readouterr().err
     assert text.startswith("error: ")
     assert text.count("\n") == 1

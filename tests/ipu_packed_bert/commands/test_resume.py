@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from ipu_packed_bert import __main__ as packed_bert
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
@@ -186,14 +187,14 @@ def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monke
     settings["data"].update(directory=str(tmp_path / "data"), corpus=str(corpus))
     config = tmp_path / "missing.yml"
     config.write_text(yaml.safe_dump(settings))
-    arguments = ["--config", str(config), "--steps", "2", "--set", "run.evaluate_every=0"]
-    assert pretrain.main(arguments + ["--out", str(tmp_path / "one")]) == 0
+    arguments = ["pretrain", "--config", str(config), "--steps", "2", "--set", "run.evaluate_every=0"]
+    assert packed_bert.main(arguments + ["--out", str(tmp_path / "one")]) == 0
     assert f"{tmp_path / 'data'} is missing" in capsys.readouterr().out
-    assert pretrain.main(arguments + ["--out", str(tmp_path / "two")]) == 0
+    assert packed_bert.main(arguments + ["--out", str(tmp_path / "two")]) == 0
     assert "building" not in capsys.readouterr().out
     assert results(tmp_path / "one") == results(tmp_path / "two")
     others = ["--set", "data.packer=lpfhp", "--set", "data.seed=6", "--set", "batch.gradient_accumulation=500"]
-    assert pretrain.main(arguments + others + ["--out", str(tmp_path / "three"), "--steps", "1"]) == 0
+    assert packed_bert.main(arguments + others + ["--out", str(tmp_path / "three"), "--steps", "1"]) == 0
     third = capsys.readouterr().out
     assert "packer spfhp (data.packer is lpfhp)" in third
     assert "seed 5 (data.seed is 6)" in third
