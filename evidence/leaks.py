@@ -127,7 +127,7 @@ def inputs_of(call: str, kind: str, examples: Sequence[Sequence[int]]) -> Dict[s
         rows = [torch.tensor(example) for example in examples]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         # No example has a token 0.
-        inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+        inputs: Dict[str, Any] = {"input_ids": ids, "attention_mask": (ids != 0).long()}
     else:
         collator: Any = transformers.DataCollatorWithFlattening(
             return_flash_attn_kwargs=True, return_seq_idx=True, return_tensors="pt"
@@ -182,7 +182,8 @@ _HEADS = 2
 def _causal(heads: Any, _lengths: Sequence[int]) -> Any:
     from torch.nn import functional as F
 
-    return F.scaled_dot_product_attention(*heads, is_causal=True)
+    query, key, value = heads
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def _masked(heads: Any, lengths: Sequence[int]) -> Any:
@@ -191,7 +192,8 @@ def _masked(heads: Any, lengths: Sequence[int]) -> Any:
 
     squares = [torch.ones(length, length, dtype=torch.bool) for length in lengths]
     mask = torch.block_diag(*squares).bool().tril()
-    return F.scaled_dot_product_attention(*heads, attn_mask=mask)
+    query, key, value = heads
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
 def _flex(heads: Any, lengths: Sequence[int]) -> Any:
@@ -203,7 +205,8 @@ def _flex(heads: Any, lengths: Sequence[int]) -> Any:
         return ((row < first) == (column < first)) & (row >= column)
 
     mask = create_block_mask(seen, None, None, tokens, tokens, device="cpu")
-    return flex_attention(*heads, block_mask=mask)
+    query, key, value = heads
+    return flex_attention(query, key, value, block_mask=mask)
 
 
 def _varlen(heads: Any, lengths: Sequence[int]) -> Any:
