@@ -74,7 +74,8 @@ def _imported_files(path):
         places = _public_names()
         names |= {places[name] for name in places.keys() & (names | named)}
         names |= named & MODULES.keys()
-        names |= {name for name in MODULES if f"{name.rpartition('.')[0]}.*" in named}
+        loose = [name for name, target in MODULES.items() if not target.name.startswith("__")]
+        names |= {name for name in loose if f"{name.rpartition('.')[0]}.*" in named}
         reached = {PROGRAMS[name] for name in PROGRAMS.keys() & named}
     for name in names:
         while name:

@@ -16,6 +16,7 @@ from pack_data.store.data_set import CHECKSUM, StoreWriter, _checksum, read_mani
 from pack_data.store.packs import PackSchema, assemble, decode, disassemble
 from pack_data.store.sequences import Sequences, rounded_up
 from pack_data.stream.rows import PackRows, packed_rows
+from tests.pack_data.building.conftest import small_parts  # noqa: F401
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.refusals import refused
 from tests.token_sequences import random_sequences

@@ -24,6 +24,7 @@ from pack_data.text.vocabulary import (
     load_tokenizer,
     train_vocabulary,
 )
+from tests.pack_data.building.conftest import small_parts  # noqa: F401
 from tests.pack_data.text.tokenizer_files import (
     BOTH,
     PIECES,
