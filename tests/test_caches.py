@@ -24,8 +24,8 @@ CACHES = {
     "pack_data.batching.plans._optimal_packing_of": "lengths: bytes, max_sequence_length: int",
     "pack_data.building.assignment_on_disk._places_of": "recipe: bytes",
     "pack_data.building.tasks._parsed": "files: VocabularyFiles, lower_case: bool",
-    "pack_data.formats.saved._parsed": "state_json: bytes, info_json: Optional[bytes]",
-    "pack_data.formats.sequence_output._arrow": "",
+    "pack_data.formats.saved._parsed": "directory: str, state_json: bytes, info_json: Optional[bytes]",
+    "pack_data.formats.sequence_output: another use of lru_cache": "",  # whether pyarrow is there
     "pack_data.formats.tfrecord._crc32c": "",
     "pack_data.formats.tfrecord._message_class": "",
     "pack_data.store.sequences._sums_of_weights": "count: int, stream: int",

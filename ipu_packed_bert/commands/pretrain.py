@@ -8,7 +8,6 @@ from functools import partial
 from typing import Optional
 
 from ipu_packed_bert.commands import run_options
-from ipu_packed_bert.data.data_sets import refuse_missing
 from ipu_packed_bert.processes.ranks import Processes
 from ipu_packed_bert.settings.config import Config
 
@@ -19,6 +18,8 @@ def _start(
     processes: Processes,
     build: Optional[run_options.Build] = None,
 ) -> int:
+    from ipu_packed_bert.data.data_sets import refuse_missing
+
     processes.of_first(refuse_missing, config, build is not None)
     # torch is imported from here on: wrong configurations are refused without it.
     from ipu_packed_bert.training.pretraining import PacksRun
