@@ -44,7 +44,7 @@ REFUSED = [
     (f"{BUILD} --corpus texts --out new --workers 1000000", ["--workers", "1000000", "core"]),
     (f"{BUILD} --corpus texts --out new --workers 0", ["--workers", "0"]),
     (f"{BUILD} --corpus texts --out new --packer best", ["--packer", "best", "optimal"]),
-    ("pack --histogram squad_1_1_384 --longer cut", ["--longer", "cut", "truncate"]),
+    ("pack l.txt --rows r.npy --longer cut", ["--longer", "cut", "truncate"]),
     (f"{BUILD} --corpus texts --out new --held-out 5", ["held_out", "5"]),
     (f"{BUILD} --corpus texts --out new --max-sequences-per-pack all", ["all", "unlimited"]),
     (f"{BUILD} --corpus texts --out new --masked-lm-probability 15", ["masked_lm_probability", "15"]),

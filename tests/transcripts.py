@@ -72,7 +72,7 @@ _MEASURED = {
     "stream": {r"(\d%) +[\d,]+ ": r"\1 <rate> "},
     "pretrain": {r" *\b\d+\.\d{3}\b(?: +\d+\.\d%)?": " <number>", r" +\d+\.\d% +\d+\.\d% ": " <shares> "},
     "finetune": {r" *\b\d+\.\d+\b%?": " <number>"},
-    "predict": {r" *\b\d+\.\d+\b%?": " <number>"},
+    "predict": {r" *\b\d[\d,]*\.\d+\b%?": " <number>"},
     "ipu-check": {r"  +": "  ", r" *\b\d[\d,]*[.,]\d+%?": " <number>"},
     "check-model": {r" *\b\d[\d.e-]*\b": " <number>"},
     "benchmark": {
