@@ -130,6 +130,7 @@ def test_ratios_throughputs_and_days_by_hand(small):
     """96 micro-batches become 49 of packs; 8 more fill and drain, an update and the host come on top."""
     config = small.config
     answer = headline.headline(small, config, 3, 1.995)
+    assert len(answer.lines) == 3
     overhead, graph, run = (row["ours"] for row in answer.tables[0].rows)
     assert overhead == pytest.approx(100 * small.overhead(3))
     assert graph == pytest.approx(1.995 / (1 + small.overhead(3)))
