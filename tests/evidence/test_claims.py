@@ -174,6 +174,9 @@ def share_elsewhere(pixels, others):
 
 
 def test_a_committed_picture_shows_the_results(tmp_path):
+    pytest.importorskip(
+        "matplotlib", minversion="3.8", reason="3.7 draws other letters than the committed pictures have"
+    )
     """One is drawn again: the same titles and size, and labels and curves in the same places."""
     path = ROOT / figures.COMMITTED / "updates_topics.jsonl"
     shown = figures.shown_by(path.stem)(path)
@@ -188,10 +191,10 @@ def test_a_committed_picture_shows_the_results(tmp_path):
     assert pixels.shape == committed_pixels.shape
     assert share_elsewhere(pixels, committed_pixels) < PICTURES_APART
     assert share_elsewhere(committed_pixels, pixels) < PICTURES_APART
-    # So small a part is the curve of an arm whose losses differ by 0.1 nats.
+    # So small a part is the curve of an arm whose losses differ by 0.05 nats.
     for seed in (11, 12, 13):
         for row in shown.cells[Cell("no_mask", seed)]:
-            row["mlm_loss"] += 0.1
+            row["mlm_loss"] += 0.05
     _, other_pixels = curves("other_")
     assert share_elsewhere(other_pixels, committed_pixels) > PICTURES_APART
 
