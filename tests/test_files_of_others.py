@@ -132,7 +132,6 @@ NO_FILE = {
     *((name, "--plot") for name in ("look", "compare", "stream", "report")),
     *((name, "--html") for name in ("report", "look")),
     ("compare", "--packers"),
-    ("look", "--packer"),
     *((name, "--split") for name in "build convert look benchmark report compare stream pack verify".split()),
     *((name, "--synthetic") for name in "benchmark report compare stream pack".split()),
     ("predict", "--output"),

@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 
+from ipu_packed_bert.__main__ import main as packed_bert
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine import choose_engine
 from ipu_packed_bert.processes.ranks import ONE
@@ -51,7 +52,7 @@ def test_it_still_shrinks_and_names_the_ways_to_run_in_full(gpu, monkeypatch, ca
 def test_whole_leaves_the_block_out(monkeypatch):
     started = []
     monkeypatch.setattr(run, "run", lambda kind, config, *_: started.append(config) or 0)
-    assert pretrain.main(["--config", str(POD16), "--whole"]) == 0
+    assert packed_bert(["pretrain", "--config", str(POD16), "--whole"]) == 0
     (whole,), config = started, load_config(POD16)
     assert config.without_ipus and whole == dataclasses.replace(config, without_ipus=())
 
