@@ -202,10 +202,10 @@ def open_packs(
     return config, PackStore.open(Path(data.directory))
 
 
-def refuse_missing(config: Config, is_built: bool = True) -> None:
-    """Raise ValueError if the directory has no data set, and is from --data or --set or nothing builds one there."""
+def refuse_missing(config: Config, builds_missing: bool = True) -> None:
+    """Raise ValueError if there is no data set, and --data or --set named the directory or the caller builds none."""
     is_named = config.origins.get("data.directory") == OVERRIDE
-    if (is_named or not is_built) and not Path(config.data.directory, MANIFEST).exists():
+    if (is_named or not builds_missing) and not Path(config.data.directory, MANIFEST).exists():
         raise ValueError(_no_data_set(config))
 
 

@@ -214,9 +214,12 @@ def _read_config(path: Path) -> ModelConfig:
     for ours, theirs, default in _KEYS:
         values[ours] = default
         if theirs in fields and (default is not None or fields.any(theirs) is not None):
-            read = fields.integer if isinstance(default, int) else fields.number
-            values[ours] = read(theirs)
-            violation = rules[ours].violation(values[ours])
+            rule = rules[ours]
+            if isinstance(default, int):
+                values[ours] = fields.integer(theirs, least=1, most=rule.maximum)
+                continue
+            values[ours] = fields.number(theirs, least=0.0, most=1.0)
+            violation = rule.violation(values[ours])
             if violation:
                 raise fields.error(theirs, violation)
     if values["hidden_size"] % values["num_heads"]:

@@ -76,7 +76,8 @@ def _of_every_run(config: Config) -> _Rules:
     ]
     for name in ("layers_per_ipu", "available_memory_proportion"):
         count = len(getattr(placement, name))
-        problem = f"placement.{name} has {count} values; must have placement.ipus_per_replica, {per_replica}"
+        problem = f"placement.{name} has {count} values; must have one for each IPU of a replica"
+        problem += f", and placement.ipus_per_replica is {per_replica}"
         rules.append((count != per_replica, problem))
     return rules
 

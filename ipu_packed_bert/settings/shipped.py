@@ -51,21 +51,21 @@ def config_file(name: str) -> Path:
         The path; a configuration that is derived from others has no file at its path.
 
     Raises:
-        ValueError: a bare name is unknown, or a path does not exist but is similar to a known name.
+        ValueError: a bare name is unknown, or a path is a directory, or does not exist but is similar to a known name.
     """
     path = Path(name)
     if path.is_file():
         return path
-    if path.is_dir():
-        raise ValueError(
-            f"--config {name}: a directory, not a configuration; continue a run with --resume {name}, or train on a "
-            f"data set with --config packed_host --data {name}"
-        )
     shipped = shipped_names()
     is_bare = path.name == name and not path.suffix
     is_in_configs = path == Path(FOLDER.name, path.name) or path.parent == FOLDER
     if path.stem in shipped and (is_bare or is_in_configs):
         return FOLDER / f"{path.stem}.yml"
+    if path.is_dir():
+        raise ValueError(
+            f"--config {name}: a directory, not a configuration; continue a run with --resume {name}, or train on a "
+            f"data set with --config packed_host --data {name}"
+        )
 
     known = {stem: stem for stem in shipped}
     if not is_bare:
@@ -97,7 +97,7 @@ def refuse_no_run(option: str, folder: Union[str, Path]) -> None:
     way_out = (
         "pass the directory of a run (by default in runs/), or start a new one with --config FILE"
     )
-    for above in Path(folder).parents[:2]:  # of one of its checkpoints
+    for above in list(Path(folder).parents)[:2]:  # of one of its checkpoints
         if (above / CONFIG).is_file():
             way_out = f"did you mean {option} {above}?"
     raise ValueError(f"{option} {folder}: not a run (no {CONFIG}); {way_out}")

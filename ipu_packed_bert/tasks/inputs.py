@@ -139,7 +139,7 @@ class ExamplePacks(Packs):
         for _, values in sorted({**inputs.targets, **inputs.slot_targets, **inputs.slots}.items()):
             self.digest = zlib.crc32(np.ascontiguousarray(values).tobytes(), self.digest)
         self.schema = _schema_of(
-            inputs, packing.max_sequence_length, depth or packing.largest_depth
+            inputs, packing.max_sequence_length, max(1, depth or packing.largest_depth)
         )
         self._epoch = -1
         self._packs = np.zeros(0, self.schema.record_dtype)  # of the epoch
@@ -219,4 +219,6 @@ def pack_inputs(
 ) -> Packing:
     """Pack the lengths of sequences; the packing is the same in all epochs."""
     histogram = LengthHistogram.from_lengths(inputs.lengths, max_sequence_length)
-    return get_packer(packer)(histogram, max_sequences_per_pack=max_sequences_per_pack)
+    packing = get_packer(packer)(histogram, max_sequences_per_pack=max_sequences_per_pack)
+    packing.check(histogram)
+    return packing

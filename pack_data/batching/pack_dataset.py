@@ -71,9 +71,15 @@ class PackDataset:
             self._rows = _StoredRows(
                 source if isinstance(source, PackStore) else PackStore.open(Path(source))
             )
-        elif packed is None or options or isinstance(source, (str, Path)):
+        elif packed is None:
             raise ValueError(
                 f"{shown(source)}: is not packed yet; use pack_dataset(source, max_sequence_length=...)"
+            )
+        elif options:
+            raise TypeError(f"PackDataset has no options {', '.join(options)}; pack_dataset has")
+        elif isinstance(source, (str, Path)):
+            raise ValueError(
+                f"{source}: a path, not examples; use pack_dataset(source, packed=packed)"
             )
         else:
             self._rows = _PackedRows(source, packed)

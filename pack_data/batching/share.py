@@ -272,7 +272,9 @@ def _checked(source: Any) -> Any:
     """Return the source; raise ValueError for paths, and for one that is used up after one pass."""
     paths = source if isinstance(source, (list, tuple)) and source else [source]
     if all(isinstance(path, (str, os.PathLike)) for path in paths):
-        raise ValueError(f"{shown(source)}: a path, not examples; pass Share(ShardFiles(paths))")
+        raise ValueError(
+            f"{shown(source)}: a path, not examples; pass pack_data.batching.shard_files.ShardFiles(paths)"
+        )
     if not hasattr(source, "state_dict") and iter(source) is source:
         raise ValueError(
             "source: an iterator is used up after one pass; pass an object that starts anew at every iteration"

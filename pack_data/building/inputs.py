@@ -622,7 +622,7 @@ class _SourceInput(_BuildInput):
             if name in tokens and first.value[name].dtype.kind == "f":
                 raise ValueError(
                     f"{first.origin.path}: {name} holds numbers that need not be whole, and packs hold whole ones; "
-                    "choose the other columns with --columns, or pack the file with PackDataset"
+                    "choose the other columns with --columns, or pack the file with pack_data.pack_dataset"
                 )
         if has_tokens:
             return PackSchema.of_tokens(

@@ -396,7 +396,7 @@ class Stages:
                 np.maximum.at(masked, lengths, predictions)
             packing = self._solve(side, LengthHistogram(counts, side.out.name), training_schema)
             if training_schema:
-                packing = split_overfull(packing, masked, training_schema.max_predictions_per_pack)
+                packing = _split_overfull(packing, masked, training_schema.max_predictions_per_pack)
             packing.save(recipe)
             schema = training_schema or self._schema(side, packing, masked)
             write_json(schema_file, schema.to_json())
@@ -601,7 +601,7 @@ class Stages:
         return packing
 
 
-def split_overfull(packing: Packing, masked: np.ndarray, most: int) -> Packing:
+def _split_overfull(packing: Packing, masked: np.ndarray, most: int) -> Packing:
     """Return the packing with every pack split that could hold more than `most` masked tokens.
 
     Held-out packs have the shape of the training packs, which may have room for fewer masked tokens. masked[l]: the

@@ -280,7 +280,9 @@ def _read_commit(note: Path) -> List[_Moves]:
     whole = Fields.of({"data_sets": read_json(note, way_out=way_out)}, note, way_out)
     moves = []
     for entry in whole.list_of("data_sets", Fields.object):
-        out = entry.plain_name("out")
+        out = entry.text("out", printable=False)
+        if out != Path(out).name or out in ("", ".."):
+            raise entry.error("out", "must be the name of a directory, without a path")
         side = "." if entry.any("work") == "." else entry.plain_name("work")
         files = entry.list_of("files", Fields.plain_name)
         remove = entry.list_of("remove", Fields.plain_name)

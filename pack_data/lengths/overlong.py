@@ -179,7 +179,10 @@ def fit(lengths: Any, max_sequence_length: int, longer: str = "raise") -> Fitted
     is_longer = lengths > row
     problem = unfit(lengths if longer == "raise" else np.where(is_longer, 1, lengths), row)
     if problem:
-        raise ValueError(f"{problem}; drop or cut them first, or pass longer: {_WAYS_OUT}")
+        way_out = "leave them out"
+        if longer == "raise" and is_longer.any():
+            way_out = f"drop or cut them first, or pass longer: {_WAYS_OUT}"
+        raise ValueError(f"{problem}; {way_out}")
     counts.examples = len(lengths)
     counts.tokens = int(lengths.sum(dtype=np.int64))
     if not is_longer.any():

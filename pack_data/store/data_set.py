@@ -170,6 +170,11 @@ class Manifest(Filling):
     made_with: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def max_sequence_length(self) -> int:
+        """Slots of a pack."""
+        return self.schema.max_sequence_length
+
+    @property
     def kind(self) -> str:
         """The kind of packs, BERT or TOKENS (packs.py)."""
         return self.schema.kind

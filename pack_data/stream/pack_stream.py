@@ -420,7 +420,8 @@ class PackStream:
         Raises:
             ValueError: the state is damaged, or was taken with other options or another source.
         """
-        fields = Fields.of(state, "state of the stream", "pass a state that state_dict returned")
+        way_out = "pass what state_dict of this version returned, or begin without a state"
+        fields = Fields.of(state, "state of the stream", way_out)
         fields.one_of("format", (_FORMAT,))
         self._check_options(fields)
         ready = fields.list_of("ready", self._read_pack)

@@ -83,11 +83,15 @@ def computes_in(precision: str, device: torch.device) -> bool:
 
 def refuse_precision(precision: str, device: torch.device) -> None:
     """Raise ValueError if the device does not support `engine.precision`."""
-    if not computes_in(precision, device):
-        raise ValueError(
-            f"engine.precision is {precision}, which needs a GPU of compute capability {AMPERE[0]}.{AMPERE[1]}; "
-            f"{device_name(device)} has {capability(device) or 'none'}: --set engine.precision=float32"
-        )
+    if computes_in(precision, device):
+        return
+    version = capability(device)
+    if version is None:
+        raise ValueError("engine.precision is tf32, which needs a GPU; use float32 or bfloat16")
+    raise ValueError(
+        f"engine.precision is {precision}; {device_name(device)} has compute capability {version[0]}.{version[1]}, "
+        f"{precision} needs {AMPERE[0]}.{AMPERE[1]}: --set engine.precision=float32"
+    )
 
 
 def arithmetic(precision: str, device: torch.device) -> torch.dtype:

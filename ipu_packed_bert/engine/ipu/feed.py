@@ -33,7 +33,7 @@ class Reader:
             yield from self._tensors()
         except (ValueError, OSError, MemoryError) as error:
             # An exception cannot be sent to the other process. A file has its message instead of a traceback.
-            line = one_line(error) or type(error).__name__
+            line = " ".join(str(error).split()) or type(error).__name__
             Path(self.error_file).write_text(line, encoding="utf-8", errors="replace")
             raise SystemExit(1) from None
 

@@ -131,6 +131,12 @@ def test_a_configuration_is_found_by_its_name_in_any_directory(tmp_path, monkeyp
     assert for_one_gpu("packed_phase2_gpu1") is None is for_one_gpu("unpacked_phase2_pod16")
 
 
+def test_a_directory_of_its_name_hides_no_configuration(tmp_path, monkeypatch):
+    (tmp_path / "packed_host").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert config_file("packed_host") == CONFIGS / "packed_host.yml"
+
+
 def test_the_table_of_published_settings_is_whole():
     assert set(TABLE["files"]) == {path.name for path in PATHS if re.search("[^w]_pod16", path.name)}
     assert len(TABLE["files"]) == 12

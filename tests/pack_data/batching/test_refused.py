@@ -140,6 +140,7 @@ REFUSED = [
     ("PackDataset(built(directory), seed=1)", ["built", "packed already", "seed"]),
     ("PackDataset(built(directory), packed=pack([1], max_sequence_length=8))", ["packed already"]),
     ("PackDataset(EXAMPLES, packed=pack([1], max_sequence_length=8))", ["packed", "3 examples", 1]),
+    ("PackDataset(EXAMPLES, packed=pack([1], max_sequence_length=8), tensor=1)", ["tensor", "pack_dataset"], TypeError),
     ('PackDataset([{"input_ids": [5, 6]}], packed=pack([3], max_sequence_length=8))[0]', ["example 0", 2, 3]),
     ("rows_packed_as([3, 1, 1], 3)", ["example 2", 2, 1]),
     ('rows_packed_as([3, 1, 1], 2, "drop")', ["example 2", 2, 1]),
@@ -158,7 +159,7 @@ REFUSED = [
     # shares of a source
     ("Share(iter(EXAMPLES))", ["source", "iterator"]),
     ("Share(Endless(EXAMPLES))", ["source", "restart_on_stop_iteration=False"]),
-    ('Share([directory / "a.csv"])', ["a.csv", r"Share\(ShardFiles\(paths\)\)"]),
+    ('Share([directory / "a.csv"])', ["a.csv", r"ShardFiles\(paths\)"]),
     ('Share("none/a.jsonl")', ["none/a.jsonl", "ShardFiles"]),
     ('Share(ShardFiles([directory / "a.csv"]))', ["a.csv", ".jsonl", "Parquet"]),
     ("Share([], 2, 2)", ["number", 2]),

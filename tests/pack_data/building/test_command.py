@@ -41,6 +41,11 @@ def shards_of(folder):
     return [entry.sha256 for entry in read_manifest(folder).shards]
 
 
+def test_a_data_set_may_have_any_name_of_a_directory(corpus, one, tmp_path):
+    build_small(corpus, tmp_path / "wiki:v2").close()
+    assert shards_of(tmp_path / "wiki:v2") == shards_of(one)
+
+
 def test_text_becomes_a_whole_data_set(one):
     manifest = verify(one).manifest
     schema = manifest.schema

@@ -17,7 +17,7 @@ from pack_data.building.held_out import (
     position,
     split,
 )
-from pack_data.building.stages import split_overfull
+from pack_data.building.stages import _split_overfull
 from pack_data.building.verify import verify
 from pack_data.building.work_folder import COMMIT
 from pack_data.packing.histogram import LengthHistogram
@@ -227,9 +227,9 @@ def test_a_pack_with_too_many_masked_tokens_is_split_and_nothing_is_lost():
     packing = Packing.of("x", LengthHistogram.from_lengths(lengths, 16), 3, [((9, 4, 2), 10)])
     masked = np.zeros(17, int)
     masked[[9, 4, 2]] = 3, 2, 1
-    assert split_overfull(packing, masked, 6) == packing
+    assert _split_overfull(packing, masked, 6) == packing
     for most, packs in ((5, {(9, 4): 10, (2,): 10}), (3, {(9,): 10, (4, 2): 10})):
-        parts = split_overfull(packing, masked, most)
+        parts = _split_overfull(packing, masked, most)
         assert dict(zip(parts.strategies, parts.repeats)) == packs
 
 
