@@ -63,7 +63,7 @@ def _score_against(prediction: str, answer: str) -> _AnswerScore:
     return _AnswerScore(exact, 2 * precision * recall / (precision + recall))
 
 
-def score_answer(prediction: str, answers: Sequence[str]) -> _AnswerScore:
+def _score_answer(prediction: str, answers: Sequence[str]) -> _AnswerScore:
     """Return the best exact match and F1 over the answers.
 
     Answers without words are ignored; if no others exist, only "" is correct.
@@ -91,7 +91,7 @@ def score_answers(
     for prefix, names in groups.items():
         if not names:
             continue
-        scores = [score_answer(predictions[name], answers[name]) for name in names]
+        scores = [_score_answer(predictions[name], answers[name]) for name in names]
         result[prefix + "exact"] = 100.0 * float(np.mean([score.exact for score in scores]))
         result[prefix + "f1"] = 100.0 * float(np.mean([score.f1 for score in scores]))
         result[prefix + "questions"] = len(names)
@@ -121,7 +121,7 @@ def best_threshold(
     threshold = min(odds.values()) - 1.0
     ordered = sorted(odds, key=lambda name: odds[name])
     for name, next_name in zip(ordered, [*ordered[1:], None]):
-        score = score_answer(texts[name], answers[name])
+        score = _score_answer(texts[name], answers[name])
         total += getattr(score, of)
         total -= float(not answers[name])
         is_last_of_equals = next_name is None or odds[next_name] != odds[name]

@@ -149,7 +149,7 @@ class Pipeline:
             self.updates[number], self.placement.replicas, len(self.ipus), self.target, parameters
         )
 
-    def update_cost(self, parameters: Parameters) -> UpdateCost:
+    def _update_cost(self, parameters: Parameters) -> UpdateCost:
         """Return the cost of an update beyond the pipeline: the slowest IPU's part and the host's."""
         costs = [self._ipu_update(ipu.number, parameters) for ipu in self.ipus]
         slowest = max(costs, key=lambda cost: cost.device)
@@ -163,7 +163,7 @@ class Pipeline:
 
     def step(self, accumulation: int, parameters: Parameters) -> Step:
         """Return the cycles and seconds of one weight update over `accumulation` micro-batches."""
-        once = self.update_cost(parameters)
+        once = self._update_cost(parameters)
         cycle = self.pipeline_cycle(parameters)
         update = once.device * self.target.clock_hz
         cycles = (accumulation + self.placement.stages - 1) * cycle + update

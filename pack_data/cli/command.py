@@ -60,7 +60,7 @@ class _HelpAll(argparse.Action):
     """The option --help-all."""
 
     def __call__(self, parser: Any, *_: Any) -> None:
-        print(parser.format_help_all(), end="")
+        print(parser._format_help_all(), end="")
         parser.exit()
 
 
@@ -85,7 +85,7 @@ class ArgumentParser(argparse.ArgumentParser):
         """Show these options in --help-all only."""
         self._rare |= {self._option_string_actions[name] for name in names}
 
-    def format_help_all(self) -> str:
+    def _format_help_all(self) -> str:
         """Return the text of --help-all."""
         return super().format_help()
 

@@ -178,7 +178,7 @@ class ProvedPacks(NamedTuple):
         return max(worth, self.histogram.sequences * allowed)
 
     @property
-    def usual_depth(self) -> int:
+    def _usual_depth(self) -> int:
         """The limit, or twice the mean number of sequences per pack, beyond which a limit hardly matters."""
         return min(self.limits.depth, self._twice_the_mean)
 
@@ -222,12 +222,12 @@ class ProvedPacks(NamedTuple):
             return []
         most = self.limits.depth - 1
         fewest = math.ceil(self.histogram.sequences / (count_packs(self.packs) - 1))
-        usual = set(range(fewest, min(most, self.usual_depth) + 1))
+        usual = set(range(fewest, min(most, self._usual_depth) + 1))
         powers = {1 << exponent for exponent in range(most.bit_length())}
         if self.few:
             return sorted(usual, reverse=True)
 
-        depths = usual | {depth for depth in powers if depth > self.usual_depth}
+        depths = usual | {depth for depth in powers if depth > self._usual_depth}
         seconds = 2 * len(self.packs) * SECONDS_PER_STRATEGY + self.lower_bound * SECONDS_PER_PACK
         if self._twice_the_mean * seconds > _SECONDS_OF_SMALLER_DEPTHS:
             depths = usual & powers
@@ -282,7 +282,7 @@ class ProvedPacks(NamedTuple):
         A packing hardly ever needs more than the usual depth. So all larger limits lead to the same packs.
         """
         S = self.histogram.max_sequence_length
-        depth = self.usual_depth
+        depth = self._usual_depth
         usual = self._replace(limits=self.limits._replace(depth=depth))
         best = self.with_fewer(usual.exchanged().packs)
         if self.histogram.sequences <= EXACT_SEQUENCES:

@@ -217,7 +217,7 @@ class PackSchema:
         """
         return rounded_up(lengths, self.multiple_of)
 
-    def real_slots(self, lengths: np.ndarray) -> np.ndarray:
+    def _real_slots(self, lengths: np.ndarray) -> np.ndarray:
         """Return the slots that hold a token, bool [n, S].
 
         Args:
@@ -451,7 +451,7 @@ def disassemble(schema: PackSchema, records: np.ndarray) -> Sequences:
             columns[column.name] = values
         return columns
 
-    tokens = values_of(SLOT, schema.real_slots(lengths), lengths[is_present])
+    tokens = values_of(SLOT, schema._real_slots(lengths), lengths[is_present])
     counts = np.zeros(len(starts), dtype=np.int64)
     predictions: Dict[str, np.ndarray] = {}
     if schema.on(PREDICTION):
@@ -499,7 +499,7 @@ def decode(schema: PackSchema, records: np.ndarray) -> Dict[str, np.ndarray]:
             return _rows([(numbers, lengths), *rounding], S)
         if name == "positions":
             positions = np.arange(S, dtype=np.int32) - _rows([(starts, taken)], S)
-            return np.where(schema.real_slots(lengths), positions, np.int32(0))
+            return np.where(schema._real_slots(lengths), positions, np.int32(0))
         if name == "segment_ids":
             first = records["first_segment_lengths"].astype(np.int64)
             return _rows([(0, first), (1, lengths - first), *rounding], S)

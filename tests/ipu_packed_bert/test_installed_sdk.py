@@ -43,9 +43,11 @@ def suite(names, marked):
 
 
 def test_the_suite_is_green_where_an_sdk_is_installed():
-    status, out, error = suite(on_ipus.SUITE, "not ipu and not slow")
+    # The tests of the stand-in itself are slow.
+    names = [name for name in on_ipus.SUITE if name != "engine/test_fake_poptorch"]
+    status, out, error = suite(names, "not ipu and not slow")
     assert status == 0, out + error
-    assert [name for name in on_ipus.SUITE if f"PASSED tests/ipu_packed_bert/{name}.py" not in out] == []
+    assert [name for name in names if f"PASSED tests/ipu_packed_bert/{name}.py" not in out] == []
 
 
 def test_the_tests_on_the_sdk_run_on_the_package():

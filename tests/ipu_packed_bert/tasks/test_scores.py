@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipu_packed_bert.tasks import scores
-from ipu_packed_bert.tasks.scores import score_answer, score_answers, span_scores
+from ipu_packed_bert.tasks.scores import _score_answer, score_answers, span_scores
 
 # Prediction, answer, exact match, F1.
 ANSWERS = [
@@ -36,7 +36,7 @@ ANSWERS = [
 
 def test_exact_match_and_f1():
     for prediction, answer, exact, f1 in ANSWERS:
-        assert score_answer(prediction, [answer]) == (exact, pytest.approx(f1)), prediction
+        assert _score_answer(prediction, [answer]) == (exact, pytest.approx(f1)), prediction
 
 
 def test_the_best_of_the_answers_counts_and_no_answer_is_an_answer():

@@ -42,7 +42,7 @@ def test_optimiser_streaming_and_host_by_hand():
 def test_an_update_adds_up(machine, load):
     parameters = Parameters(1.0, 3.0, 0.01)
     pipeline = machine.pipeline(load(LARGE))
-    cost = pipeline.update_cost(parameters)
+    cost = pipeline._update_cost(parameters)
     slowest = max(pipeline._ipu_update(number, parameters).device for number in range(4))
     assert cost.device == slowest
     assert cost.host == pytest.approx(0.04)  # four replicas in one process

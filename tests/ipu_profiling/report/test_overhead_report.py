@@ -94,7 +94,7 @@ def test_the_throughput_of_an_update_by_hand(comparison):
     rates = []
     sides = ((1027, 1.995, comparison.packed(3)), (2048, 1.0, comparison.unpacked))
     for number, factor, pipeline in sides:
-        once = pipeline.update_cost(parameters).device * 1.33e9 + host
+        once = pipeline._update_cost(parameters).device * 1.33e9 + host
         cycles = (number + 8) * pipeline.pipeline_cycle(parameters)
         rates.append(number * factor / (cycles + once))
     assert comparison.speed_up(3, 1.995) == pytest.approx(rates[0] / rates[1])
