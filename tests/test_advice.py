@@ -197,7 +197,7 @@ ADVICE = [
     ("pack --synthetic uniform:max=9,n=9 --columns a", ["leave them out"], "pack --synthetic uniform:max=9,n=9"),
     ("stream --grid --synthetic uniform:max=9,n=9", ["leave out --grid"], "stream --synthetic uniform:max=9,n=9"),
     (f"compare {LENGTHS} --packers best", ["spfhp"], f"compare {LENGTHS} --packers spfhp --depths 2"),
-    ("convert data new", ["--to-format", "store"], "convert ids.jsonl new --to-format parquet"),
+    ("convert data new", ["--to-format", "store"], "convert ids.jsonl new --to-format jsonl"),
 ]
 
 

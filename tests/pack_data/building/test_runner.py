@@ -9,6 +9,7 @@ from pack_data.building import inputs, runner, stages
 from pack_data.building.runner import _DaskRunner
 from pack_data.building.verify import verify
 from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.refusals import refused
 
 pytest.importorskip("distributed", reason="needs the extra 'dask'")
 
@@ -25,6 +26,12 @@ class DeadlyRunner(_DaskRunner):
                 os.kill(workers[0], signal.SIGKILL)
                 DeadlyRunner.killed += 1
             yield result
+
+
+@pytest.mark.parametrize("workers", ["0", "many"])
+def test_a_number_of_workers_is_whole_and_positive(tmp_path, workers):
+    with refused("--on", "dask:local:N"):
+        build_small(tmp_path, tmp_path / "data", on=f"dask:local:{workers}")
 
 
 @pytest.mark.slow
