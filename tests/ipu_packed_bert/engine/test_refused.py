@@ -102,7 +102,7 @@ REFUSED = [
     ("host().step(rows(3), 1e-2)", ["3 packs", "batch.micro_batch 2"]),
     ("host().step(without('positions'), 1e-2)", ["positions"]),
     ("host().load_state(with_another_bias(host()))", ["model state", "cls.predictions.bias"]),
-    ("host_engine(CONFIG.changed('engine', precision='tf32'), device='cpu')", ["tf32", "engine.precision=float32"]),
+    ("host_engine(CONFIG.changed('engine', precision='tf32'), device='cpu')", ["tf32", "float32"]),
     ("host_engine(CONFIG.changed('engine', attention='varlen', compile=True))", ["engine.attention", "engine.compile"]),
     ("find_device(CONFIG.changed('engine', device='cuda').engine)", ["engine.device", "engine.device=cpu"]),
     ("dropped(torch.ones(3, 5))", [r"dropout layer 0", r"[3, 5]", "2 packs"]),
