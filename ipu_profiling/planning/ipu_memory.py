@@ -32,7 +32,7 @@ _TIGHT = (
 )
 
 
-class IpuMemory(NamedTuple):
+class _IpuMemory(NamedTuple):
     """Bytes on one IPU."""
 
     ipu: int
@@ -95,7 +95,7 @@ class ReplicaMemory:
     predictions: int  # most masked tokens of a pack
 
     @cached_property
-    def memory(self) -> Tuple[IpuMemory, ...]:
+    def memory(self) -> Tuple[_IpuMemory, ...]:
         """Counted memory of each IPU of a replica."""
         return tuple(map(self._ipu, range(self.placement.ipus)))
 
@@ -167,7 +167,7 @@ class ReplicaMemory:
 
     # ---- bytes -------------------------------------------------------------------------------------------------------
 
-    def _ipu(self, ipu: int) -> IpuMemory:
+    def _ipu(self, ipu: int) -> _IpuMemory:
         placement = self.config.placement
         engine = self.config.engine
         blocks = self.placement.on(ipu)
@@ -177,7 +177,7 @@ class ReplicaMemory:
             optimizer = parameters * (_WIDTH[engine.first_moment_type] + _WIDTH["float32"])
             if placement.replicated_tensor_sharding:
                 optimizer /= placement.replicas
-        return IpuMemory(
+        return _IpuMemory(
             ipu=ipu,
             blocks=blocks,
             parameters=parameters,

@@ -21,7 +21,7 @@ _INFO = "dataset_info.json"
 _INDICES = ("_indices_files", "_indices_data_files")  # by version
 
 
-class SavedDataSet(NamedTuple):
+class _SavedDataSet(NamedTuple):
     """The files that a state.json lists, the split that it names, and the columns in dataset_info.json."""
 
     rows: List[str]
@@ -35,13 +35,13 @@ class SavedDataSet(NamedTuple):
         return self.indices or self.rows
 
 
-def saved_data_set(directory: str) -> Optional[SavedDataSet]:
+def saved_data_set(directory: str) -> Optional[_SavedDataSet]:
     """Return what the metadata of a directory states, if there is any."""
     state = _content(directory, _STATE)
     return None if state is None else _parsed(directory, state, _content(directory, _INFO))
 
 
-def check_complete(directory: str, saved: SavedDataSet) -> None:
+def check_complete(directory: str, saved: _SavedDataSet) -> None:
     """Raise ValueError if a file of a saved data set is missing."""
     missing = [path for path in (*saved.rows, *saved.indices) if not os.path.isfile(path)]
     if missing or not saved.rows:
@@ -60,7 +60,7 @@ def _content(directory: str, name: str) -> Optional[bytes]:
 @lru_cache(maxsize=16)
 def _parsed(
     directory: str, state_json: bytes, info_json: Optional[bytes]
-) -> Optional[SavedDataSet]:
+) -> Optional[_SavedDataSet]:
     state = _fields(directory, _STATE, state_json)
     if "_data_files" not in state:
         return None
@@ -75,7 +75,7 @@ def _parsed(
         features = _fields(directory, _INFO, info_json).optional("features", Fields.object)
         columns = features.names() if features else []
     split = state.optional("_split", Fields.text)
-    return SavedDataSet(files["_data_files"], indices, split, columns)
+    return _SavedDataSet(files["_data_files"], indices, split, columns)
 
 
 def _fields(directory: str, name: str, content: bytes) -> Fields:

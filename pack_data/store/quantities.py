@@ -84,7 +84,7 @@ class Filling:
         return speedup(self.max_sequence_length, self.sequences, self.slots)
 
 
-class Quantity(NamedTuple):
+class _Quantity(NamedTuple):
     """A quantity as it is printed.
 
     function: computes it; None if it is counted. formula: the same in Python, in the arguments of the function.
@@ -104,49 +104,49 @@ class Quantity(NamedTuple):
 
 # Attribute, also the key in JSON -> the quantity. What is counted under its own name, such as packs, needs no entry.
 QUANTITIES = {
-    "max_sequence_length": Quantity("slots of a row", "slots"),
-    "median_length": Quantity("median", "tokens"),
-    "mean_length": Quantity("mean", "tokens", "tokens / sequences", ",.1f"),
-    "largest_depth": Quantity("deepest pack", "sequences"),
-    "padding_tokens": Quantity("padding", "slots", "slots - tokens", ",", padding_tokens),
-    "padding_share": Quantity(
+    "max_sequence_length": _Quantity("slots of a row", "slots"),
+    "median_length": _Quantity("median", "tokens"),
+    "mean_length": _Quantity("mean", "tokens", "tokens / sequences", ",.1f"),
+    "largest_depth": _Quantity("deepest pack", "sequences"),
+    "padding_tokens": _Quantity("padding", "slots", "slots - tokens", ",", padding_tokens),
+    "padding_share": _Quantity(
         "padding share", "of the slots", "1 - tokens / slots", ".1%", padding_share
     ),
-    "efficiency": Quantity("efficiency", "of the slots", "tokens / slots", ".3%", efficiency),
-    "packing_factor": Quantity(
+    "efficiency": _Quantity("efficiency", "of the slots", "tokens / slots", ".3%", efficiency),
+    "packing_factor": _Quantity(
         "packing factor", "sequences per pack", "sequences / packs", ".3f", packing_factor
     ),
-    "speedup": Quantity(
+    "speedup": _Quantity(
         "speed-up", "times", "max_sequence_length * sequences / slots", ".3f", speedup
     ),
-    "theoretical_speedup": Quantity(
+    "theoretical_speedup": _Quantity(
         "largest speed-up",
         "times",
         "max_sequence_length * sequences / tokens",
         ".3f",
         theoretical_speedup,
     ),
-    "padding_avoided": Quantity(
+    "padding_avoided": _Quantity(
         "padding avoided",
         "of the padding of unpacked rows",
         "(sequences - packs) * max_sequence_length / (sequences * max_sequence_length - tokens)",
         ".2%",
         padding_avoided,
     ),
-    "lower_bound": Quantity("lower bound", "packs"),
-    "gap": Quantity("gap", "packs", "packs - lower_bound"),
-    "sequences_per_second": Quantity(
+    "lower_bound": _Quantity("lower bound", "packs"),
+    "gap": _Quantity("gap", "packs", "packs - lower_bound"),
+    "sequences_per_second": _Quantity(
         "speed in sequences", "sequences/s", "sequences / seconds", ",.1f", sequences_per_second
     ),
-    "tokens_per_second": Quantity(
+    "tokens_per_second": _Quantity(
         "speed in tokens", "tokens/s", "tokens / seconds", ",.0f", tokens_per_second
     ),
-    "sequences_per_update": Quantity(
+    "sequences_per_update": _Quantity(
         "sequences per update", "sequences", "packs_per_update * packing_factor", ",.0f"
     ),
 }
 
 
-def quantity_of(key: str) -> Quantity:
+def quantity_of(key: str) -> _Quantity:
     """Return the quantity of an attribute; one without an entry is counted under its own name."""
-    return QUANTITIES.get(key, Quantity(key, key))
+    return QUANTITIES.get(key, _Quantity(key, key))

@@ -65,16 +65,16 @@ def solve(counts: np.ndarray, S: int, depth: Optional[int]) -> _Knots:
     return [(known * unit).astype(float).tolist(), prices.tolist()]
 
 
-class Moments(NamedTuple):
+class _Moments(NamedTuple):
     """Sums over sequences, from which the mean and the variance of their lengths follow."""
 
     sequences: int = 0
     tokens: int = 0
     squares: int = 0  # of lengths
 
-    def plus(self, lengths: np.ndarray, counts: np.ndarray) -> Moments:
+    def plus(self, lengths: np.ndarray, counts: np.ndarray) -> _Moments:
         """Return the sums of `counts[i]` more sequences of `lengths[i]`."""
-        return Moments(
+        return _Moments(
             self.sequences + int(counts.sum()),
             self.tokens + int(counts @ lengths),
             self.squares + int(counts @ lengths**2),
@@ -103,13 +103,13 @@ class Lengths:
         # Windows in random order since the order changed, at most `_CALM_WINDOWS`.
         self._calm = _CALM_WINDOWS
         self._unit = -(-S // _COMPARED)
-        self.all = Moments()  # of the whole stream, whatever its order
+        self.all = _Moments()  # of the whole stream, whatever its order
         self._forget()
 
     def _forget(self) -> None:
         self._counts = np.zeros(self._S + 1, np.int64)  # of whole windows
         self._by_step = np.zeros(self._S // self._unit + 1, np.int64)  # the same, in steps
-        self.seen = Moments()  # of the same sequences
+        self.seen = _Moments()  # of the same sequences
         self._at_prices = 0  # sequences seen when the prices were computed
         self._knots: Optional[_Knots] = None
         # Price of each length, [S + 1]; None: not needed so far.
@@ -200,7 +200,7 @@ class Lengths:
         if lengths != sorted(set(lengths)):
             raise fields.error("seen", "must have ascending lengths")
         self._count(np.array(lengths, np.int64), np.array(counts, np.int64))
-        self.all = Moments(*fields.integers("all", length=3, least=0, most=1 << 106))
+        self.all = _Moments(*fields.integers("all", length=3, least=0, most=1 << 106))
         self._calm = fields.integer("calm", least=0, most=_CALM_WINDOWS)
         self._at_prices = fields.integer("at_prices", least=0)
         knots = fields.optional(
