@@ -52,8 +52,6 @@ AREAS: Dict[str, Tuple[str, str]] = {
 # File, beginning of the changed line -> why no test can notice the change.
 EQUIVALENT: Dict[Tuple[str, str], str] = {
     ("pack_data/building/assignment.py", "_BLOCK ="): "lengths per block; the result does not depend on it",
-    ("pack_data/packing/dual_feasible.py", "_MOST_COUNTED ="): "most parts tried; no test's bound needs the last one",
-    ("pack_data/solver/column_generation.py", "_NOISY_ROUNDS ="): "rounds; one of 34 measured cases needs them",
     (
         "pack_data/solver/column_generation.py",
         "share = stop //",
@@ -63,7 +61,6 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {
         "at_optimum = value - self.bound <",
     ): "a difference of two floats that equals the tolerance",
     ("pack_data/solver/programmes.py", "if self._programmes_left < 0 or"): "a clock that shows the deadline itself",
-    ("pack_data/solver/two_capacities.py", "_GAP_SHARE ="): "one pack of thousands, in searches of seconds",
     ("pack_data/formats/parquet.py", "if skipped <"): "a batch of which every row is skipped has no rows to yield",
     ("pack_data/reading/fields.py", "most_common = Counter("): "only the most frequent name is used",
     ("pack_data/reading/fields.py", "return self.list_of(key, Fields.text"): "texts of 1 GiB: no test reads so many",

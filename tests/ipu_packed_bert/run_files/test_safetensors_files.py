@@ -11,6 +11,7 @@ from safetensors.torch import save
 from ipu_packed_bert.commands import export
 from ipu_packed_bert.run_files.safetensors_files import file_pieces, read_tensors, tensor_bytes
 from pack_data.cli.command import run_main
+from tests.imports import SOURCES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 NAMES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool float8_e4m3fn float8_e5m2"
@@ -125,3 +126,14 @@ def test_a_hugging_face_folder_runs_no_code(tmp_path, archive, written, capsys):
     assert message.count("\n") == 1
     assert not written.exists()
     assert not (tmp_path / "run").exists()
+
+
+def test_nothing_unpickles_a_file():
+    unpickling = ("import pickle", "Unpickler")
+    faults = []
+    for path in SOURCES:
+        text = path.read_text(encoding="utf-8")
+        # What the processes of one run tell each other is in no file.
+        words = ("torch.load(", "jit.load", *(() if path.name == "ranks.py" else unpickling))
+        faults += [f"{path}: {word}" for word in words if word in text]
+    assert not faults and len(SOURCES) > 100, "\n".join(faults)
