@@ -28,7 +28,6 @@ from pack_data.building.stages import Built, Stages
 from pack_data.building.work_folder import check_out, work_folder
 from pack_data.cli.command import ArgumentParser, positive_int, typed
 from pack_data.cli.reading_options import add_reading_options
-from pack_data.display.accounting import table
 from pack_data.packers import get_packer
 from pack_data.packing.packing import Packing
 from pack_data.reading import hugging_face
@@ -231,6 +230,9 @@ def _without_slurm(arguments: Sequence[str]) -> Sequence[str]:
 
 def _report(built: Built) -> int:
     """Print what was built, and close the data set. Return the exit status."""
+    # Loaded late: --help prints no table.
+    from pack_data.display.accounting import table
+
     with built.store as store:
         if "commit" not in built.seconds:
             print(f"nothing to build: {store.folder} holds exactly this already")

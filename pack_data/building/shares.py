@@ -29,7 +29,6 @@ from pack_data.building.work_folder import (
     remove,
     work_of_tasks,
 )
-from pack_data.display.accounting import table
 from pack_data.reading.words import counted
 
 _COUNT = "count"
@@ -172,6 +171,9 @@ def _remove_if_empty(out: Path) -> None:
 
 def _work(build: Stages, stage: str, share: TaskShare) -> str:
     """Do the work of a task and describe it."""
+    # Loaded late: --help prints no table.
+    from pack_data.display.accounting import table
+
     if stage == _RECIPE:
         return f"{table(build.recipe()[0], str(build.out))}\n\nrecipe: every sequence has its place"
     if stage == _COUNT:
