@@ -27,7 +27,10 @@ _SUFFIX = "-held-out"
 
 def held_out_folder(out: Union[str, Path]) -> Path:
     """Return the directory of the held-out data set that is built with the data set in `out`."""
-    return Path(out).with_name(Path(out).name + _SUFFIX)
+    folder = Path(out)
+    if folder.name in ("", ".."):  # the current directory, or its parent
+        folder = folder.resolve()
+    return folder.with_name(folder.name + _SUFFIX)
 
 
 def split(documents: Iterable[Document], held_out: float) -> Iterator[Tuple[Document, bool]]:

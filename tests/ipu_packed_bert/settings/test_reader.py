@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ipu_packed_bert.settings import loading as config
 from ipu_packed_bert.settings.config import ConfigError
-from ipu_packed_bert.settings.declare import declared, nested, typed_value
+from ipu_packed_bert.settings.declare import declared, typed_value
 from ipu_packed_bert.settings.reader import FILE, SettingsReader, setting, suggestions
 from ipu_packed_bert.settings.yaml_files import load_yaml
 from tests.imports import CONFIGS
@@ -138,25 +138,6 @@ def test_a_whole_number_in_any_notation_is_that_number(number):
         assert type(value) is int
     with pytest.raises(ValueError, match="a whole number"):
         typed_value(number + 0.5 if abs(number) < 2**50 else 0.5, int)
-
-
-@given(
-    st.fixed_dictionaries(
-        {
-            "tree.height": st.floats(1e-300, 120),
-            "tree.leaves": st.integers(0, 2**62),
-            "tree.felled": st.booleans(),
-            "tree.kind": st.sampled_from(["oak", "elm"]),
-            "tree.rings": st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple),
-            "owner.leaves": st.integers(0, 9),
-            "owner.name": st.none() | st.text(max_size=20).filter(str.isprintable),
-        }
-    )
-)
-def test_what_is_written_is_read_back(stated):
-    found = reader(yaml.safe_load(yaml.safe_dump(nested(stated))))
-    assert values(found) == stated
-    assert not found.problems
 
 
 _ALIASES = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
