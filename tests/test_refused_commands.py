@@ -258,7 +258,7 @@ REFUSED = [
     (f"{TRAIN} --epochs 3", ["--epochs", "--steps"]),
     (f"{BUILD} --corpus texts --out new --seq-len 3", ["--seq-len", "--max-sequence-length"]),
     (f"{BUILD} --corpus texts --out new --depth 3", ["--depth", "--max-sequences-per-pack"]),
-    ("predict tuned train.csv --epochs 3", ["--epochs", "--set run.epochs"]),
+    ("predict tuned train.csv --epochs 3", ["--epochs 3 (try"]),  # no setting of training is advised
     ("look l.csv --length 8", ["--length", "--max-sequence-length"]),
     # ---- numbers out of range, and files in the wrong place
     (f"{BUILD} --corpus texts --out new --epoch -1", ["epoch", "-1"]),

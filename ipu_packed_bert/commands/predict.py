@@ -35,7 +35,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 from ipu_packed_bert.commands.run_options import add_settings, add_trust
 from ipu_packed_bert.processes.ranks import refuse_several
-from ipu_packed_bert.settings.finetuning import TOKENS
+from ipu_packed_bert.settings.finetuning import TOKENS, affects_predictions
 from ipu_packed_bert.settings.reader import peek
 from ipu_packed_bert.settings.user_task import trust_what_was_named
 from ipu_packed_bert.tasks.files import STANDARD_INPUT, ExampleSource
@@ -48,6 +48,7 @@ from pack_data.store.quantities import sequences_per_second
 
 def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser = ArgumentParser(prog=typed("predict"), description=__doc__)
+    parser.accepts = affects_predictions
     parser.add_argument(
         "run", metavar="RUN", type=Path, help="a fine-tuning run, or a Hugging Face directory"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Optional, Type
+from typing import Mapping, NamedTuple, Optional, Sequence, Type
 
 from ipu_packed_bert.settings.declare import FREE, setting
 from ipu_packed_bert.settings.schema import MULTI_LABEL, REGRESSION, SINGLE_LABEL, SQUAD, TOKENS
@@ -68,3 +68,19 @@ TASKS = {
     REGRESSION: _Task(ClassificationConfig, "classification.ClassificationTask"),
     TOKENS: _Task(TokensConfig, "tokens.TokensTask"),
 }
+
+
+# Section of a configuration -> its settings that affect predictions (None: all); the others affect training only.
+OF_PREDICTIONS: Mapping[str, Optional[Sequence[str]]] = {
+    "task": None,
+    "engine": None,
+    "placement": None,
+    "batch": ("micro_batch",),
+    "data": ("max_sequence_length", "packer", "max_sequences_per_pack"),
+}
+
+
+def affects_predictions(setting: str) -> bool:
+    """Return True if the setting, such as `data.packer`, affects predictions."""
+    section, _, key = setting.partition(".")
+    return section in OF_PREDICTIONS and key in (OF_PREDICTIONS[section] or (key,))

@@ -34,11 +34,13 @@ from ipu_packed_bert.run_files.folder import CONFIG, MODEL
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.finetuning import (
     MULTI_LABEL,
+    OF_PREDICTIONS,
     REGRESSION,
     SINGLE_LABEL,
     SQUAD,
     TASKS,
     TOKENS,
+    affects_predictions,
 )
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.settings.reader import OVERRIDE, peek
@@ -62,14 +64,6 @@ from pack_data.reading.fields import Fields, read_object
 from pack_data.store.quantities import padding_share
 from pack_data.text.vocabulary import AnyVocabulary
 
-# Sections of a run's configuration that affect predictions, and their settings (None: all); the others affect training.
-_KEPT: Mapping[str, Optional[Sequence[str]]] = {
-    "task": None,
-    "engine": None,
-    "placement": None,
-    "batch": ("micro_batch",),
-    "data": ("max_sequence_length", "packer", "max_sequences_per_pack"),
-}
 # Hugging Face classes with a head for a task.
 _ARCHITECTURES = {"BertForQuestionAnswering": SQUAD, "BertForTokenClassification": TOKENS}
 _PROBLEMS = {problem: kind for kind, problem in PROBLEM_TYPES.items()}
@@ -77,10 +71,6 @@ _PROBLEMS = {problem: kind for kind, problem in PROBLEM_TYPES.items()}
 _SLOTS = {SQUAD: 384}
 _OTHER_SLOTS = 128
 _IPU_MICRO_BATCHES = 64  # of a call per replica on IPUs, if the file has enough rows
-
-
-def _is_kept(section: str, key: str) -> bool:
-    return section in _KEPT and key in (_KEPT[section] or (key,))
 
 
 class _Trained(NamedTuple):
@@ -126,10 +116,10 @@ def find_trained(folder: Path, task: Optional[str] = None) -> _Trained:
         raise ValueError(
             f"{folder}: has no {MODEL}/, which the run writes at its end; continue the run with --resume"
         )
-    kept: Dict[str, Dict[str, Any]] = {section: {} for section in _KEPT}
+    kept: Dict[str, Dict[str, Any]] = {section: {} for section in OF_PREDICTIONS}
     for section, settings in kept.items():
         for key, value in (tree.get(section) or {}).items():
-            if _is_kept(section, key):
+            if affects_predictions(f"{section}.{key}"):
                 settings[key] = value
     kept["task"].pop("drop_seen_paragraphs", None)
     # The device of training need not be the device of prediction.
@@ -197,8 +187,7 @@ def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) 
     tree["model"] = {"checkpoint": trained.name}
     config = config_from_tree(tree, trained.name, overrides, stored=trained.stored)
     for key, origin in config.origins.items():
-        section, _, name = key.partition(".")
-        if origin == OVERRIDE and not _is_kept(section, name):
+        if origin == OVERRIDE and not affects_predictions(key):
             raise ValueError(f"--set {key}=...: affects training and not predictions; leave it out")
     check_positions(config, trained.model, trained.name)
     return config

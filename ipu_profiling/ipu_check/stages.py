@@ -7,7 +7,7 @@ import contextlib
 import platform
 import time
 from pathlib import Path
-from typing import Callable, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from ipu_packed_bert.benchmarks.ipu_updates import (
     IpuUpdates,
@@ -47,7 +47,7 @@ def check(args: argparse.Namespace) -> int:
         raise
     print("\n" + "\n".join(stages.finish()))
     print(f"\nbundle    {stages.file}, can be attached to a report")
-    return stages.bundle.verdict.status
+    return int(stages.bundle.verdict["status"])
 
 
 def _explained(error: BaseException, config: Config) -> SdkProblem:
@@ -95,21 +95,20 @@ class _Check:
         self.updates = IpuUpdates(config, self.folder / "profile" if self.profile else None)
         checked = self.updates.config
         self.bundle = ipu_bundle.Bundle(
-            stages=[],
-            configuration=ipu_bundle.Checked(
-                name=config.name,
-                micro_batches=checked.batch.gradient_accumulation,
-                micro_batch=config.batch.micro_batch,
-                replicas=config.placement.replicas,
-                ipus_per_replica=config.placement.ipus_per_replica,
-                packs=checked.packs_per_update(1.0),
-                settings=ipu_bundle.public_settings(checked),
-            ),
-            device=ipu_bundle.CheckedDevice(devices.architecture, MK2.memory_per_tile),
+            configuration={
+                "name": config.name,
+                "micro_batches": checked.batch.gradient_accumulation,
+                "micro_batch": config.batch.micro_batch,
+                "replicas": config.placement.replicas,
+                "ipus_per_replica": config.placement.ipus_per_replica,
+                "packs": checked.packs_per_update(1.0),
+                "settings": ipu_bundle.public_settings(checked),
+            },
+            device={
+                "architecture": devices.architecture,
+                "bytes_per_tile": MK2.memory_per_tile,
+            },
             versions=_versions(devices.poptorch),
-            predicted=ipu_bundle.Predicted(),
-            measured=ipu_bundle.MeasuredUpdates(),
-            verdict=ipu_bundle.Verdict(1, [], []),
         )
 
     def run(self) -> None:
@@ -132,44 +131,51 @@ class _Check:
     def _stage(self, name: str, work: Callable[[], str]) -> None:
         """Run a stage; print its line and record it in the bundle."""
         print(f"{name:<10}", end="", flush=True)
-        stage = ipu_bundle.Stage(name, ipu_bundle.INTERRUPTED, seconds=0.0, said="")
+        stage: Dict[str, Any] = {
+            "name": name,
+            "status": ipu_bundle.INTERRUPTED,
+            "seconds": 0.0,
+            "said": "",
+        }
         self.bundle.stages.append(stage)
         ipu_bundle.write_bundle(self.file, self.bundle)
+        status = ""
         started = time.perf_counter()
         try:
-            stage.said = work()
-            stage.status = ipu_bundle.DONE
+            stage.update(said=work(), status=ipu_bundle.DONE)
         except Exception as error:
             # The SDK raises many classes, and none may end the other stages.
             problem = _explained(error, self.configured)
-            stage.said = problem.text
-            stage.means = problem.cause
-            stage.way_out = problem.remedy
-            stage.status = ipu_bundle.FAILED
+            stage.update(said=problem.text, means=problem.cause, way_out=problem.remedy)
+            stage["status"] = ipu_bundle.FAILED
+            status = f"{ipu_bundle.FAILED}: "
         finally:
-            stage.seconds = round(time.perf_counter() - started, 3)
-        status = "" if stage.status == ipu_bundle.DONE else f"{stage.status}: "
-        print(f"{stage.seconds:8.1f} s  {status}{stage.said}", flush=True)
-        if stage.means is not None:
-            print(f"{'':<10}cause     {stage.means}\n{'':<10}remedy    {stage.way_out}", flush=True)
+            seconds = round(time.perf_counter() - started, 3)
+            stage["seconds"] = seconds
+        print(f"{seconds:8.1f} s  {status}{stage['said']}", flush=True)
+        if "means" in stage:
+            print(
+                f"{'':<10}cause     {stage['means']}\n{'':<10}remedy    {stage['way_out']}",
+                flush=True,
+            )
         ipu_bundle.write_bundle(self.file, self.bundle)
 
     def _done(self, name: str) -> bool:
-        return name in [
-            stage.name for stage in self.bundle.stages if stage.status == ipu_bundle.DONE
-        ]
+        done = [stage["name"] for stage in self.bundle.stages if stage["status"] == ipu_bundle.DONE]
+        return name in done
 
     def finish(self) -> List[str]:
         """Write the verdict to the bundle; return the lines of the report."""
         problems = ipu_bundle.problems(self.bundle)
-        complete = all(stage.status == ipu_bundle.DONE for stage in self.bundle.stages)
-        failed = bool(problems) or not complete or not self._done("updates")
-        measured = self.bundle.measured.memory or []
-        full = [memory.ipu for memory in measured if memory.fullest_tile > MK2.memory_per_tile]
+        statuses = [stage["status"] for stage in self.bundle.stages]
+        complete = set(statuses) == {ipu_bundle.DONE} and self._done("updates")
+        measured = self.bundle.measured.get("memory", [])
+        full = [each["ipu"] for each in measured if each["fullest_tile"] > MK2.memory_per_tile]
         ways_out: List[str] = []
         if full:
             ways_out = _ways_out(self.configured, full[0] if len(full) == 1 else None)
-        self.bundle.verdict = ipu_bundle.Verdict(int(failed), problems, ways_out)
+        failed = bool(problems) or not complete
+        self.bundle.verdict.update(status=int(failed), problems=problems, way_out=ways_out)
         ipu_bundle.write_bundle(self.file, self.bundle)
         return ipu_bundle.page(self.bundle)
 
@@ -177,36 +183,37 @@ class _Check:
 
     def _predicted(self) -> str:
         config = self.updates.config
-        predicted = self.bundle.predicted
         planned = memory_of_packs(config)
-        predicted.memory = [
-            ipu_bundle.PlannedMemory(memory.ipu, memory.total) for memory in planned.memory
-        ]
-        predicted.fits = planned.fits
-        predicted.loss = self.updates.host_loss()
+        memory = [{"ipu": placed.ipu, "together": placed.total} for placed in planned.memory]
+        loss = self.updates.host_loss()
+        predicted = self.bundle.predicted
+        predicted.update(memory=memory, fits=planned.fits, loss=loss)
+
         target = TARGETS[config.placement.machine]
         machine = Machine(target, cache_folder())
         pipeline = machine.pipeline(config)
         machine.save()
         fitted = calibration.load()
         number = config.batch.gradient_accumulation
-        predicted.update_cycles = fitted.duration(
-            lambda parameters: pipeline.step(number, parameters).cycles
-        )
-        predicted.seconds = pipeline.step(number, fitted.parameters).seconds
-        predicted.clock_hz = target.clock_hz
-        predicted.work = []
+        cycles = fitted.duration(lambda parameters: pipeline.step(number, parameters).cycles)
+        work = []
         for ipu in pipeline.ipus:
-            cycles = pipeline.work_cycles(ipu, number, fitted.parameters)
-            predicted.work.append(popvision.Work(ipu.number, cycles))
+            of_ipu = pipeline.work_cycles(ipu, number, fitted.parameters)
+            work.append({"ipu": ipu.number, "cycles": of_ipu})
+        predicted.update(
+            update_cycles=cycles,
+            seconds=pipeline.step(number, fitted.parameters).seconds,
+            clock_hz=target.clock_hz,
+            work=work,
+        )
         fits = {True: "fits", False: "does not fit", None: "may fit"}[planned.fits]
         return (
-            f"{fits}: the plan counts {planned.fullest:.0%} of the fullest IPU; first loss {predicted.loss:.4f} on the"
-            f" host; {predicted.update_cycles.value:,.0f} cycles per update"
+            f"{fits}: the plan counts {planned.fullest:.0%} of the fullest IPU; first loss {loss:.4f} on the"
+            f" host; {cycles.value:,.0f} cycles per update"
         )
 
     def _compiled(self) -> str:
-        self.bundle.measured.compile_seconds = self.updates.compile()
+        self.bundle.measured["compile_seconds"] = self.updates.compile()
         if self.profile:  # Poplar then also compiles a program that does not fit
             with contextlib.suppress(ValueError):  # the stage "profile" reports it
                 self._read_memory()
@@ -218,12 +225,12 @@ class _Check:
     def _updates(self) -> str:
         updates = self.updates
         measured = self.bundle.measured
-        measured.losses = updates.losses  # if the updates are interrupted, those that are done
-        measured.seconds = updates.seconds
+        # If the updates are interrupted, the lists have those that are done.
+        measured.update(losses=updates.losses, seconds=updates.seconds)
         updates.run()
         speed = f"{upper_median(updates.seconds):.3f} s"
         if updates.cycles is not None:
-            measured.update_cycles = updates.cycles
+            measured["update_cycles"] = updates.cycles
             speed += f", {updates.cycles:,} cycles"
         change = f"{_loss_text(updates.losses[0])} to {_loss_text(updates.losses[-1])}"
         return f"{len(updates.losses)}, loss {change}, {speed} each"
@@ -231,16 +238,16 @@ class _Check:
     def _read_memory(self) -> popvision.Profile:
         file = popvision.find_profile(self.folder / "profile")
         profile = popvision.read_profile(file, ipus=self.configured.placement.ipus_per_replica)
-        self.bundle.versions.poplar = profile.poplar
-        self.bundle.measured.memory = list(profile.memory)
+        self.bundle.versions["poplar"] = profile.poplar
+        self.bundle.measured["memory"] = list(map(vars, profile.memory))
         return profile
 
     def _profile(self) -> str:
         profile = self._read_memory()
         measured = self.bundle.measured
         if profile.work:
-            measured.update_cycles = max(work.cycles for work in profile.work)
-            measured.work = list(profile.work)
+            measured["update_cycles"] = max(work.cycles for work in profile.work)
+            measured["work"] = list(map(vars, profile.work))
         fullest = "memory not recorded"
         if profile.memory:
             tile = max(memory.fullest_tile for memory in profile.memory)
@@ -252,17 +259,17 @@ def _loss_text(loss: Optional[float]) -> str:
     return "not finite" if loss is None else f"{loss:.4f}"
 
 
-def _versions(poptorch: str) -> ipu_bundle.Versions:
+def _versions(poptorch: str) -> Dict[str, Optional[str]]:
     import numpy
     import torch
 
     from ipu_packed_bert.training.run_folder import commit_here
 
-    return ipu_bundle.Versions(
-        commit=commit_here(),
-        python=platform.python_version(),
-        torch=torch.__version__,
-        numpy=numpy.__version__,
-        poptorch=poptorch,
-        system=f"{platform.system()} {platform.machine()}",
-    )
+    return {
+        "commit": commit_here(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "poptorch": poptorch,
+        "system": f"{platform.system()} {platform.machine()}",
+    }

@@ -7,24 +7,20 @@ switches and choices, and `_clean` edits every text.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import getpass
 import json
 import math
 import os
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union, get_type_hints
+from typing import Any, Dict, List, Optional, Sequence
 
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.declare import nested
-from ipu_profiling.cycles.calibration import Interval
-from ipu_profiling.measured.popvision import Memory, Work
 from pack_data.display.table import text_table
 from pack_data.reading.durable import write_atomically
-from pack_data.reading.fields import Fields, read_object
 
 FORMAT = 1
 KIND = "packed-bert ipu-check"
@@ -40,108 +36,30 @@ _CYCLES_DIFFER = 0.25
 
 
 # ------------------------------------------------------------------------------------------------------------- content
-# The fields are the keys of the file (docs/ipu_check.md); a field with a default is left out while it has no value.
 
 
-@dataclass
-class Stage:
-    """A stage of the check and its outcome."""
-
-    name: str
-    status: str  # DONE, FAILED or INTERRUPTED
-    seconds: float
-    said: str
-    means: Optional[str] = None
-    way_out: Optional[str] = None
+def _nothing_predicted() -> Dict[str, Any]:
+    return {"fits": None}
 
 
-@dataclass
-class Checked:
-    """The sizes of the checked configuration."""
-
-    name: str
-    micro_batches: int
-    micro_batch: int
-    replicas: int
-    ipus_per_replica: int
-    packs: int
-    settings: Dict[str, Dict[str, Any]]
-
-
-@dataclass
-class CheckedDevice:
-    """The IPU."""
-
-    architecture: Optional[int]
-    bytes_per_tile: int
-
-
-@dataclass
-class Versions:
-    """Versions of the software; None: unknown."""
-
-    commit: Optional[str]
-    python: Optional[str]
-    torch: Optional[str]
-    numpy: Optional[str]
-    poptorch: Optional[str]
-    system: Optional[str]
-    poplar: Optional[str] = None
-
-
-@dataclass
-class PlannedMemory:
-    """Planned bytes on one IPU."""
-
-    ipu: int
-    together: float
-
-
-@dataclass
-class Predicted:
-    """Predicted figures, as far as the check computed them."""
-
-    fits: Optional[bool] = dataclasses.field(default=None, metadata={"null": True})
-    memory: Optional[List[PlannedMemory]] = None
-    loss: Optional[float] = None
-    update_cycles: Optional[Interval] = None
-    seconds: Optional[float] = None
-    clock_hz: Optional[float] = None
-    work: Optional[List[Work]] = None
-
-
-@dataclass
-class MeasuredUpdates:
-    """Measured figures, as far as the check measured them."""
-
-    compile_seconds: Optional[float] = None
-    losses: Optional[List[Optional[float]]] = None
-    seconds: Optional[List[float]] = None
-    update_cycles: Optional[float] = None
-    memory: Optional[List[Memory]] = None
-    work: Optional[List[Work]] = None
-
-
-@dataclass
-class Verdict:
-    """The exit status, and the reasons for it with their way out."""
-
-    status: int
-    problems: List[str]
-    way_out: List[str]
+def _not_judged() -> Dict[str, Any]:
+    return {"status": 1, "problems": [], "way_out": []}
 
 
 @dataclass
 class Bundle:
-    """The content of the file."""
+    """The content of the file in types of JSON; docs/ipu_check.md lists the keys of each field.
 
-    stages: List[Stage]
-    configuration: Checked
-    device: CheckedDevice
-    versions: Versions
-    predicted: Predicted
-    measured: MeasuredUpdates
-    verdict: Verdict
+    A stage adds its figures to `predicted` or `measured`, so a stage that was not reached has no keys.
+    """
+
+    configuration: Dict[str, Any]
+    device: Dict[str, Any]
+    versions: Dict[str, Optional[str]]
+    stages: List[Dict[str, Any]] = field(default_factory=list)
+    predicted: Dict[str, Any] = field(default_factory=_nothing_predicted)
+    measured: Dict[str, Any] = field(default_factory=dict)
+    verdict: Dict[str, Any] = field(default_factory=_not_judged)
 
 
 # ------------------------------------------------------------------------------------------------------------- privacy
@@ -180,74 +98,23 @@ def public_settings(config: Config) -> Dict[str, Dict[str, Any]]:
     return nested(settings)
 
 
-# ------------------------------------------------------------------------------------------------- writing and reading
-
-
 def write_bundle(path: Path, bundle: Bundle) -> None:
     """Write a bundle without paths and names in its texts; numbers that are not finite are written as null."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    tree = {"format": FORMAT, "kind": KIND, **_tree(bundle)}
-    text = json.dumps(tree, indent=1, allow_nan=False, default=float)
+    tree = {"format": FORMAT, "kind": KIND, **vars(bundle)}
+    text = json.dumps(_public(tree), indent=1, allow_nan=False, default=float)
     write_atomically(path, f"{text}\n".encode())
 
 
-def _tree(value: Any) -> Any:
-    """Return a value in types of JSON."""
-    if dataclasses.is_dataclass(value):
-        tree = {}
-        for field in dataclasses.fields(value):
-            member = getattr(value, field.name)
-            written_as_null = field.default is dataclasses.MISSING or field.metadata.get("null")
-            if member is not None or written_as_null:
-                tree[field.name] = _tree(member)
-        return tree
+def _public(value: Any) -> Any:
+    """Return a value of the file as it may be sent."""
     if isinstance(value, dict):
-        return {key: _tree(member) for key, member in value.items()}
+        return {key: _public(member) for key, member in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_tree(member) for member in value]
+        return [_public(member) for member in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return _clean(value) if isinstance(value, str) else value
-
-
-def read_bundle(path: Path) -> Bundle:
-    """Read a bundle.
-
-    Raises:
-        ValueError: the file is not a bundle, has another format, or is damaged.
-    """
-    way_out = "pass the bundle.json that packed-bert ipu-check wrote"
-    fields = read_object(Path(path), way_out=way_out)
-    if "kind" not in fields or "format" not in fields or fields.any("kind") != KIND:
-        raise ValueError(f"{path}: not a bundle of packed-bert ipu-check; {way_out}")
-    fields.one_of("format", [FORMAT])
-    return _read(fields, Bundle)
-
-
-def _read(fields: Fields, kind: Any) -> Any:
-    """Read an object of the file as a dataclass."""
-    return kind(**{name: _value(fields, name, hint) for name, hint in get_type_hints(kind).items()})
-
-
-def _value(fields: Fields, key: Any, hint: Any) -> Any:
-    """Read a value by the annotation of its field."""
-    origin = getattr(hint, "__origin__", None)
-    inner: Tuple[Any, ...] = getattr(hint, "__args__", ())
-    if origin is Union:  # Optional
-        return fields.optional(key, _value, inner[0])
-    if origin is list:
-        return fields.list_of(key, _value, inner[0])
-    if origin is dict:
-        sections = fields.values_of(key, Fields.object)
-        return {name: section.tree for name, section in sections.items()}
-    if hint is Interval:
-        return Interval(*fields.list_of(key, Fields.number, length=3))
-    if hint is str:
-        return fields.text(key, printable=False)
-    if dataclasses.is_dataclass(hint):
-        return _read(fields.object(key), hint)
-    readers: Dict[Any, Any] = {int: Fields.integer, float: Fields.number, bool: Fields.boolean}
-    return readers[hint](fields, key)
 
 
 # ------------------------------------------------------------------------------------------------------------- verdict
@@ -258,28 +125,28 @@ def problems(bundle: Bundle) -> List[str]:
     lines: List[str] = []
     measured = bundle.measured
     predicted = bundle.predicted
-    limit = bundle.device.bytes_per_tile
-    for memory in measured.memory or ():
-        if memory.fullest_tile > limit:
+    limit = bundle.device["bytes_per_tile"]
+    for memory in measured.get("memory", ()):
+        needed = memory["fullest_tile"]
+        if needed > limit:
             lines.append(
-                f"does not fit: the fullest tile of IPU {memory.ipu} needs {memory.fullest_tile:,} bytes of {limit:,}"
+                f"does not fit: the fullest tile of IPU {memory['ipu']} needs {needed:,} bytes of {limit:,}"
             )
 
-    losses = measured.losses or []
+    losses = measured.get("losses", [])
+    host_loss = predicted.get("loss")
     if None in losses:
         lines.append(f"differs: the loss of update {losses.index(None) + 1} is not finite")
-    elif losses and predicted.loss is not None:
-        first = float(losses[0] or 0.0)
-        if abs(first / predicted.loss - 1) > _LOSS_DIFFERS:
-            lines.append(
-                f"differs: the first loss is {first:.4f}, more than {_LOSS_DIFFERS:.0%} from the host's "
-                f"{predicted.loss:.4f}"
-            )
+    elif losses and host_loss is not None and abs(losses[0] / host_loss - 1) > _LOSS_DIFFERS:
+        lines.append(
+            f"differs: the first loss is {losses[0]:.4f}, more than {_LOSS_DIFFERS:.0%} from the host's "
+            f"{host_loss:.4f}"
+        )
 
     # The cycles of a profile are not compared, because they include the overhead of profiling.
-    cycles = measured.update_cycles
-    if cycles and predicted.update_cycles and not measured.work:
-        low, _, high = predicted.update_cycles
+    cycles = measured.get("update_cycles")
+    if cycles and "update_cycles" in predicted and "work" not in measured:
+        low, _, high = predicted["update_cycles"]
         if not low * (1 - _CYCLES_DIFFER) <= cycles <= high * (1 + _CYCLES_DIFFER):
             lines.append(
                 f"differs: an update takes {cycles:,.0f} cycles, more than {_CYCLES_DIFFER:.0%} outside the model's "
@@ -361,30 +228,28 @@ def _with_a_layer_moved(
     return layers
 
 
-# ---------------------------------------------------------------------------------------------------------------- page
+# --------------------------------------------------------------------------------------------------------------- print
 
 
 def page(bundle: Bundle) -> List[str]:
     """Return measured and predicted figures, and the verdict, as lines for a terminal."""
-    checked = bundle.configuration
-    verdict = bundle.verdict
-    failed = [stage.name for stage in bundle.stages if stage.status == FAILED]
+    problems = bundle.verdict["problems"]
+    failed = [stage["name"] for stage in bundle.stages if stage["status"] == FAILED]
+    heading = ["", "measured", "predicted", "measured / predicted"]
     lines = [
-        f"{checked.name}: {checked.micro_batches} micro-batches of {checked.micro_batch} packs in an update,"
-        f" {checked.replicas} x {checked.ipus_per_replica} IPUs",
+        "{name}: {micro_batches} micro-batches of {micro_batch} packs in an update, {replicas} x {ipus_per_replica} "
+        "IPUs".format(**bundle.configuration),
         "",
-        *text_table(
-            [["", "measured", "predicted", "measured / predicted"], *_rows(bundle)], left={0}
-        ),
+        *text_table([heading, *_rows(bundle)], left={0}),
         "",
     ]
     if failed:
         lines.append(f"failed    {', '.join(failed)}")
-    lines += [f"verdict   {problem}" for problem in verdict.problems]
-    for number, change in enumerate(verdict.way_out):
+    lines += [f"verdict   {problem}" for problem in problems]
+    for number, change in enumerate(bundle.verdict["way_out"]):
         label = "" if number else "try"
         lines.append(f"{label:<10}{change}")
-    if not (verdict.problems or failed):
+    if not (problems or failed):
         lines.append("verdict   nothing differs from the prediction")
     return lines
 
@@ -402,25 +267,24 @@ def _rows(bundle: Bundle) -> List[List[str]]:
         quotient = f"{value / expected:.3f}" if value is not None and expected else "-"
         rows.append([name, *texts, quotient])
 
-    losses = measured.losses or [None]
-    add("first loss", losses[0], predicted.loss, ".4f")
+    losses = measured.get("losses") or [None]
+    add("first loss", losses[0], predicted.get("loss"), ".4f")
     if len(losses) > 1:
         add(f"loss of update {len(losses)}", losses[-1], None, ".4f")
-    cycles = predicted.update_cycles
-    add("cycles of an update", measured.update_cycles, cycles.value if cycles else None, ",.0f")
+    low, cycles, high = predicted.get("update_cycles", (None, None, None))
+    add("cycles of an update", measured.get("update_cycles"), cycles, ",.0f")
     if cycles is not None:
-        rows[-1][2] += f", {cycles.lower:,.0f} to {cycles.upper:,.0f}"
-    median = None
-    if measured.seconds:
-        median = sorted(measured.seconds)[len(measured.seconds) // 2]
-    add("seconds of an update", median, predicted.seconds, ".4f")
+        rows[-1][2] += f", {low:,.0f} to {high:,.0f}"
+    seconds = sorted(measured.get("seconds", []))
+    median = seconds[len(seconds) // 2] if seconds else None
+    add("seconds of an update", median, predicted.get("seconds"), ".4f")
 
-    planned = {memory.ipu: memory.together / _MIB for memory in predicted.memory or ()}
-    for memory in measured.memory or ():
-        name = f"MiB on IPU {memory.ipu}, code and exchange not predicted"
-        add(name, memory.bytes / _MIB, planned.get(memory.ipu), ",.1f")
-    modelled = {work.ipu: work.cycles / 1000.0 for work in predicted.work or ()}
-    for work in measured.work or ():
-        name = f"thousand cycles of work of IPU {work.ipu}"
-        add(name, work.cycles / 1000.0, modelled.get(work.ipu), ",.1f")
+    planned = {memory["ipu"]: memory["together"] / _MIB for memory in predicted.get("memory", ())}
+    for memory in measured.get("memory", ()):
+        name = f"MiB on IPU {memory['ipu']}, code and exchange not predicted"
+        add(name, memory["bytes"] / _MIB, planned.get(memory["ipu"]), ",.1f")
+    modelled = {work["ipu"]: work["cycles"] / 1000.0 for work in predicted.get("work", ())}
+    for work in measured.get("work", ()):
+        name = f"thousand cycles of work of IPU {work['ipu']}"
+        add(name, work["cycles"] / 1000.0, modelled.get(work["ipu"]), ",.1f")
     return rows

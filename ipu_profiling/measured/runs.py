@@ -18,7 +18,7 @@ from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.settings.yaml_files import load_yaml
 from ipu_profiling.cycles.calibration import Calibration, Interval
 from ipu_profiling.cycles.pipeline import Pipeline
-from ipu_profiling.measured.bundle import read_bundle
+from ipu_profiling.measured.bundle import FORMAT, KIND
 from ipu_profiling.measured.popvision import Work, read_profile
 from pack_data.display.table import (
     COMPUTED,
@@ -29,7 +29,7 @@ from pack_data.display.table import (
     Column,
     Table,
 )
-from pack_data.reading.fields import Fields, named, shown
+from pack_data.reading.fields import Fields, named, read_object, shown
 
 _POD = ("machine", "replicas", "ipus_per_replica", "layers_per_ipu", "available_memory_proportion")
 # Settings that must be equal: section, settings (none: all of the section), and their name in a message.
@@ -136,20 +136,30 @@ def _settings(path: Path) -> Dict[str, Any]:
 
 
 def _of_bundle(path: Path) -> Measured:
-    bundle = read_bundle(path)
-    checked = bundle.configuration
-    measured = bundle.measured
-    if measured.update_cycles is None:
+    """Read the settings and the cycles of a bundle; a stage that was not reached left no keys."""
+    way_out = "pass the bundle.json that packed-bert ipu-check wrote"
+    bundle = read_object(path, way_out=way_out)
+    if "kind" not in bundle or bundle.any("kind") != KIND:
+        raise ValueError(f"{path}: not a bundle of packed-bert ipu-check; {way_out}")
+    bundle.one_of("format", [FORMAT])
+    checked = bundle.object("configuration")
+    measured = bundle.object("measured")
+    cycles = measured.optional("update_cycles", Fields.number)
+    if cycles is None:
         raise ValueError(
             f"{path}: no measured cycles; run packed-bert ipu-check until its updates are done"
         )
+    work = []
+    for ipu in measured.optional("work", Fields.list_of, Fields.object) or ():
+        work.append(Work(ipu.integer("ipu", least=0), ipu.number("cycles")))
+    sections = checked.values_of("settings", Fields.object)
     return Measured(
-        PROFILE if measured.work else HARDWARE,
+        PROFILE if work else HARDWARE,
         str(path),
-        measured.update_cycles,
-        settings=checked.settings,
-        micro_batches=checked.micro_batches,
-        work=tuple(measured.work or ()),
+        cycles,
+        settings={name: section.tree for name, section in sections.items()},
+        micro_batches=checked.integer("micro_batches", least=1),
+        work=tuple(work),
     )
 
 

@@ -116,6 +116,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         check_page("--html", args.html, reads=[args.histogram])
     if args.plot is not None:
         check_picture("--plot", args.plot, reads=[args.histogram])
+        if (args.table or args.measured) and not (args.figure or args.all):
+            raise ValueError("--plot: the tables have no pictures; add --figure 1, 2 or 5")
     # The cycle model and its tables are loaded once the options are accepted.
     from ipu_profiling.report import pictures
     from ipu_profiling.report.report import Report
@@ -137,8 +139,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             )
     if args.plot is not None:
         drawn = [picture for table in report.tables for picture in pictures.pictures(table)]
-        if not drawn:
-            raise ValueError("--plot: the tables have no pictures; add --figure 1, 2 or 5")
         write(drawn, args.plot)
         print(f"wrote {args.plot}: {counted(len(drawn), 'picture')}", file=sys.stderr)
     if args.html is not None:

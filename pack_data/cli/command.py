@@ -73,6 +73,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         self._arguments: Sequence[str] = ()
         self._rare: Set[argparse.Action] = set()
+        self.accepts: Callable[[str], bool] = bool  # of --set: True for a setting of this command
         name = str(options.get("prog", "")).rpartition("python -m pack_data.")[2]
         if name and sys.argv[1:2] == [name]:
             # The command runs as `packed-bert NAME`.
@@ -175,7 +176,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def _of_same_meaning(self, name: str) -> List[str]:
         """Return the option, or else --set and the setting, that an unknown option means in other projects."""
-        settings = settings_by_meaning(name[2:].replace("-", "_"))
+        settings = list(filter(self.accepts, settings_by_meaning(name[2:].replace("-", "_"))))
         options = ["--" + setting.rpartition(".")[2].replace("_", "-") for setting in settings]
         known = [option for option in options if option in self._option_string_actions]
         if not known and "--set" in self._option_string_actions:

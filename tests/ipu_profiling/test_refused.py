@@ -8,7 +8,6 @@ import pytest
 from ipu_packed_bert.data.data_sets import described
 from ipu_packed_bert.settings.loading import load_config
 from ipu_profiling.cycles.pipeline import PipelinePlacement
-from ipu_profiling.measured.bundle import read_bundle
 from ipu_profiling.measured.popvision import find_profile, read_profile
 from ipu_profiling.measured.runs import Measured, read, with_micro_batches
 from ipu_profiling.planning import command as plan_command
@@ -22,6 +21,7 @@ from tests.refusals import faults_of_refusals, refused
 from tests.tiny_runs import tiny_config, tiny_data
 
 KIND = '"kind": "packed-bert ipu-check"'
+BUNDLE = f'{{{KIND}, "format": 1, "configuration": {{"micro_batches": 5, "settings": {{}}}}, "measured": %s}}'
 REFUSED = [
     # The packing factor of a plan.
     ("plan(large(), packing_factor=0.0)", ["--packing-factor", "0", "at least"]),
@@ -53,10 +53,12 @@ REFUSED = [
     # Bundles and profiles.
     ("read(text('x.csv', 'ipu,cycles'))", ["x.csv", "log.jsonl"]),
     ("read(text('x.json', '{}'))", ["x.json", "packed-bert ipu-check"]),
-    ("read_bundle(text('bundle.json', '[]'))", ["bundle.json", "packed-bert ipu-check"]),
-    ('read_bundle(text(\'bundle.json\', \'{"kind": "x", "format": 1}\'))', ["bundle.json", "packed-bert ipu-check"]),
-    (f"read_bundle(text('bundle.json', '{{{KIND}, \"format\": 2}}'))", ["bundle.json", "format", "2"]),
-    (f"read_bundle(text('bundle.json', '{{{KIND}, \"format\": 1}}'))", ["bundle.json", "stages"]),
+    ("read(text('bundle.json', '[]'))", ["bundle.json", "packed-bert ipu-check"]),
+    ('read(text(\'bundle.json\', \'{"kind": "x", "format": 1}\'))', ["bundle.json", "packed-bert ipu-check"]),
+    (f"read(text('bundle.json', '{{{KIND}, \"format\": 2}}'))", ["bundle.json", "format", "2"]),
+    (f"read(text('bundle.json', '{{{KIND}, \"format\": 1}}'))", ["bundle.json", "configuration"]),
+    (f"read(text('bundle.json', {BUNDLE!r} % '{{\"update_cycles\": null}}'))", ["bundle.json", "ipu-check", "updates"]),
+    (f"read(text('bundle.json', {BUNDLE!r} % '{{\"update_cycles\": \"9\"}}'))", ["measured.update_cycles", "number"]),
     ("with_micro_batches(Measured('profile', 'x.pop', 3.0), None)", ["x.pop", "--micro-batches"]),
     ("with_micro_batches(Measured('profile', 'x.pop', 3.0, micro_batches=2), 3)", ["x.pop", "2", "3"]),
     ("find_profile(folder)", ["empty", "profile.pop"]),
@@ -83,6 +85,7 @@ REFUSED_OPTIONS = [
         "--set batch.gradient_accumulation=8 --packing-factor 1",
         ["gradient_accumulation is 8", "9 stages"],
     ),
+    (command.main, "--table points --plot new.svg", ["--plot", "--figure"]),
     (command.main, "--nonsense", ["--nonsense"]),
     (calibrate.main, "--nonsense", ["--nonsense"]),
     (plan_command.main, "--config packed_phase2_pod16 --search", ["--search"]),
@@ -110,7 +113,6 @@ def scope(tmp_path, monkeypatch):
         "large": lambda *settings: load_config(CONFIGS / "packed_phase2_pod16.yml", settings),
         "plan": plan,
         "read": read,
-        "read_bundle": read_bundle,
         "read_profile": read_profile,
         "with_micro_batches": with_micro_batches,
         "write_profile": write_profile,

@@ -9,7 +9,6 @@ import yaml
 from ipu_profiling.cycles import calibration
 from ipu_profiling.measured import bundle as ipu_bundle
 from ipu_profiling.measured import runs as measured
-from ipu_profiling.measured.popvision import Work
 from ipu_profiling.report import command
 from pack_data.cli.command import run_main
 from tests.fakes import pva
@@ -48,23 +47,13 @@ def bundle_of(tmp_path, config, pipeline, cycles):
         parameters = calibration.load().parameters
         work = []
         for ipu in pipeline.ipus:
-            work.append(Work(ipu.number, times * pipeline.work_cycles(ipu, NUMBER, parameters)))
+            ipus_cycles = times * pipeline.work_cycles(ipu, NUMBER, parameters)
+            work.append({"ipu": ipu.number, "cycles": ipus_cycles})
         bundle = ipu_bundle.Bundle(
-            stages=[],
-            configuration=ipu_bundle.Checked(
-                name="small",
-                micro_batches=NUMBER,
-                micro_batch=config.batch.micro_batch,
-                replicas=1,
-                ipus_per_replica=4,
-                packs=NUMBER * config.batch.micro_batch,
-                settings=ipu_bundle.public_settings(config),
-            ),
-            device=ipu_bundle.CheckedDevice(None, 638976),
-            versions=ipu_bundle.Versions(*[None] * 6),
-            predicted=ipu_bundle.Predicted(),
-            measured=ipu_bundle.MeasuredUpdates(update_cycles=times * cycles, work=work),
-            verdict=ipu_bundle.Verdict(0, [], []),
+            configuration={"micro_batches": NUMBER, "settings": ipu_bundle.public_settings(config)},
+            device={},
+            versions={},
+            measured={"update_cycles": times * cycles, "work": work},
         )
         ipu_bundle.write_bundle(tmp_path / name, bundle)
         return tmp_path / name
