@@ -24,7 +24,7 @@ help:
 	@echo "make bench      measure the speed-up of packing on this machine, with 1 and 2 processes"
 	@echo "make test       run the tests (Python 3.11 or newer, torch 2.13)"
 	@echo "make test-changed"
-	@echo "                run the tests whose imports lead to a file that differs from BASE (default origin/main)"
+	@echo "                run the tests that lead to a file that differs from BASE (default origin/main)"
 	@echo "make test-slow  run the tests that make test leaves out: more data, seeds and states for the same laws"
 	@echo "make gpu        run the tests and benchmarks for an NVIDIA GPU; PYTHON=an interpreter with torch"
 	@echo "make gpu-dry    run every GPU path on fake CUDA tensors, without a GPU (minutes); GPU_DRY=\"--only WORD\""

@@ -5,12 +5,14 @@
     python -m tests.touched --history 200     # the share of test functions that each of the last commits selects
 
 A test file imports what its text imports, late imports included, and every module that a text in it names, such as
-"ipu_packed_bert.__main__" of a process that it starts. The `conftest.py` above a test file belong to it. A change of
-anything but Python, or of `tests/conftest.py`, selects all tests.
+"ipu_packed_bert.__main__" of a process that it starts. The `conftest.py` above a test file belong to it. A file that is
+no program selects the tests that lead to a text with its name, a directory of it, or a pattern such as "*.md". A change
+of `tests/conftest.py`, or of what is installed, selects all tests.
 """
 
 import argparse
 import ast
+import fnmatch
 import re
 import statistics
 import subprocess
@@ -28,7 +30,10 @@ MODULES = {module_name(path): path for path in [*SOURCES, *TESTS.rglob("*.py")]}
 # Programs that tests load by their file names.
 PROGRAMS = {path.name: path for path in (ROOT / "docs").rglob("*.py")}
 _DOTTED = re.compile(r"\w+(?:\.\w+)+")
-_SELECTS_ALL = TESTS / "conftest.py"
+_WORD = re.compile(r"[\w.*?-]+")
+_SELECTS_ALL = {"tests/conftest.py", "setup.py", "setup.cfg", "pyproject.toml", "requirements.txt"}
+# The product reads files of these directories; what its messages say of other files is not read.
+_READ_BY_PRODUCT = {"configs", "pack_data", "ipu_packed_bert", "ipu_profiling", "padding_free"}
 
 
 @lru_cache(None)
@@ -47,14 +52,21 @@ def _public_names():
     return places
 
 
-def _named_in(tree, *, follows_texts):
-    """Yield the dotted names that a program uses as attributes, or that stand in its texts; docstrings are left out."""
+def _texts(tree):
+    """Yield the texts of a program that are no docstrings."""
     docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
+            yield node.value
+
+
+def _named_in(tree, *, follows_texts):
+    """Yield the dotted names that a program uses as attributes, or that stand in its texts."""
+    for text in _texts(tree):
+        yield from _DOTTED.findall(text) if follows_texts else [text]
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             yield f"{node.value.id}.{node.attr}"
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
-            yield from _DOTTED.findall(node.value) if follows_texts else [node.value]
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
             # f"pack_data.{name}" may be any module of the package.
             yield ast.unparse(node.args[0]).strip("f'").partition("{")[0] + "*"
@@ -84,6 +96,7 @@ def _imported_files(path):
     return reached - {None}
 
 
+@lru_cache(None)
 def closure(test_file):
     """Return all files that a test file leads to, its own included."""
     folders = [folder for folder in test_file.parents if TESTS in folder.parents]
@@ -98,11 +111,42 @@ def closure(test_file):
     return reached
 
 
+@lru_cache(None)
+def _words(path):
+    """Return the words of a program's texts: parts of paths, and patterns of file names."""
+    words = set()
+    for text in _texts(ast.parse(path.read_text(encoding="utf-8"))):
+        words.update(_WORD.findall(text))
+    return words
+
+
+@lru_cache(None)
+def _readers(path):
+    """Return the programs with a text that names this file, which is no program, or a directory of it."""
+    *folders, name = path.relative_to(ROOT).parts
+    names = set(folders) - {"tests"}
+    if "." in name or not folders:
+        names.add(name)
+    readers = set()
+    for program in [*MODULES.values(), *PROGRAMS.values()]:
+        is_product = program.relative_to(ROOT).parts[0] in _READ_BY_PRODUCT
+        if is_product and not _READ_BY_PRODUCT & set(folders):
+            continue
+        words = _words(program)
+        patterns = [word for word in words if "*" in word and word.strip("*.")]
+        if words & names or any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+            readers.add(program)
+    return readers
+
+
 def selected(changed):
     """Return the test files that a change of these files can affect, in the order of their names."""
-    if any(path.suffix != ".py" or path == _SELECTS_ALL for path in changed):
+    if any(path.relative_to(ROOT).as_posix() in _SELECTS_ALL for path in changed):
         return TEST_FILES
-    return [path for path in TEST_FILES if closure(path) & set(changed)]
+    programs = {path for path in changed if path.suffix == ".py"}
+    for path in set(changed) - programs:
+        programs |= _readers(path)
+    return [path for path in TEST_FILES if closure(path) & programs]
 
 
 def _git(*arguments):
