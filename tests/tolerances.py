@@ -11,11 +11,6 @@ def relative_tolerance(*, dtype: torch.dtype) -> float:
     return _EXACT[dtype]
 
 
-# Share of the pixels of a picture drawn again that are not where they were, give or take 4 pixels: letters without
-# hinting move 0.0002 of them, a curve that is 0.05 nats higher 0.0007.
-PICTURES_APART = 0.0004
-
-
 def relative_error(found, expected) -> float:
     """|found - expected| / |expected|, L2 over all tensors of two equally long lists."""
     found, expected = list(found), list(expected)

@@ -7,7 +7,7 @@ import torch
 
 from evidence import __main__ as command
 from evidence import fine_tuning
-from evidence.runner import RESULTS, Cell, Results, read_results, write_results
+from evidence.runner import RESULTS, Cell, read_results
 from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.training.examples import prepare
 from pack_data.cli.command import run_main
@@ -49,23 +49,3 @@ def test_the_experiment_trains_and_answers_alike_packed_and_alone(tmp_path, monk
     for rows in cells.values():
         assert rows[-1]["answered_packed"]["different"] == 0
     assert (tmp_path / "out" / "start" / "config.json").exists()
-
-
-def test_the_answers_of_all_seeds_are_summed(tmp_path):
-    path = tmp_path / "results.jsonl"
-    cells = {}
-    for seed, no_mask in ((1, 40), (2, 50)):
-        ways = {"packed": (seed - 1, 1e-6), "no_mask": (no_mask, 0.5)}
-        answered = {
-            f"answered_{way}": {"different": number, "answers": 80, "logits": logits}
-            for way, (number, logits) in ways.items()
-        }
-        cells[Cell("squad_packed", seed)] = [{**answered, "metrics": {"f1": 50.0 + seed}}]
-    packs = {"sequences": 100, "packing_factor": 2.0}
-    facts = {"machine": "here", "squad": {"steps": 5, "training": packs, "inference": {"sequences": 90}}}
-    write_results(path, Results({"checkpoint": "bert"}, cells, facts))
-    shown = fine_tuning.shown(path)
-    assert shown.answers() == (1, 90, 160)
-    text = shown.text()
-    for words in ("1 of 160", "90 of 160", "5.0e-01", "F1 51.50 ± 0.71"):
-        assert words in text

@@ -1,7 +1,5 @@
 """Whole runs whose updates have the same sequences, packed and alone; orders of the same sequences."""
 
-import os
-import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -69,19 +67,6 @@ def test_packed_and_unpacked_runs_are_the_same_but_for_rounding(setup):
 
 def test_the_order_of_packs_is_the_unpacked_run(setup):
     assert without_time(run(setup, "packs")) == without_time(run(setup, "unpacked"))
-
-
-def test_a_stopped_run_ends_the_experiment(setup):
-    seen = []
-
-    def kill(batch):
-        seen.append(batch)
-        if len(seen) == 3:  # the first one compiles
-            os.kill(os.getpid(), signal.SIGTERM)
-        return batch
-
-    with pytest.raises(KeyboardInterrupt):
-        run(setup, "packed", change=kill)
 
 
 def test_each_held_out_sequence_is_scored_as_an_evaluation_scores_it(setup, tmp_path):

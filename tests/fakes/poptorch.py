@@ -127,12 +127,6 @@ class TensorLocationSettings(_Settings):
     def __init__(self):
         super().__init__()
 
-    def minElementsForOffChip(self, min_elements):
-        return self._set(min_elements_for_off_chip=_of(int, min_elements, "min_elements"))
-
-    def minElementsForReplicatedTensorSharding(self, min_elements):
-        return self._set(min_elements_for_replicated_tensor_sharding=_of(int, min_elements, "min_elements"))
-
     def useOnChipStorage(self, use=True):
         return self._set(on_chip=_of(bool, use, "use"))
 
@@ -144,20 +138,8 @@ class _TensorLocationOptions(_Settings):
     def setOptimizerLocation(self, location):
         return self._set(optimizer=dict(_of(TensorLocationSettings, location, "location")._values))
 
-    def setAccumulatorLocation(self, location):
-        return self._set(accumulator=dict(_of(TensorLocationSettings, location, "location")._values))
-
-    def setWeightLocation(self, location):
-        return self._set(weight=dict(_of(TensorLocationSettings, location, "location")._values))
-
-    def setActivationLocation(self, location):
-        return self._set(activation=dict(_of(TensorLocationSettings, location, "location")._values))
-
 
 class _DistributedOptions(_Settings):
-    def disable(self):
-        return self._set(processes=1, process=0)
-
     def configureProcessId(self, process_id, num_processes):
         return self._set(process=process_id, processes=num_processes)
 
@@ -202,9 +184,6 @@ class _PrecisionOptions(_Settings):
     def enableStochasticRounding(self, enabled):
         return self._set(stochastic_rounding=_of(bool, enabled, "enabled"))
 
-    def enableFloatingPointExceptions(self, enabled):
-        return self._set(floating_point_exceptions=_of(bool, enabled, "enabled"))
-
     def setPartialsType(self, dtype):
         if dtype not in (_torch.float16, _torch.float32):
             raise ValueError(f"partials are float16 or float32, not {dtype}")
@@ -222,9 +201,6 @@ class _TrainingOptions(_Settings):
     def accumulationAndReplicationReductionType(self, reduction_type):
         return self._set(reduction=_of(ReductionType, reduction_type, "reduction_type"))
 
-    def setMeanAccumulationAndReplicationReductionStrategy(self, mean_reduction_strategy):
-        return self._set(mean_strategy=_of(MeanReductionStrategy, mean_reduction_strategy, "strategy"))
-
     def setAutomaticLossScaling(self, enabled):
         return self._set(automatic_loss_scaling=_of(bool, enabled, "enabled"))
 
@@ -237,8 +213,6 @@ class Options(_Settings):
             device_iterations=1,
             replication_factor=1,
             output_mode=OutputMode.Default,
-            period=1,
-            auto_round=False,
             connection=ConnectionType.Always,
             strategy=None,
             memory={},
@@ -280,14 +254,10 @@ class Options(_Settings):
                 raise ValueError(f"{key}: {value} is not in 0..1")
         return self._set(memory=dict(available_memory_proportion))
 
-    def autoRoundNumIPUs(self, auto_round_num_ipus=True):
-        return self._set(auto_round=_of(bool, auto_round_num_ipus, "auto_round_num_ipus"))
-
     def outputMode(self, output_mode, output_return_period=None):
-        _of(OutputMode, output_mode, "output_mode")
-        if (output_mode == OutputMode.EveryN) != (output_return_period is not None):
-            raise ValueError("EveryN, and only it, takes a return period")
-        return self._set(output_mode=output_mode, period=output_return_period or 1)
+        if output_return_period is not None:
+            raise ValueError("the stand-in has no return period")
+        return self._set(output_mode=_of(OutputMode, output_mode, "output_mode"))
 
     def defaultOutputMode(self):
         return self._values["output_mode"] == OutputMode.Default
@@ -331,16 +301,6 @@ class Options(_Settings):
             raise Error("the IPU Model and an offline target exclude each other")
         return self._set(offline=ipu_version, connection=ConnectionType.Never)
 
-    def connectionType(self, connection_type):
-        return self._set(connection=_of(ConnectionType, connection_type, "connection_type"))
-
-    def clone(self):
-        other = Options()
-        for part in ("_popart", "_precision", "_training", "_locations", "_distributed"):
-            getattr(other, part)._values.update(getattr(self, part)._values)
-        other._values.update(self._values)
-        return other
-
     def toDict(self):
         """Return the options for the backend under PopTorch's names (its options.py), without defaults."""
         assert not self.defaultOutputMode(), "An output mode must be picked before serialisation"
@@ -354,10 +314,10 @@ class Options(_Settings):
             "device_iterations": own["device_iterations"],
             "log_dir": ".",
             "max_repeat_logs": 4,
-            "auto_round_num_ipus": own["auto_round"],
+            "auto_round_num_ipus": False,
             "anchored_tensors": {},
             "output_mode": int(own["output_mode"]),
-            "output_return_period": own["period"],
+            "output_return_period": 1,
             "connection_type": int(own["connection"]),
             "sync_pattern": 0,  # full
             "available_memory_proportion": {int(name[3:]): share for name, share in own["memory"].items()},
@@ -393,8 +353,6 @@ class Options(_Settings):
             merged["automaticLossScalingSettings.enabled"] = training["automatic_loss_scaling"]
         if "stochastic_rounding" in precision:
             merged["enableStochasticRounding"] = precision["stochastic_rounding"]
-        if "floating_point_exceptions" in precision:
-            merged["enableFloatingPointChecks"] = precision["floating_point_exceptions"]
         if "partials" in precision:
             kind = "half" if precision["partials"] == _torch.float16 else "float"
             merged.update(partialsTypeMatMuls=kind, convolutionOptions={"partialsType": kind})
@@ -407,8 +365,6 @@ class Options(_Settings):
 _LOCATION_NAMES = {
     "on_chip": "onChip",
     "sharding": "useReplicatedTensorSharding",
-    "min_elements_for_off_chip": "minElementsForOffChip",
-    "min_elements_for_replicated_tensor_sharding": "minElementsForReplicatedTensorSharding",
 }
 
 
@@ -444,20 +400,10 @@ _graph = None
 
 
 class Block(_torch.nn.Module):
-    def __init__(self, user_id=None, ipu_id=None):
-        super().__init__()
-        self._user_id, self._ipu_id = user_id, ipu_id
-
     @staticmethod
     def start(user_id=None, ipu_id=None):
         if _graph is not None:
             _graph.blocks.append((user_id, _graph.ipu if ipu_id is None else ipu_id))
-
-    def __enter__(self):
-        Block.start(self._user_id, self._ipu_id)
-
-    def __exit__(self, type, value, traceback):
-        pass
 
 
 def BeginBlock(layer_to_call, user_id=None, ipu_id=None):
@@ -476,12 +422,6 @@ def BeginBlock(layer_to_call, user_id=None, ipu_id=None):
     _BlockModule.__name__ = kind.__name__
     layer_to_call.__class__ = _BlockModule
     return layer_to_call
-
-
-def removeBlocks(module):
-    for part in module.modules():
-        if getattr(type(part), "_begins_block", False):
-            part.__class__ = type(part).__bases__[0]
 
 
 def identity_loss(x, reduction):
@@ -510,23 +450,14 @@ def serializedMatMul(lhs, rhs, mode, factor=0, keep_precision=False):
     _of(MatMulSerializationMode, mode, "mode"), _of(bool, keep_precision, "keep_precision")
     if lhs.dim() != 2 or rhs.dim() != 2:
         raise Error(f"the stand-in serialises products of matrices; flatten {list(lhs.shape)} x {list(rhs.shape)}")
-    sizes = {
-        MatMulSerializationMode.InputChannels: lhs.shape[0],
-        MatMulSerializationMode.ReducingDim: lhs.shape[1],
-        MatMulSerializationMode.OutputChannels: rhs.shape[1],
-    }
+    if mode != MatMulSerializationMode.OutputChannels:
+        raise Error(f"the stand-in serialises by output channels only, not by {mode}")
+    columns = rhs.shape[1]
+    if factor < 1 or columns % factor:
+        raise Error(f"a factor of {factor} does not divide {columns}")
     if _graph is not None:
         _graph.serialised.append((mode, factor))
-    if mode == MatMulSerializationMode.Disabled:
-        return _torch.matmul(lhs, rhs)
-    if factor < 1 or sizes[mode] % factor:
-        raise Error(f"a factor of {factor} does not divide {sizes[mode]}")
-    width = sizes[mode] // factor
-    if mode == MatMulSerializationMode.OutputChannels:
-        return _torch.cat([_torch.matmul(lhs, part) for part in rhs.split(width, 1)], 1)
-    if mode == MatMulSerializationMode.InputChannels:
-        return _torch.cat([_torch.matmul(part, rhs) for part in lhs.split(width, 0)], 0)
-    return sum(_torch.matmul(a, b) for a, b in zip(lhs.split(width, 1), rhs.split(width, 0)))
+    return _torch.cat([_torch.matmul(lhs, part) for part in rhs.split(columns // factor, 1)], 1)
 
 
 def _no_model_asked_for():
@@ -753,11 +684,6 @@ class PoplarExecutor:
         # PopTorch traces the model again, with the inputs that it was exported with.
         self._compile(_loaded_from=stored, inputs=stored["inputs"])
 
-    def save(self, filename, export_model=True, save_rng_state=True):
-        if not self._compiled:
-            raise Error("Model has not been compiled or has been destroyed.")
-        self.compileAndExport(filename, *self._sample, export_model=export_model)
-
     def _bind(self, args, kwargs):
         bound = _inspect.signature(self._model.forward).bind(*args, **kwargs)
         tensors = list(bound.args)
@@ -915,9 +841,7 @@ class PoplarExecutor:
                 raise Error(f"{what} is {have}; a pipeline of {len(stages)} stages needs at least {needed}")
         used = (max(stages) + 1) * values["replication_factor"]
         if used & (used - 1):
-            if not values["auto_round"]:
-                raise Error(f"{used} IPUs are no power of two; see autoRoundNumIPUs")
-            used = 1 << used.bit_length()
+            raise Error(f"{used} IPUs are no power of two; see autoRoundNumIPUs")
         if used > 64:
             raise Error(f"a program has at most 64 IPUs, not {used}")
         self._ipus = used
@@ -1124,12 +1048,6 @@ class PoplarExecutor:
                 kept = [tensor for replica in series for tensor in replica]
             elif mode == OutputMode.Sum:
                 kept = [_torch.stack(replica).sum(0) for replica in series]
-            elif mode == OutputMode.EveryN:
-                kept = [
-                    tensor
-                    for replica in series
-                    for tensor in replica[self._values["period"] - 1 :: self._values["period"]]
-                ]
             else:
                 kept = [replica[-1] for replica in series]
             if kept[0].dim():

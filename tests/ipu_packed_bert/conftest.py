@@ -1,10 +1,10 @@
-"""Runs without a picture, which takes as long as a tiny run."""
+"""Runs without a picture, which takes as long as a tiny run; and one run that many tests read or resume."""
 
 import sys
 
 import pytest
 
-from tests.tiny_runs import not_drawn
+from tests.tiny_runs import not_drawn, tiny_config, tiny_data
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,3 +25,20 @@ def picture_of_a_run():
 def pictures(picture_of_a_run, monkeypatch):
     """Runs draw their picture, as they do for users."""
     monkeypatch.setattr(sys.modules["ipu_packed_bert.training.summary"], "draw_curves", picture_of_a_run)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """The configuration file of a run of 12 updates; its data set is beside it."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return str(tiny_config(folder / "tiny.yml", tiny_data(folder / "data")))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tiny, tmp_path_factory):
+    """The directory of that run, made once; no test changes it."""
+    from ipu_packed_bert.commands import pretrain
+
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert pretrain.main(["--config", tiny, "--out", str(folder)]) == 0
+    return folder

@@ -13,7 +13,6 @@ import yaml
 
 from ipu_packed_bert.commands import finetune
 from ipu_packed_bert.data.global_batches import GlobalBatches
-from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.model.hugging_face import read_folder
 from ipu_packed_bert.run_files.checkpoints import load_checkpoint, newest_checkpoint
 from ipu_packed_bert.run_files.folder import read_log
@@ -29,6 +28,7 @@ from tests.fine_tuning_files import (
     tiny_table,
     training_file,
 )
+from tests.tiers import sample
 
 
 def command(*arguments):
@@ -91,6 +91,7 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     assert not (run / "model.partial").exists()
 
 
+@pytest.mark.slow
 def test_it_learns(tmp_path, checkpoint):
     """The first word of a text says its class, which packs teach; the most frequent class is right in 42.5 %.
 
@@ -107,10 +108,9 @@ def test_it_learns(tmp_path, checkpoint):
     assert set(labels) <= {"0", "1", "2"}
 
 
-@pytest.mark.parametrize("packer", ["none", "spfhp"])
-def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, monkeypatch):
+def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, monkeypatch):
     """Bit for bit, dropout included, also where the signal comes while it evaluates."""
-    sections = {"model": {"hidden_dropout": 0.2}, "data": {"packer": packer}, "run": {"evaluate_every": 3}}
+    sections = {"model": {"hidden_dropout": 0.2}, "run": {"evaluate_every": 3}}
     config = written(tmp_path, checkpoint, **sections)
     assert command("--config", config, "--out", tmp_path / "whole") == 0
     following = GlobalBatches.__next__
@@ -137,28 +137,6 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, mo
     assert losses[0] == losses[1]
     stopped, whole = (tmp_path / name / "predictions.json" for name in ("stopped", "whole"))
     assert stopped.read_bytes() == whole.read_bytes()
-
-
-def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, capsys, monkeypatch):
-    run = tmp_path / "run"
-    config = written(tmp_path, checkpoint, run={"checkpoint_every": 1, "evaluate_every": 1})
-    step = HostEngine.step
-
-    def breaking(engine, batch, rate):
-        update = step(engine, batch, rate)
-        if engine.optimizer.param_groups[0]["step"] == 3:
-            with torch.no_grad():
-                next(engine.model.parameters())[0, 0] = float("nan")
-        return update
-
-    with monkeypatch.context() as patched:
-        patched.setattr(HostEngine, "step", breaking)
-        assert command("--config", config, "--out", run, "--set", "optimizer.warmup_fraction=0.0") == 3
-    error = capsys.readouterr().err
-    assert error.startswith("error: update 3: the held-out loss is nan")
-    assert error.count("\n") == 1
-    assert load_checkpoint(newest_checkpoint(run / "checkpoints")).step == 2
-    assert command("--resume", run) == 0
 
 
 @pytest.mark.parametrize("form", ["headless safetensors", "our run", "from scratch", "no pooler"])
@@ -198,7 +176,7 @@ def test_every_start(tmp_path, checkpoint, form):
     assert len(outputs_of(made)) == 40
 
 
-@pytest.mark.parametrize("task", KINDS)
+@pytest.mark.parametrize("task", sample(KINDS, 2))
 def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task):
     run = tmp_path / "run"
     transformers = pytest.importorskip("transformers", reason="needs transformers")

@@ -32,9 +32,9 @@ def run(tmp_path):
     return folder
 
 
-def test_of_lengths_data_sets_and_runs(tmp_path, capsys, lengths, run):
+def test_of_data_sets_and_runs(tmp_path, capsys, run):
     data = tiny_data(tmp_path / "data")
-    for what, pictures in ((lengths, 9), (data, 9), (run, 2)):
+    for what, pictures in ((data, 9), (run, 2)):
         page = tmp_path / "page.html"
         assert look(what, "--html", page, "--json") == 0
         printed = json.loads(capsys.readouterr().out)

@@ -1,14 +1,6 @@
 """The command line when things go wrong: kill -9 at any moment, damaged files, settings that cannot be."""
 
-import contextlib
-import io
-import json
-import math
-import os
-import random
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -17,29 +9,12 @@ import yaml
 
 from ipu_packed_bert import __main__ as packed_bert
 from ipu_packed_bert.commands import pretrain
-from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_files import checkpoints as checkpoint
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
 from ipu_packed_bert.run_files.folder import LOG, read_log
 from ipu_packed_bert.settings.allowed_changes import NETWORK
-from ipu_packed_bert.training import summary as run_summary
 from pack_data.cli.command import run_main
-from tests.ranks_at_work import forking
-from tests.tiny_runs import not_drawn, tiny_config, tiny_data
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("faults")
-    return str(tiny_config(folder / "tiny.yml", tiny_data(folder / "data")))
-
-
-@pytest.fixture(scope="module")
-def trained(tiny, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    assert pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "1", "--set", "run.evaluate_every=0"]) == 0
-    return folder
-
+from tests.tiny_runs import tiny_data
 
 # Setting of the network -> another value, with the same shapes of weights in some.
 OTHERS = {
@@ -55,7 +30,7 @@ OTHERS = {
 }
 
 
-def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(tiny, trained, tmp_path, capsys):
+def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(tiny, undisturbed, tmp_path, capsys):
     assert set(OTHERS) == NETWORK
     settings = yaml.safe_load(Path(tiny).read_text())
     del settings["placement"]
@@ -67,75 +42,33 @@ def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(tin
             "--config",
             str(tmp_path / "other.yml"),
             "--start-from",
-            str(trained),
+            str(undisturbed),
             "--out",
             str(tmp_path / "run"),
         ]
-        assert refused(capsys, *options).startswith(f"{trained}: {key} is "), key
+        assert refused(capsys, *options).startswith(f"{undisturbed}: {key} is "), key
     settings["data"]["directory"] = str(tmp_path / "data")
     (tmp_path / "other.yml").write_text(yaml.safe_dump({**settings, "loss": {"next_sentence": False}}))
     assert "loss.next_sentence" in refused(capsys, *options)
     assert not (tmp_path / "data").exists()  # it is refused before its data set is built
 
-    changes = ["--steps", "2", "--set", "optimizer.schedule_steps=2", "--set", "model.num_heads=4"]
-    message = refused(capsys, "--resume", str(trained), *changes)
-    assert message == f"{trained}: model.num_heads is 2 there, 4 by --set; a resumed run keeps its network"
+    changes = ["--steps", "14", "--set", "optimizer.schedule_steps=14", "--set", "model.num_heads=4"]
+    message = refused(capsys, "--resume", str(undisturbed), *changes)
+    assert message == f"{undisturbed}: model.num_heads is 2 there, 4 by --set; a resumed run keeps its network"
 
 
-def test_a_size_that_the_data_set_decides_is_compared_too(tiny, trained, tmp_path, capsys):
+def test_a_size_that_the_data_set_decides_is_compared_too(tiny, undisturbed, tmp_path, capsys):
     settings = yaml.safe_load(Path(tiny).read_text())
     settings["data"] = {"directory": str(tiny_data(tmp_path / "data", vocabulary=120))}
     del settings["model"]["vocabulary_size"]
     settings["run"] = {"steps": 1}
     (tmp_path / "left_out.yml").write_text(yaml.safe_dump(settings))
-    arguments = ["--config", str(tmp_path / "left_out.yml"), "--start-from", str(trained)]
+    arguments = ["--config", str(tmp_path / "left_out.yml"), "--start-from", str(undisturbed)]
     assert "model.vocabulary_size is 128 there, 120 by the data set in" in refused(capsys, *arguments)
 
 
 def losses(folder):
     return [(record["step"], record["loss"], record["mlm_accuracy"]) for record in read_log(folder / LOG)]
-
-
-def started(arguments, complaint):
-    """A process that pretrains; what it says on stderr is in the file `complaint`."""
-    process = forking().Process(target=_pretrain, args=(arguments, complaint))
-    process.start()
-    return process
-
-
-def _pretrain(arguments, complaint):
-    run_summary.draw_curves = not_drawn
-    with open(complaint, "w") as error, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error):
-        raise SystemExit(run_main(pretrain.main, arguments))
-
-
-def lines_of(path):
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def test_kill_9_at_random_moments(tiny, tmp_path):
-    options = ["--steps", "50", "--set", "run.checkpoint_every=4", "--set", "run.evaluate_every=0"]
-    assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "undisturbed")] + options) == 0
-
-    folder = tmp_path / "run"
-    moments = random.Random(os.urandom(8))
-    arguments = ["--config", tiny, "--out", str(folder)] + options
-    kills = []
-    for lower, upper in ((5, 15), (16, 30)):
-        wanted = moments.randint(lower, upper)
-        process = started(arguments, tmp_path / "complaint")
-        while lines_of(folder / LOG) < wanted and process.exitcode is None:
-            time.sleep(0.001)
-        time.sleep(moments.random() * 0.02)  # in a step, between two, or in the middle of saving
-        process.kill()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL, (tmp_path / "complaint").read_text()
-        kills.append(lines_of(folder / LOG))
-        arguments = ["--resume", str(folder)]
-    assert pretrain.main(arguments) == 0
-    assert losses(folder) == losses(tmp_path / "undisturbed"), f"killed after {kills} lines"
-    assert len(losses(folder)) == 50
-    assert sorted((folder / "checkpoints").iterdir()) == checkpoints(folder / "checkpoints")  # no half-written one
 
 
 def refused(capsys, *arguments):
@@ -147,16 +80,16 @@ def refused(capsys, *arguments):
     return text[len("error: ") : -1]
 
 
-def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
-    folder = tmp_path / "run"
-    pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "6"])
+def test_one_changed_bit_of_a_checkpoint(undisturbed, tmp_path, capsys):
+    folder = shutil.copytree(undisturbed, tmp_path / "run")
     older, newest = checkpoints(folder / "checkpoints")
     before = losses(folder)
     weights = load_checkpoint(newest).engine["model"]
     moments = newest / "optimizer.safetensors"
-    moments.write_bytes(moments.read_bytes()[:-200])
-    capsys.readouterr()
-    assert pretrain.main(["--resume", str(folder), "--steps", "6"]) == 0
+    damaged = bytearray(moments.read_bytes())
+    damaged[-200] ^= 1
+    moments.write_bytes(damaged)
+    assert pretrain.main(["--resume", str(folder)]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "is damaged" in line]
     assert str(newest) in line
     assert "optimizer.safetensors" in line
@@ -197,44 +130,3 @@ def test_a_full_disk_ends_a_run_which_resumes_as_if_nothing_had_happened(tiny, t
     newest = [checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("undisturbed", "run")]
     one, other = (load_checkpoint(checkpoint).engine["model"] for checkpoint in newest)
     assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
-
-
-def not_finite(capsys, *arguments):
-    """The error of a training that must end with status 3."""
-    assert run_main(pretrain.main, list(arguments)) == 3
-    text = capsys.readouterr().err
-    assert text.startswith("error: update ")
-    assert text.count("\n") == 1
-    return text
-
-
-@pytest.mark.parametrize("every", [1, 5])  # saved right after the update that broke the weights, and later
-def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_path, capsys, monkeypatch, every):
-    folder = tmp_path / "run"
-    original = HostEngine.step
-    made = []
-
-    def breaking(engine, batch, rate):
-        result = original(engine, batch, rate)
-        made.append(result.loss)
-        if len(made) == 4:
-            with torch.no_grad():
-                next(engine.model.parameters())[0, 0] = float("inf")
-        return result
-
-    with monkeypatch.context() as patch:
-        patch.setattr(HostEngine, "step", breaking)
-        options = ["--set", f"run.checkpoint_every={every}", "--set", "run.evaluate_every=0"]
-        text = not_finite(capsys, "--config", tiny, "--out", str(folder), *options)
-    assert all(math.isfinite(loss) for loss in made[:4])
-    if every == 1:
-        assert text.startswith("error: update 4: model bert.")
-        assert len(made) == 4
-        assert [load_checkpoint(path).step for path in checkpoints(folder / "checkpoints")] == [2, 3]
-        assert pretrain.main(["--resume", str(folder)]) == 0
-    else:
-        assert "update 5: the loss is nan and the gradient norm is nan; no checkpoint was saved" in text
-        assert not checkpoints(folder / "checkpoints")
-        last = json.loads((folder / LOG).read_text().split("\n")[4], parse_constant=pytest.fail)  # strict JSON
-        assert last["step"] == 5
-        assert last["loss"] is None

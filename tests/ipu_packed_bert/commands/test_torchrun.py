@@ -29,6 +29,7 @@ from tests.fine_tuning_files import tiny_config as fine_tuning_config
 from tests.fine_tuning_files import tiny_table
 from tests.kill_ranks import differences, disturbed
 from tests.ranks_at_work import forking
+from tests.tiers import slow
 from tests.tiny_runs import not_drawn, tiny_config, tiny_data
 
 STEPS = 30
@@ -255,7 +256,7 @@ for each in (_stops_before_an_update, _stops_while_it_builds):
 
 @pytest.mark.parametrize(
     "main, size, stopped",
-    [(_stops_before_an_update, 8, 1), (_stops_while_it_builds, 2, 0)],
+    [(_stops_before_an_update, 4, 1), slow((_stops_while_it_builds, 2, 0))],
 )
 def test_a_rank_that_hangs_is_named_and_the_others_end(main, size, stopped):
     found = ended(main, size=size, stopped=stopped)
@@ -281,6 +282,7 @@ def _fails_unnoticed(processes):
 _fails_unnoticed.prepare = _soon
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_unnoticed_is_named_by_all_others_once_they_have_saved():
     found = ended(_fails_unnoticed, size=3)
     assert [status for status, _ in found] == [2, 2, 2]

@@ -29,16 +29,6 @@ from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.refusals import refusal_of, refused
 from tests.tiny_runs import DEPTH, PREDICTIONS, SLOTS, VOCABULARY, tiny_data
 
-# Depth, predictions, slots and vocabulary of tests/tiny_runs.py: 3, 10, 64, 128; the file would build others.
-TINY = [
-    "model.hidden_size=16",
-    "model.num_heads=2",
-    "model.num_layers=1",
-    "placement.layers_per_ipu=[1]",
-    "run.evaluate_every=0",
-    "run.steps=1",
-]
-
 
 def test_what_is_left_out_is_the_data_sets(tmp_path):
     config = load_config(CONFIGS / "packed_host.yml", [f"data.directory={tiny_data(tmp_path / 'mine')}"])
@@ -56,12 +46,6 @@ def test_what_is_left_out_is_the_data_sets(tmp_path):
     path = tmp_path / "config.yml"
     path.write_text(completed.to_yaml())
     assert described(load_config(path))[0] == completed
-
-
-def test_without_a_data_set_the_defaults_hold(tmp_path):
-    config, manifest = described(load_config(CONFIGS / "packed_host.yml", [f"data.directory={tmp_path / 'none'}"]))
-    assert manifest is None and config.data.max_sequence_length == 512 and config.data.max_sequences_per_pack == 3
-    assert config.predictions_per_sequence == 76 and config.model.vocabulary_size == config.data.vocabulary_size == 8192
 
 
 @pytest.mark.parametrize("overrides, rows", [([], 512), (["model.max_position_embeddings=64"], 64)])
@@ -89,20 +73,6 @@ def test_a_configuration_takes_the_depth_of_the_data_set_that_the_user_names(tmp
     named = [f"data.directory={tiny_data(tmp_path / 'mine', depth=7)}", *sizes]
     completed, _ = described(load_config(CONFIGS / "packed_phase2_gpu1.yml", named))
     assert (completed.data.max_sequences_per_pack, completed.data.packer) == (7, "spfhp")
-
-
-def test_one_option_trains_on_a_data_set_of_ones_own(tmp_path):
-    """S, predictions, depth and vocabulary stand in its manifest: --data is all that is typed."""
-    sizes = [word for override in TINY for word in ("--set", override)]
-    arguments = [
-        "--config",
-        str(CONFIGS / "packed_host.yml"),
-        "--data",
-        str(tiny_data(tmp_path / "mine")),
-    ]
-    assert run_main(pretrain.main, [*arguments, *sizes, "--out", str(tmp_path / "run")]) == 0
-    stated = yaml.safe_load((tmp_path / "run" / "config.yml").read_text())
-    assert stated["data"]["max_sequence_length"] == SLOTS and stated["model"]["vocabulary_size"] == VOCABULARY
 
 
 def test_a_note_names_what_was_built_otherwise_and_whether_another_build_would_change_it(corpus, tmp_path):

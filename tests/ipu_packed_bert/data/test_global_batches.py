@@ -181,6 +181,7 @@ def test_several_processes_share_an_update(store, parts):
             np.testing.assert_array_equal(values, joined[: len(values)])
             assert name.endswith("_scale") or not joined[len(values) :].any()
         assert {share.position for share in shares} == {whole.position}
+        assert ("of them empty" in shares[0].sharing) == (len(joined) > len(values))
         assert len({len(part["input_ids"]) for part in parts_of_update}) == 1
     for loader in [whole, *shares]:
         loader.close()

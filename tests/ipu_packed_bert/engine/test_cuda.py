@@ -6,7 +6,6 @@ unpacked rows differ by from float32, and may be twice that, as both round about
 """
 
 import copy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from ipu_packed_bert.settings.schema import BatchConfig, DataConfig, EngineConfi
 from tests.graphs import count_graphs, graphs_of
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import host_engine, initial_network
-from tests.tiny_runs import tiny_config, tiny_data
 from tests.update_batches import change
 
 pytestmark = pytest.mark.cuda
@@ -143,26 +141,6 @@ def test_a_resumed_run_has_the_same_bits(precision):
     found += [second.step(update, 1e-3).loss for update in updates[2:]]
     assert found == losses
     assert same_bits(second.state()["model"], straight.state()["model"])
-
-
-def test_a_run_stopped_and_resumed_by_the_command_logs_the_same_losses(tmp_path):
-    import json
-
-    from ipu_packed_bert.commands.pretrain import main
-
-    config = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
-    device = ["--set", "engine.device=cuda", "--set", "engine.deterministic=true"]
-    assert main(["--config", str(config), "--out", str(tmp_path / "whole"), *device]) == 0
-    begun = ["--config", str(config), "--out", str(tmp_path / "parts"), "--steps", "6", *device]
-    assert main([*begun, "--set", "optimizer.schedule_steps=12"]) == 0
-    assert main(["--resume", str(tmp_path / "parts"), "--steps", "12"]) == 0
-
-    def losses(run):
-        lines = Path(tmp_path, run, "log.jsonl").read_text().splitlines()
-        return [(record["step"], record["loss"]) for record in map(json.loads, lines)]
-
-    assert losses("parts") == losses("whole") and len(losses("whole")) == 12
-    assert json.loads(Path(tmp_path, "whole", "environment.json").read_text())["cuda"]
 
 
 def test_a_cpu_goes_on_where_a_gpu_stopped():

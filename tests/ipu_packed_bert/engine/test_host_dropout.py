@@ -146,6 +146,7 @@ def test_micro_batch_attention_recomputation_and_resumption_change_no_mask(rows,
     assert_same(found=weights, expected=straight()[1], dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_compilation_changes_no_mask(monkeypatch):
     """And the layers still share one graph."""
     graphs = count_graphs(monkeypatch, "aot_eager")

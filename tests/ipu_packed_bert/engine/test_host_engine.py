@@ -133,7 +133,7 @@ def test_compile_and_evaluate_change_nothing():
     assert same_bits(weights(prepared), weights(fresh))
 
 
-def test_compiled_it_is_as_many_graphs_for_each_mode_whatever_its_layers(monkeypatch, layers=5):
+def test_compiled_it_is_as_many_graphs_for_each_mode_whatever_its_layers(monkeypatch, layers=3):
     """Captured without breaks, and not again for other data; by a backend that runs the graph as it is."""
     graphs = count_graphs(monkeypatch)
     config = CONFIG.changed("model", num_layers=layers)

@@ -113,16 +113,7 @@ def test_the_program_lowers(path, sdk):
     check(Trace(config, sdk), config)
 
 
-def test_one_is_at_full_depth_and_all_are_there():
-    stems = {path.stem for path in CONFIGS}
-    assert load_config(config_file(FULL_DEPTH)).model.num_layers == 24
-    for size in ("phase1", "phase2_384", "phase2"):
-        for model in ("", "_base"):
-            assert {f"packed_{size}{model}_pod16", f"unpacked_{size}{model}_pod16"} <= stems
-    assert any(stem.endswith("ipu1") for stem in stems)
-
-
-@pytest.mark.parametrize("path", sample(CONFIGS, 3), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIGS[::8], ids=lambda path: path.stem)
 def test_the_additive_mask_lowers(path, sdk):
     config = two_layers(load_config(path, ["engine.mask=additive"]))
     check(Trace(config, sdk), config)

@@ -21,7 +21,6 @@ from ipu_packed_bert.model.optimizer import (
     learning_rate,
     load_neutral_state,
     neutral_state,
-    warmup_linear,
 )
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.settings.config import Config
@@ -225,12 +224,6 @@ def test_neutral_state_continues_bit_by_bit(model):
     give_gradients(model, 2)
     fresh.step()
     assert all(torch.equal(parameter, expected[name]) for name, parameter in model.named_parameters())
-
-
-def test_schedule_by_hand():
-    # 10 updates, 4 of warm-up: up in quarters, then 6/6, 5/6, .. 1/6, and 0 afterwards.
-    shares = [warmup_linear(step, steps=10, warmup_steps=4) for step in range(11)]
-    assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0])
 
 
 def reference_share(schedule, step, steps, warmup_steps, power):

@@ -108,23 +108,6 @@ def test_products_of_codes_are_exactly_zero_or_multiples_of_1024(sequences, dtyp
     assert torch.equal(product.to(dtype).double(), product)
 
 
-def test_the_table_of_the_docstring():
-    numbers = torch.arange(4, dtype=torch.int32)[None]
-    codes = _SequenceCodes(3, 4)(numbers, torch.float32)[0]
-    assert codes[0].tolist() == [
-        [0, 32, 0, 32],
-        [0, 32, 32, 0],
-        [32, 0, 0, 32],
-        [32, 0, 32, 0],
-    ]
-    assert codes[1].tolist() == [
-        [-32, 0, -32, 0],
-        [-32, 0, 0, -32],
-        [0, -32, -32, 0],
-        [0, -32, 0, -32],
-    ]
-
-
 def half_sums(terms, order):
     """Sums over the last axis, one after the other in `order`, each partial sum rounded to float16."""
     total = np.zeros(terms.shape[:-1], dtype=np.float16)

@@ -119,16 +119,19 @@ def furthest(network, mask, sentences, fields, where):
 
 
 @pytest.mark.parametrize(
-    "attention, dtype, allowed",
+    "attention, dtype, allowed, every",
     [
-        slow(("eager", torch.float32, 1e-5)),
-        ("sdpa", torch.float32, 1e-5),
-        slow(("eager", torch.float64, 1e-12)),
+        ("sdpa", torch.float32, 1e-5, 3),
+        slow(("sdpa", torch.float32, 1e-5, 1)),
+        slow(("eager", torch.float32, 1e-5, 1)),
+        slow(("eager", torch.float64, 1e-12, 1)),
     ],
 )
-def test_in_a_pack_as_alone(pretrained, sentences, attention, dtype, allowed):
+def test_in_a_pack_as_alone(pretrained, sentences, attention, dtype, allowed, every):
+    """All sentences, or every third."""
+    sentences = sentences[::every]
     fields, where = packs_of(sentences)
-    assert len(where) == len(sentences) > 200 and len(fields[0]) < len(sentences) / 2
+    assert len(where) == len(sentences) > 200 // every and len(fields[0]) < len(sentences) / 2
     apart = furthest(
         encoder(pretrained, attention, dtype),
         AttentionMask(attention),

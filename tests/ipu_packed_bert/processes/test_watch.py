@@ -27,14 +27,8 @@ from pack_data.store.data_set import PackStore
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import global_batches, host_engine
 from tests.refusals import refused
-from tests.tiny_runs import SLOTS, held_out_of, tiny_config, tiny_data, tiny_settings
+from tests.tiny_runs import SLOTS, held_out_of, tiny_settings
 from tests.tolerances import relative_error
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("watch")
-    return str(tiny_config(folder / "tiny.yml", tiny_data(folder / "data")))
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ def test_any_state_is_split_into_json_and_tensors_and_joined_again(state):
 def test_comes_back_bit_for_bit(tmp_path):
     saved = a_checkpoint()
     saved.engine["model"]["tied"] = saved.engine["model"]["a.weight"]
-    path = save_checkpoint(tmp_path, saved, keep=2)
+    path = save_checkpoint(tmp_path / "run" / "checkpoints", saved, keep=2)
     loaded = load_checkpoint(path)
     assert same(loaded.engine, saved.engine)
     assert loaded._replace(engine={}) == saved._replace(engine={})

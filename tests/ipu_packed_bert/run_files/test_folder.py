@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from ipu_packed_bert.run_files.folder import LOG, read_log
+from tests.refusals import refused
 
 RECORDS = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": None, "words": "é"}]
 WHOLE = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode()
@@ -50,6 +51,22 @@ def test_a_line_that_is_no_record_is_named(tmp_path, line):
     with pytest.raises(ValueError, match=f"{LOG}, line 2: ") as caught:
         read_log(tmp_path / LOG)
     assert "\n" not in str(caught.value)
+
+
+COUNTED = {"step": 0, "packs": 0, "sequences": 0, "tokens": 0, "seconds": 0.0}
+
+
+def test_each_number_of_an_update_is_at_least_0(tmp_path):
+    def read(**changes):
+        (tmp_path / LOG).write_text(json.dumps({**COUNTED, **changes}) + "\n")
+        return read_log(tmp_path / LOG, counted=True)
+
+    assert read() == [COUNTED]
+    assert read(loss=None) == [{**COUNTED, "loss": None}]
+    for name in (*COUNTED, "loss"):
+        for value in ("1", True, -1 if name != "loss" else [1.0]):
+            with refused(LOG, "line 1", name):
+                read(**{name: value})
 
 
 def test_it_loads_without_torch():

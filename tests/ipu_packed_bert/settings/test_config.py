@@ -58,24 +58,6 @@ def test_a_former_setting_is_accepted_with_the_value_it_is_fixed_at(key, value, 
         assert f"fixed at {fixed}" in found[0]
 
 
-def test_overrides_win_over_the_file_and_over_without_ipus():
-    tree = {"batch": {"micro_batch": 2}, "without_ipus": {"batch": {"micro_batch": 4, "gradient_accumulation": 8}}}
-    plain = config_from_tree(tree, "a.yml")
-    assert plain.batch.micro_batch == 2
-    applied, changes = plain.applied_without_ipus()
-    assert applied.batch == BatchConfig(micro_batch=4, gradient_accumulation=8)
-    assert applied.without_ipus == ()
-    expected = [("batch.micro_batch", 2, 4), ("batch.gradient_accumulation", 2048, 8)]
-    assert [tuple(change) for change in changes] == expected
-
-    given = config_from_tree(tree, "a.yml", ["batch.micro_batch=3"])
-    assert given.batch.micro_batch == 3
-    assert given.applied_without_ipus()[0].batch == BatchConfig(micro_batch=3, gradient_accumulation=8)
-    within = config_from_tree(tree, "a.yml", ["without_ipus.batch.micro_batch=5"])
-    assert within.applied_without_ipus()[0].batch.micro_batch == 5
-    assert config_from_tree(tree, "a.yml", ["without_ipus=null"]).without_ipus == ()
-
-
 def test_an_annotated_value_has_its_origin_and_meaning():
     config = config_from_tree({}, "a.yml", ["run.seed=1"])
     seed = config.annotated().partition("run:\n  seed: 1 ")[2].splitlines()[0]

@@ -23,7 +23,8 @@ NAME = re.compile(
     r"|(?P<small>small_ipu1|host))\.yml"
 )
 
-# Every setting of Graphcore's published configurations for POD16 (graphcore/examples, nlp/bert/pytorch).
+# Every setting of Graphcore's published configurations for POD16 (graphcore/examples, nlp/bert/pytorch), those of SQuAD
+# (configs_squad.yml) that are the same here, what the configurations for GPUs share, and the sizes of both models.
 TABLE = json.loads((ROOT / "tests" / "data" / "published_settings.json").read_text())
 # What the published ones for POD64 have otherwise: loss scale, first and other memory proportions. BERT-base has none.
 PUBLISHED_POD64 = {
@@ -35,33 +36,6 @@ REPLICAS = {"pod4": 1, "pod16": 4, "pod64": 16, "bow_pod16": 4, "bow_pod64": 16}
 # Published NVIDIA configuration, BERT-large with LAMB (NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT,
 # scripts/configs/pretrain_config.sh, dgxa100_8gpu_fp16): sequences an update, steps, peak learning rate, warm-up share.
 PUBLISHED_GPU = {128: (65536, 7038, 6.0e-3, 0.2843), 512: (32768, 1563, 4.0e-3, 0.128)}
-OF_GPUS = {
-    "model.layer_norm_eps": 1e-12,
-    "model.attention_dropout": 0.0,  # as the variable-length kernel needs it
-    "optimizer.name": "lamb",
-    "optimizer.schedule": "polynomial",
-    "optimizer.schedule_power": 0.5,
-    "optimizer.max_gradient_norm": 1.0,
-    "optimizer.weight_decay": 0.01,
-    "optimizer.bias_correction": True,
-    "engine.kind": "host",
-    "engine.device": "cuda",
-    "engine.precision": "bfloat16",
-}
-SIZES = {
-    "base": {
-        "model.hidden_size": 768,
-        "model.num_layers": 12,
-        "model.num_heads": 12,
-        "model.intermediate_size": 3072,
-    },
-    "large": {
-        "model.hidden_size": 1024,
-        "model.num_layers": 24,
-        "model.num_heads": 16,
-        "model.intermediate_size": 4096,
-    },
-}
 MASKS = {128: 20, 384: 56, 512: 76}
 
 
@@ -111,7 +85,7 @@ def test_what_the_name_says(path):
 
 def for_gpus(config, size, length, memory):
     steps, rate, warmup = PUBLISHED_GPU[length][1:]
-    wanted = {**OF_GPUS, **SIZES[size], "run.steps": steps}
+    wanted = {**TABLE["gpus"], **TABLE["sizes"][size], "run.steps": steps}
     wanted["optimizer.learning_rate"] = rate
     wanted["optimizer.warmup_fraction"] = warmup
     assert values_of(config, wanted) == wanted
@@ -198,7 +172,7 @@ def test_fine_tuning_what_the_name_says(path):
     if not size:
         assert config.ipus == 1
         return
-    wanted = SIZES["base" if "base" in size else "large"]
+    wanted = TABLE["sizes"]["base" if "base" in size else "large"]
     assert values_of(config, wanted) == wanted
     assert config.model.vocabulary_size == 30522
     assert config.ipus == int(size[-1][3:])
@@ -208,57 +182,10 @@ def test_fine_tuning_what_the_name_says(path):
         check_for_ipus(config.with_micro_batch(factor), factor)
 
 
-# Published Graphcore configurations (graphcore/examples, nlp/bert/pytorch, configs_squad.yml); sequences of an update
-# are micro-batch x accumulation x replicas. What is left out is otherwise here, and the file says why.
-OF_SQUAD = {
-    "data.max_sequence_length": 384,
-    "model.hidden_dropout": 0.1,
-    "optimizer.name": "adamw",
-    "optimizer.schedule": "linear",
-    "optimizer.weight_decay": 0.01,
-    "optimizer.bias_correction": False,
-    "optimizer.max_gradient_norm": None,
-    "optimizer.beta1": 0.9,
-    "optimizer.beta2": 0.999,
-    "engine.loss_scaling": 64.0,
-    "engine.first_moment_type": "float16",
-    "run.epochs": 3,
-}
-OF_SQUAD_BASE = {
-    "optimizer.learning_rate": 6.0e-5,
-    "optimizer.warmup_fraction": 0.25,
-    "model.attention_dropout": 0.1,
-    "placement.layers_per_ipu": [0, 4, 4, 4],
-    "placement.available_memory_proportion": [0.25] * 4,
-}
-OF_SQUAD_LARGE = {
-    "optimizer.learning_rate": 5.0e-5,
-    "optimizer.warmup_fraction": 0.1,
-    "model.attention_dropout": 0.15,
-}
-PUBLISHED_SQUAD = {
-    "base_pod16": {**OF_SQUAD_BASE, "placement.replicas": 4},
-    "base_pod4": {**OF_SQUAD_BASE, "batch.sequences_per_update": 1 * 8 * 4},
-    "pod16": {
-        **OF_SQUAD_LARGE,
-        "placement.replicas": 2,
-        "batch.sequences_per_update": 4 * 32 * 2,
-        "placement.layers_per_ipu": [2, 3, 3, 3, 3, 3, 3, 4],
-        "placement.available_memory_proportion": [0.08, 0.28, 0.32, 0.32, 0.36, 0.38, 0.4, 0.32],
-    },
-    "pod4": {
-        **OF_SQUAD_LARGE,
-        "batch.sequences_per_update": 2 * 64 * 2,
-        "placement.layers_per_ipu": [3, 7, 7, 7],
-        "placement.available_memory_proportion": [0.15, 0.25, 0.25, 0.25],
-    },
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED_SQUAD)
+@pytest.mark.parametrize("name", TABLE["squad"])
 def test_published_settings_of_squad(name):
     config = load_config(CONFIGS / f"finetune_squad_packed_{name}.yml")
-    wanted = {**OF_SQUAD, **PUBLISHED_SQUAD[name]}
+    wanted = {**TABLE["squad_shared"], **TABLE["squad"][name]}
     wanted["placement.optimizer_state_off_chip"] = name == "pod4"
     wanted["placement.replicated_tensor_sharding"] = config.placement.replicas > 1
     assert values_of(config, wanted) == wanted

@@ -151,6 +151,7 @@ def test_variants_lower(kind, override, sdk, tmp_path):
     check(Trace(config, task, sdk), config, task)
 
 
+@pytest.mark.slow
 def test_one_at_full_depth(sdk, tmp_path):
     path = next(path for path in CONFIGS if path.stem == "finetune_squad_packed_pod16")
     config = configured(path, tmp_path, "squad")

@@ -90,20 +90,6 @@ def test_no_threshold_scores_better_than_the_best_one(questions, measure):
     assert best.score == pytest.approx(max(map(score, range(-5, 5))))
 
 
-def classes(rows):
-    """Return the classes of texts, a row of 0 and 1 for each, as bool [n, C]."""
-    return np.array([list(map(int, row)) for row in rows.split()], bool)
-
-
-def test_f1_of_classes_by_hand():
-    predicted = classes("110 001")
-    wanted = classes("100 011")
-    assert scores.micro_f1(predicted, wanted) == pytest.approx(2 * 2 / (3 + 3))
-    assert scores.micro_f1(predicted & False, wanted & False) == 0.0
-    # By class: 2 * 1 / (1 + 1); nothing of the second in both, though each has it once: 0; 2 * 1 / (1 + 1).
-    assert scores.macro_f1(predicted, wanted) == pytest.approx((1 + 0 + 1) / 3)
-
-
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=30))
 def test_matthews_correlation_of_two_classes_is_pearsons(pairs):
     first, second = np.array(pairs).T

@@ -23,6 +23,7 @@ from ipu_packed_bert.training.log import RunLog
 from ipu_packed_bert.training.log_files import Events, JsonlWriter
 from ipu_packed_bert.training.run_folder import data_of, environment, locked_run, open_run_folder, resumes
 from pack_data.cli.command import _without_controls
+from pack_data.reading import files
 from pack_data.store.data_set import read_manifest
 from tests.refusals import refused
 from tests.tiny_runs import tiny_data
@@ -179,22 +180,6 @@ def test_without_tensorboard_a_line_names_it_and_the_run_goes_on(tmp_path, monke
     assert "pip install tensorboard" in printed.splitlines()[0] and steps_in(tmp_path) == [1]
 
 
-def test_other_tasks_have_their_own_metrics(tmp_path):
-    """Whatever a task names: a line in log.jsonl, a record of the evaluation, files of predictions."""
-    stream = io.StringIO()
-    log = RunLog(tmp_path, steps=1, max_sequence_length=100, stream=stream)
-    log.step(1, 0.01, COUNTS, StepResult({"loss": 2.0, "accuracy": 0.5}, 0.1))
-    scores = {"exact": 50.0, "f1": 61.25, "questions": 4, "pearson": None}
-    log.evaluation(1, Evaluation(COUNTS, scores, 0.1, files={"predictions.json": {"q": "é"}}))
-    log.close()
-    assert list(read_log(tmp_path / LOG)[0])[:4] == ["step", "loss", "accuracy", "learning_rate"]
-    record = read_log(tmp_path / EVALUATIONS)[0]
-    assert {**scores, "packs": 4}.items() <= record.items()
-    assert json.loads((tmp_path / "predictions.json").read_text(encoding="utf-8")) == {"q": "é"}
-    for words in ("loss 2.000", "accuracy 50.0%", "exact 50.00", "questions 4", "pearson none"):
-        assert words in stream.getvalue()
-
-
 def test_environment_has_what_a_run_depends_on(tmp_path):
     data = data_of(read_manifest(tiny_data(tmp_path)))
     facts = environment(device="host engine", seed=5, data=data, command=["run_pretraining.py"])
@@ -253,6 +238,7 @@ def test_one_process_at_a_time_writes_a_run(tmp_path, monkeypatch):
     def opened(seed):
         return open_run_folder(str(folder), Config(), first_step=0, environment={"seed": seed})
 
+    monkeypatch.setattr(files, "LOCK_PATIENCE", 0.0)
     with opened(1):
         for other in (opened(2), locked_run(folder)):  # a second new run, and one that is resumed
             with refused(folder, "another process"), other:

@@ -119,45 +119,7 @@ def test_the_page_has_the_tables_curves_and_figures_of_the_files(tmp_path):
     assert "7.500" in page.figures[0].words and len(page.first) == 1
 
 
-def test_a_run_that_goes_on_has_no_summary_yet(tmp_path):
-    page, shown = page_of(tmp_path, summary=None, slots=None)
-    assert "summary" not in shown.tables and len(shown.pictures) == 2
-    assert page.figures[2].value == f"{19 / 10:.3f}"
-
-
 def test_a_run_without_a_finite_loss_has_pictures(tmp_path):
     page, _ = page_of(tmp_path, lines=[{**record(1, 3), "seconds": 1.0, "loss": None}], evaluations=())
     losses, _, slots = page.pictures()
     assert losses.lines == () and slots.ends == ("50.0% padding", "25.0% padding")
-
-
-def test_the_answer_compares_the_accuracy_with_that_of_the_most_frequent_token(tmp_path):
-    accuracy = dict(mlm_accuracy=0.25, most_frequent_token_accuracy=0.125, unigram_loss=7.5)
-    page, _ = page_of(tmp_path, summary={**SUMMARY, "held_out": accuracy})
-    assert "25.0%" in page.answer and "12.5%" in page.answer
-
-
-def test_packed_stands_beside_unpacked_where_that_was_measured(tmp_path):
-    """The median of the ratios, 1.9, is not the ratio of the medians; its quartiles contain it."""
-    sides = dict(
-        updates=5,
-        packed_sequences_per_second=90.0,
-        unpacked_sequences_per_second=50.0,
-        packing_factor=2.0,
-    )
-    sides.update(
-        speedup=1.9,
-        speedup_quartiles=[1.8, 1.95],
-        loss_difference=None,
-        gradient_difference=1e-7,
-    )
-    page, shown = page_of(tmp_path, summary={**SUMMARY, "compare_unpacked": sides})
-    _, speed = page.first
-    (series,) = speed.series
-    assert series.values == (1.0, 1.9) and (series.lower, series.upper) == (
-        (None, 1.8),
-        (None, 1.95),
-    )
-    assert speed.levels[0][1] == 2.0 and speed.title in shown.pictures
-    assert speed.ends == ("50.0/s", "90.0/s")
-    assert page.figures[1].value == "1.90 times" and "90.0 and 50.0" in page.figures[1].words

@@ -6,8 +6,6 @@ import signal
 from types import SimpleNamespace
 from unittest import mock
 
-import pytest
-
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
@@ -15,7 +13,6 @@ from ipu_packed_bert.training import summary as run_summary
 from ipu_packed_bert.training.log import Totals
 from ipu_packed_bert.training.summary import _RunSummary, _summarise, _write
 from pack_data.cli.command import run_main
-from tests.tiny_runs import tiny_config, tiny_data
 
 BASELINE = {
     "most_frequent_token_accuracy": 0.05,
@@ -95,31 +92,6 @@ def test_the_baseline_stands_beside_the_model():
         if relation:
             assert f"loss {loss:.3f} 6.000" in lines["held out"]
             assert f"{loss:.3f}" in lines["verdict"] and f": {relation} than" in lines["verdict"]
-
-
-@pytest.mark.parametrize("baseline", [None, BASELINE])
-def test_the_update_is_stated_if_a_run_was_stopped_after_its_last_evaluation(baseline):
-    lines = lines_of(summary_of({"step": 2, "loss": 6.5}, baseline=baseline))
-    assert lines["held out"].startswith("after update 2")
-
-
-@pytest.mark.parametrize("gradients, words", [(1e-6, "the same updates"), (1e-3, "MORE than 1e-04")])
-def test_a_sentence_compares_the_gradients_with_what_rounding_explains(gradients, words):
-    compared = {
-        "packed_sequences_per_second": 1234.0,
-        "unpacked_sequences_per_second": 617.0,
-        "packing_factor": 1.96,
-    }
-    compared.update(speedup=2.0, speedup_quartiles=[1.9, 2.1], updates=5)
-    compared.update(loss_difference=1e-8, gradient_difference=gradients)
-    line = lines_of(dataclasses.replace(summary_of(), compare_unpacked=compared))["unpacked"]
-    assert all(part in line for part in ("1,234.0 617.0 2.000", "5 pairs: 1.90 to 2.10", "1.960", words))
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("summary")
-    return str(tiny_config(folder / "tiny.yml", tiny_data(folder / "data")))
 
 
 def losses_in(folder):

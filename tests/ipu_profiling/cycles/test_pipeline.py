@@ -60,18 +60,6 @@ def test_cycles_never_fall(machine, load, settings):
         assert sum(smaller) < sum(larger)
 
 
-def test_cycles_are_those_of_the_layers_of_the_slowest_ipu(machine, load):
-    """26 layers on four IPUs are 6.5 each, but the pipeline waits for the IPU that has 7."""
-    layers = ["model.num_layers=26", "placement.layers_per_ipu=[5, 7, 7, 7]"]
-    pipeline = machine.pipeline(load(LARGE, *layers, *NARROW))
-    balanced = machine.pipeline(load(LARGE, *NARROW))
-    slowest = PLAIN.cycles(pipeline.bottleneck(PLAIN).total)
-    assert pipeline.bottleneck(PLAIN).layers == 7
-    assert PLAIN.cycles(balanced.bottleneck(PLAIN).total) == pytest.approx(slowest)
-    even = machine.pipeline(load(LARGE, "placement.layers_per_ipu=[6, 6, 6, 6]", *NARROW))
-    assert PLAIN.cycles(even.ipus[1].total) == pytest.approx(6 / 7 * slowest, rel=0.01)
-
-
 def test_recomputation_is_one_more_forward_pass(machine, load):
     kept, recomputed = (
         machine.pipeline(load(LARGE, *NARROW, f"engine.recompute_layers={value}")).ipus[1].costs[MASK_APPLICATION]

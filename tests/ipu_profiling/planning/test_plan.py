@@ -65,7 +65,7 @@ def test_every_configuration_has_a_plan_that_fits(capsys):
     assert len(NAMES) > 50
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     name=st.sampled_from([LARGE, "packed_phase1_base_pod16", "unpacked_phase2_pod16"]),
     micro_batch=st.integers(1, 40),
@@ -125,15 +125,6 @@ def test_memory_by_hand():
     assert IPU_BYTES == 624 * 1024 * 1472
 
 
-def test_half_logits_save_what_the_page_says():
-    """docs/ipu.md: BERT-base, phase 1: 736 masked slots of 30,522 words, twice two bytes each."""
-    sizes = []
-    for value in ("false", "true"):
-        run = planned("packed_phase1_base_pod16", f"engine.half_logits={value}", factor=1.17)
-        sizes.append(run.memory[0].at_work)
-    assert sizes[0] - sizes[1] == 2 * 2 * 32 * 23 * 30522
-
-
 def test_products_take_what_their_plan_says_and_no_more_than_their_room():
     """Given all of a tile they take a third of it; given little, the smallest plan may take more than that."""
     for proportion, least, most in ((1.0, 0.2, 0.4), (0.15, 0.1, 0.15), (0.0001, 0.0001, 0.05)):
@@ -178,14 +169,6 @@ def test_the_verdict_on_memory(micro_batch, fits, status, capsys):
         better = planned(LARGE, *proposed)
         assert better.update.packs == run.update.packs
         assert better.fits
-
-
-def test_where_no_micro_batch_fits(capsys):
-    sizes = ("ipus_per_replica=1", "layers_per_ipu=[24]", "available_memory_proportion=[0.2]")
-    run = planned("packed_phase2_pod4", "without_ipus=null", *(f"placement.{size}" for size in sizes))
-    assert run.micro_batch_that_fits() is None
-    assert print_plan(run) == 1
-    assert "placement.layers_per_ipu" in capsys.readouterr().out
 
 
 def test_what_is_not_stated_is_that_of_the_length():

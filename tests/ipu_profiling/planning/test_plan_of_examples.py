@@ -97,13 +97,3 @@ def test_layers_of_another_network_are_refused(checkpoint, tmp_path, capsys):
     (tmp_path / "tiny.yml").write_text(config.to_yaml())
     arguments = ["plan", "--config", tmp_path / "tiny.yml"]
     refusal_of(packed_bert.main, arguments, capsys, "placement.layers_per_ipu", "12", "2")
-
-
-def test_a_task_that_is_not_named_is_questions(tmp_path, capsys):
-    """Without task.name a file is of fine-tuning if it names data files of it, and of pre-training otherwise."""
-    path = tmp_path / "tiny.yml"
-    options = ["--config", path, "--packing-factor", "2", "--set", "engine.kind=host"]
-    path.write_text("data: {training: questions.json}\n")
-    assert "squad" in printed(capsys, *options)
-    path.write_text("data: {directory: packs}\n")
-    assert "squad" not in printed(capsys, *options)

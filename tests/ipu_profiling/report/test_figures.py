@@ -1,12 +1,9 @@
 """Figures of the paper: lengths, the mask, and un-padding that waits for its slowest accelerator."""
 
-import json
-
 import numpy as np
 import pytest
 
-from ipu_profiling.report import command, figures
-from pack_data.cli.command import run_main
+from ipu_profiling.report import figures
 from pack_data.packing.histogram import LengthHistogram
 
 
@@ -59,24 +56,3 @@ def test_equal_lengths_scale_perfectly():
     equal = LengthHistogram(counts, "equal")
     speed_ups = un_padding(equal, accelerators=(1, 256), sequences=(4,), updates=3)
     assert list(speed_ups.values()) == pytest.approx([work(64) / work(32)] * 2)
-
-
-def test_figures_print_and_draw(cycle_cache, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
-    monkeypatch.setattr(figures, "_ACCELERATORS", (1, 8, 64))
-    picture = tmp_path / "figure5.svg"
-    asked = "--figure 1 --figure 2 --figure 5 --packing-factor 2 --json --plot"
-    assert run_main(command.main, [*asked.split(), str(picture)]) == 0
-    first, mask, scaling = json.loads(capsys.readouterr().out)["tables"]
-    rows = {row["data"]: row for row in first["rows"]}
-    assert rows["wikipedia_512"]["speed_up"] == pytest.approx(2.001, abs=5e-4)
-    papers = [name for name, row in rows.items() if row["paper"] is not None]
-    assert len(papers) == 6
-    pack = "1112222330"
-    for row, sequence in zip(mask["rows"], pack):
-        seen = [row[str(slot)] for slot in range(10)]
-        assert seen == [int(sequence == other) for other in pack]
-    assert [row["accelerators"] for row in scaling["rows"]] == [1, 8, 64]
-    for row in scaling["rows"][1:]:
-        assert row["un_padding_64"] < row["packing"]
-    assert "un-padding, 64 each" in picture.read_text(encoding="utf-8")
