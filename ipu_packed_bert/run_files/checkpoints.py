@@ -343,8 +343,9 @@ def _checked(state: Fields, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -
 
 def _check_tensors(state: Fields, name: str) -> None:
     tensors = state.object(name)
-    if not all(isinstance(tensors.any(key), torch.Tensor) for key in tensors.names()):
-        raise state.error(name, "must contain tensors only")
+    for key in tensors.names():
+        if not isinstance(tensors.any(key), torch.Tensor):
+            raise tensors.error(key, "must be a tensor")
 
 
 # -- an engine's state, in JSON and tensors ----------------------------------------------------------------------------

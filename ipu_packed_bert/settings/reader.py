@@ -131,9 +131,15 @@ class SettingsReader:
 
     def derive(self, key: str, value: Any, source: str) -> None:
         """Set a default that follows from the setting ``source``, unless the setting has a value."""
-        if key not in self.values:
-            self.values[key] = value
-            self.origins[key] = f"{DEFAULT}, from {source}"
+        if key in self.values:
+            return
+        wrong = self.settings[key].rule.violation(value)
+        if wrong:
+            self.problems.append(f"{self._prefix}{key} is {shown(value)}, from {source}; {wrong}")
+            self.broken.add(key)
+            return
+        self.values[key] = value
+        self.origins[key] = f"{DEFAULT}, from {source}"
 
     def stated(self, key: str) -> bool:
         """Return True if a file or a `--set` states the setting."""

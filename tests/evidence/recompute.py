@@ -16,8 +16,20 @@ FIRST_THREE = (11, 12, 13)
 TESTS = {
     "same_training_wikipedia": ("updates_wikipedia", FIRST_THREE, "packed", "unpacked", {"loss": 0.025}),
     "same_training_trained": ("updates_trained", FIRST_THREE, "packed", "unpacked", {"loss": 0.025}),
-    "order_topics": ("order_topics", range(1, 9), "packs", "random", {"mlm_loss": 0.029, "nsp_loss": 0.021}),
-    "order_wikipedia": ("order_wikipedia", range(1, 8), "packs", "random", {"mlm_loss": 0.029, "nsp_loss": 0.021}),
+    "order_topics": (
+        "order_topics",
+        range(1, 9),
+        "packs",
+        "random",
+        {"mlm_loss": 0.029, "nsp_loss": 0.021},
+    ),
+    "order_wikipedia": (
+        "order_wikipedia",
+        range(1, 8),
+        "packs",
+        "random",
+        {"mlm_loss": 0.029, "nsp_loss": 0.021},
+    ),
 }
 
 
@@ -31,7 +43,10 @@ def cells(path):
 
 def last(rows, name):
     """Return the final scores of a run over all scored sequences."""
-    return rows[-1].get(f"all_{name}", rows[-1][name])
+    return rows[-1].get(
+        f"all_{name}",
+        rows[-1][name],
+    )
 
 
 def interval(values):
@@ -45,12 +60,15 @@ def p_value(values, margin):
     """Return the larger P value of the two one-sided tests, from t's distribution."""
     mean = sum(values) / len(values)
     distance = margin - abs(mean)
-    return stats.t.sf(distance / stats.sem(values), len(values) - 1)
+    return stats.t.sf(
+        distance / stats.sem(values),
+        len(values) - 1,
+    )
 
 
 def recomputed(results):
     """Return the P value and the interval of each output of every claim whose runs are finished."""
-    found = {}
+    actual = {}
     for claim, (run, seeds, first, second, margins) in TESTS.items():
         measured = cells(results / f"{run}.jsonl")
         if any((arm, seed) not in measured for arm in (first, second) for seed in seeds):
@@ -63,8 +81,8 @@ def recomputed(results):
                 values.append(last(measured[first, seed], name) - last(measured[second, seed], name))
             ends[name] = interval(values)
             p_values.append(p_value(values, margin))
-        found[claim] = max(p_values), ends
-    return found
+        actual[claim] = max(p_values), ends
+    return actual
 
 
 if __name__ == "__main__":

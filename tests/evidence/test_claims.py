@@ -143,9 +143,9 @@ def test_the_cells_of_a_claim_come_from_one_commit(committed):
 @pytest.mark.slow
 def test_others_compute_the_same_intervals(committed):
     """`recompute.py` shares no line with `evidence`."""
-    told = claims.told()
+    definitions = claims.told()
     judged = claims.findings(committed)
-    assert recompute.TESTS.keys() == {name for name, claim in told.items() if claim["kind"] == "equivalence"}
+    assert recompute.TESTS.keys() == {name for name, claim in definitions.items() if claim["kind"] == "equivalence"}
     recomputed = recompute.recomputed(ROOT / figures.COMMITTED)
     assert recomputed.keys() == {name for name in recompute.TESTS if judged[name].kept is not None}
     for name, (p, ends) in recomputed.items():

@@ -55,14 +55,22 @@ KINDS_WITH_LOGITS = (leaks.ENCODER, leaks.DECODER, leaks.STATES)
 JUDGED = [line for line in LEAKING if leaks.kind_of(line.model) in KINDS_WITH_LOGITS and line.call != leaks._TRAIN]
 
 
-@pytest.mark.parametrize("line", JUDGED, ids=lambda line: f"{line.model}, {line.call}")
+@pytest.mark.parametrize(
+    "line",
+    JUDGED,
+    ids=lambda line: f"{line.model}, {line.call}",
+)
 def test_the_judge_refuses_the_leaking_lines(line):
     skip_unless_sampled(line.model if line.call == leaks._PLAIN else line.call)
     family = leaks.FAMILIES[line.model]
     attention = line.leaking()[0]
 
     def collator(examples):
-        return leaks.inputs_of(line.call, family.kind, [example["input_ids"].tolist() for example in examples])
+        return leaks.inputs_of(
+            line.call,
+            family.kind,
+            [example["input_ids"].tolist() for example in examples],
+        )
 
     model = leaks.new_model(family, attention, leaks.SIZES["default"], 0)
     with pytest.raises(AssertionError, match="affect each other"):
@@ -76,9 +84,19 @@ def test_the_judge_refuses_the_leaking_lines(line):
         )
 
 
-@pytest.mark.parametrize("name", [name for name in leaks.FAMILIES if leaks.kind_of(name) in KINDS_WITH_LOGITS[:2]])
+@pytest.mark.parametrize(
+    "name",
+    [name for name in leaks.FAMILIES if leaks.kind_of(name) in KINDS_WITH_LOGITS[:2]],
+)
 def test_the_judge_accepts_our_attention(name):
     skip_unless_sampled(name)
     assert_isolated(
-        leaks.new_model(leaks.FAMILIES[name], "padding_free", leaks.SIZES["default"], 0), longest=16, row=40
+        leaks.new_model(
+            leaks.FAMILIES[name],
+            "padding_free",
+            leaks.SIZES["default"],
+            0,
+        ),
+        longest=16,
+        row=40,
     )

@@ -58,16 +58,16 @@ def buffers_as_they_are(monkeypatch):
 @pytest.fixture
 def probed_once(monkeypatch):
     """Probe the model of the first way alone: all ways train the same one."""
-    found = []
+    actual = []
 
     def check_once(model, **options):
-        if not found:
-            found.append(check_no_leak(model, **options))
-        return found[0]
+        if not actual:
+            actual.append(check_no_leak(model, **options))
+        return actual[0]
 
     monkeypatch.setattr(choice, "check_no_leak", check_once)
     yield
-    assert found
+    assert actual
 
 
 def rows_of(folder: Path):
@@ -76,8 +76,8 @@ def rows_of(folder: Path):
 
 def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch, probed_once):
     monkeypatch.setitem(SIZES, "quick", SIZES["quick"]._replace(vocabulary_size=128))
-    given = [*QUICK, "--examples", "24", "--seeds", "1", "--no-plot", "--data-dir", str(data_dir)]
-    assert run_main(main, [*given, "--out", str(tmp_path / "out")]) == 0
+    arguments = [*QUICK, "--examples", "24", "--seeds", "1", "--no-plot", "--data-dir", str(data_dir)]
+    assert run_main(main, [*arguments, "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     rows = rows_of(tmp_path / "out")
     assert len(rows) == 2 * len(VARIANTS)
@@ -94,5 +94,5 @@ def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch, pr
             same_updates = by_way[way + SAME_UPDATES]["updates"]
             assert int(by_way[way]["updates"]) < int(padded["updates"]) <= int(same_updates) + 1
     # A second call measures nothing again.
-    assert run_main(main, [*given, "--out", str(tmp_path / "out")]) == 0
+    assert run_main(main, [*arguments, "--out", str(tmp_path / "out")]) == 0
     assert rows_of(tmp_path / "out") == rows

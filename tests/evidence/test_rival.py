@@ -15,12 +15,12 @@ def finished(path, *, draws=8, apart=0.0, slots=(128, 512), **seconds):
     facts = {"clock": "s", "machine": "m", "rival": "r"}
     times = {**dict.fromkeys(rival.RIVALS, 1.2), "packed": 1.0, "again": 1.0, "alone": 1.0, "padded": 2.0, **seconds}
     cells = {}
-    for each in slots:
+    for item in slots:
         rows = []
         for draw in range(draws):
             shaken = {f"{name}_s": time * (1 + 0.001 * ((draw + len(name)) % 3)) for name, time in times.items()}
             rows.append({"sequences": 48, "packs": 24, "losses_apart": apart, **shaken})
-        cells[Cell(f"{each} slots", 1)] = rows
+        cells[Cell(f"{item} slots", 1)] = rows
     write_results(path, Results(settings, cells, facts))
     return rival.RivalShown(path)
 
@@ -40,10 +40,10 @@ def finished(path, *, draws=8, apart=0.0, slots=(128, 512), **seconds):
     ],
 )
 def test_the_fastest_rival_decides_if_the_controls_allow(tmp_path, change, kept):
-    found = claims.findings({"rival": finished(tmp_path / "rival.jsonl", **change)})["rival"]
-    assert found.kept is kept
+    actual = claims.findings({"rival": finished(tmp_path / "rival.jsonl", **change)})["rival"]
+    assert actual.kept is kept
     if kept is False:
-        assert ("shows nothing" in found.figures) == ("eager_1024" not in change)
+        assert ("shows nothing" in actual.figures) == ("eager_1024" not in change)
 
 
 def test_all_sides_compute_the_same_sequences(tmp_path, monkeypatch):

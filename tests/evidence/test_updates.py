@@ -38,7 +38,11 @@ def run(setup, name, *, seed=1, change=None, keep=None):
     config = setup.config("packed", seed=seed, attention=arm.attention)
 
     def own(batch):
-        return changed(batch if change is None else change(batch), arm, SIZE.micro_batch)
+        return changed(
+            batch if change is None else change(batch),
+            arm,
+            SIZE.micro_batch,
+        )
 
     regroup = order.regrouped(name, seed) if name in ORDERS else None
     return setup.run(config, own, alone=arm.alone, regroup=regroup, double=arm.double, keep=keep)
@@ -78,17 +82,24 @@ def test_each_held_out_sequence_is_scored_as_an_evaluation_scores_it(setup, tmp_
         engine = HostEngine(config, task, packing_factor=1.0)
         load_into(engine.model, read_folder(tmp_path / "weights").weights)
         layout = task.layout(config.changed("optimizer", packing_adjustment="none"), 1.0)
-        found = task.evaluate(engine, in_order(StoredPacks(store), layout))
+        actual = task.evaluate(engine, in_order(StoredPacks(store), layout))
     for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"):
-        assert rows[-1][name] == pytest.approx(found.metrics[name], abs=2e-6)
-    assert setup.facts()["sequences"]["held_out"] == found.counts["sequences"]
+        assert rows[-1][name] == pytest.approx(actual.metrics[name], abs=2e-6)
+    assert setup.facts()["sequences"]["held_out"] == actual.counts["sequences"]
 
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_an_order_has_every_sequence_of_the_packs_once(name):
-    by_packs = np.split(np.arange(50), [7, 19, 24, 37])
+    by_packs = np.split(
+        np.arange(50),
+        [7, 19, 24, 37],
+    )
     lengths = np.random.default_rng(0).integers(5, 60, 50)
-    tokens = np.random.default_rng(1).integers(2, 12, int(lengths.sum()))
+    tokens = np.random.default_rng(1).integers(
+        2,
+        12,
+        int(lengths.sum()),
+    )
     sequences = Sequences.of_tokens(lengths, {"input_ids": tokens})
     numbers = {}
     for seed in (3, 4):
@@ -107,7 +118,11 @@ def test_an_order_has_every_sequence_of_the_packs_once(name):
 def begun(tmp_path_factory):
     """An experiment that has its start."""
     out = tmp_path_factory.mktemp("updates") / "updates_quick"
-    size = Updates(QUICK._replace(sequences=60), ((("packed", "unpacked"), (1,)),), Start(None, 4, 4.0e-3, 16))
+    size = Updates(
+        QUICK._replace(sequences=60),
+        ((("packed", "unpacked"), (1,)),),
+        Start(None, 4, 4.0e-3, 16),
+    )
     options = SimpleNamespace(out=out, size="quick", data_dir=None)
     runner = Runner(out, {"size": "tiny"})
     experiment = Runs(size, options, runner)
@@ -139,15 +154,15 @@ def test_all_runs_begin_with_the_one_start(begun):
 def test_a_checkpoint_brings_its_vocabulary_and_its_weights(begun, tmp_path):
     """The start of one experiment is the checkpoint of the next."""
     experiment = begun[0]
-    own = QUICK._replace(vocabulary_size=100, hidden_size=8)
-    made = PretrainingSetup(tmp_path, own, None, checkpoint=experiment.folder)
+    separate = QUICK._replace(vocabulary_size=100, hidden_size=8)
+    created = PretrainingSetup(tmp_path, separate, None, checkpoint=experiment.folder)
     kept = read_folder(experiment.folder)
-    with made.store("packed") as store:
+    with created.store("packed") as store:
         assert store.manifest.vocabulary_sha256 == kept.vocabulary.sha256
         assert store.manifest.vocabulary_size == kept.model.vocabulary_size > 100
-    assert made.config("packed", seed=1).model.hidden_size == QUICK.hidden_size
+    assert created.config("packed", seed=1).model.hidden_size == QUICK.hidden_size
     with refused("data made"):
-        PretrainingSetup(tmp_path, made.size, None)
+        PretrainingSetup(tmp_path, created.size, None)
 
 
 def test_the_smallest_runs_are_shown(tmp_path, capsys):

@@ -153,7 +153,7 @@ class FakeGpu(TorchDispatchMode):
             is_read = True
             self.waits += [name] * (args[0].device.type == "cuda")
             result = self._read(func, args, kwargs)
-        outputs = [each for each in tree_leaves(result) if isinstance(each, FakeTensor)]
+        outputs = [item for item in tree_leaves(result) if isinstance(item, FakeTensor)]
         if name in _COPYING:
             self._count_copy(args, outputs, kwargs)
         if not is_read and not all(output.is_floating_point() for output in outputs):
@@ -172,7 +172,7 @@ class FakeGpu(TorchDispatchMode):
     def _compute(self, func: Any, args: Any, kwargs: Any, outputs: List[Any]) -> None:
         """Compute the values of integer results, if those of all arguments are known."""
         known_args, known_kwargs = tree_map(self._known, (args, kwargs))
-        if any(isinstance(each, FakeTensor) for each in tree_leaves((known_args, known_kwargs))):
+        if any(isinstance(item, FakeTensor) for item in tree_leaves((known_args, known_kwargs))):
             for output in outputs:  # it may be an argument, changed in place
                 self._values.pop(output, None)
             return
@@ -185,7 +185,7 @@ class FakeGpu(TorchDispatchMode):
         """Return what the host reads: real sizes and values, or 1 for an unknown number."""
         device = args[0].device
         args = tree_map(self._known, args)
-        if any(isinstance(each, FakeTensor) for each in tree_leaves(args)):
+        if any(isinstance(item, FakeTensor) for item in tree_leaves(args)):
             assert func is aten._local_scalar_dense.default, f"{func} reads values that only a GPU has"
             return 1.0 if args[0].is_floating_point() else 1
         with _disable_current_modes():
@@ -209,8 +209,8 @@ class FakeGpu(TorchDispatchMode):
                 continue
             self.waits += ["index by a mask"] * (index.device.type == "cuda")
             with _disable_current_modes():
-                found = self._known(index).nonzero(as_tuple=True)
-            places += [self._faked(each, index.device) for each in found]
+                actual = self._known(index).nonzero(as_tuple=True)
+            places += [self._faked(item, index.device) for item in actual]
         return places
 
     def _count_copy(self, args: Any, outputs: List[Any], kwargs: Any) -> None:
@@ -325,7 +325,7 @@ def _attend(
 ) -> torch.Tensor:
     """Choose the kernel of `scaled_dot_product_attention` as a GPU does; a CPU build would choose plain products."""
     if torch.is_autocast_enabled("cuda"):
-        query, key, value = (each.to(torch.get_autocast_dtype("cuda")) for each in (query, key, value))
+        query, key, value = (item.to(torch.get_autocast_dtype("cuda")) for item in (query, key, value))
     options: Dict[str, Any] = dict(dropout_p=dropout_p, is_causal=is_causal, scale=scale)
     if attn_mask is None and query.dtype != torch.float32:
         return aten._scaled_dot_product_flash_attention(query, key, value, **options)[0]

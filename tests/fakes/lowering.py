@@ -123,7 +123,7 @@ class Recorder(TorchDispatchMode):
         ):
             self._problem("reading with a boolean mask has a data-dependent shape")
         outputs = func(*args, **kwargs)
-        made = [t for t in tree_flatten(outputs)[0] if isinstance(t, torch.Tensor)]
+        created = [t for t in tree_flatten(outputs)[0] if isinstance(t, torch.Tensor)]
         if name not in ALLOWED:
             self._problem(f"no lowering for aten::{name} ({raw})")
         for tensor in inputs:
@@ -131,13 +131,13 @@ class Recorder(TorchDispatchMode):
                 self._problem(f"{name} reads a host tensor {describe(tensor)} that is no input, parameter or buffer")
         if raw == "lift_fresh":
             self._problem(f"a constant {describe(inputs[0])} is captured from the host; register it as a buffer")
-        for tensor in inputs + made:
+        for tensor in inputs + created:
             if tensor.dtype not in SUPPORTED_TYPES:
                 self._problem(f"{describe(tensor)} in {name}: not a type of the device")
             if any(not isinstance(size, int) for size in tensor.shape):
                 self._problem(f"{name} has a dynamic shape")
-        self.operators.append(Operator(name, inputs, made, self.current_ipu()))
-        for tensor in made:
+        self.operators.append(Operator(name, inputs, created, self.current_ipu()))
+        for tensor in created:
             self._known[id(tensor)] = tensor  # kept alive, so that no id is used twice
         return outputs
 
@@ -145,7 +145,7 @@ class Recorder(TorchDispatchMode):
 def wide_types(operators):
     """Operators in which int64 or float64 matters: float64 anywhere, int64 where it is more than an index or a
     label."""
-    found = []
+    actual = []
     for operator in operators:
         tensors = operator.inputs + operator.outputs
         if (
@@ -153,8 +153,8 @@ def wide_types(operators):
             or any(t.dtype == torch.int64 for t in tensors)
             and operator.name not in INDEXING
         ):
-            found.append(operator)
-    return found
+            actual.append(operator)
+    return actual
 
 
 class Traced:

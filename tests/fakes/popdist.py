@@ -32,9 +32,9 @@ class Exchange:
 
     def gathered(self, tensor):
         """[instances, ...]."""
-        found = [torch.empty_like(tensor) for _ in range(self.instances)]
-        self._end(self._group.allgather([found], [tensor]))
-        return torch.stack(found)
+        actual = [torch.empty_like(tensor) for _ in range(self.instances)]
+        self._end(self._group.allgather([actual], [tensor]))
+        return torch.stack(actual)
 
     def together(self, what):
         marks = self.gathered(torch.tensor([zlib.crc32(what.encode())]))
@@ -80,18 +80,18 @@ class PopRun:
             self.ready, self.device = True, self.exchange("device")
 
         def options(ipus_per_replica=1):
-            made = stand_in.Options()
-            made.replicationFactor(self.local_replicas)
-            made.Distributed.configureProcessId(self.index, self.instances)
-            return made
+            built = stand_in.Options()
+            built.replicationFactor(self.local_replicas)
+            built.Distributed.configureProcessId(self.index, self.instances)
+            return built
 
-        found = types.ModuleType("popdist")
-        found.init = init
-        found.isPopdistEnvSet = lambda: True
-        found.getNumInstances = lambda: after_init(self.instances)
-        found.getInstanceIndex = lambda: after_init(self.index)
-        found.getNumTotalReplicas = lambda: after_init(self.replicas)
-        found.getNumLocalReplicas = lambda: after_init(self.local_replicas)
-        found.poptorch = types.ModuleType("popdist.poptorch")
-        found.poptorch.Options = options
-        return found
+        actual = types.ModuleType("popdist")
+        actual.init = init
+        actual.isPopdistEnvSet = lambda: True
+        actual.getNumInstances = lambda: after_init(self.instances)
+        actual.getInstanceIndex = lambda: after_init(self.index)
+        actual.getNumTotalReplicas = lambda: after_init(self.replicas)
+        actual.getNumLocalReplicas = lambda: after_init(self.local_replicas)
+        actual.poptorch = types.ModuleType("popdist.poptorch")
+        actual.poptorch.Options = options
+        return actual

@@ -304,30 +304,30 @@ class Options(_Settings):
     def toDict(self):
         """Return the options for the backend under PopTorch's names (its options.py), without defaults."""
         assert not self.defaultOutputMode(), "An output mode must be picked before serialisation"
-        own, training, precision = self._values, self._training._values, self._precision._values
+        settings, training, precision = self._values, self._training._values, self._precision._values
         merged = {
             "execution_mode": 0,  # pipelined
-            "replication_factor": own["replication_factor"],
+            "replication_factor": settings["replication_factor"],
             "input_group_size": 1,
             "input_cgt": 1,  # consecutive
             "broadcast_buffers": True,
-            "device_iterations": own["device_iterations"],
+            "device_iterations": settings["device_iterations"],
             "log_dir": ".",
             "max_repeat_logs": 4,
             "auto_round_num_ipus": False,
             "anchored_tensors": {},
-            "output_mode": int(own["output_mode"]),
+            "output_mode": int(settings["output_mode"]),
             "output_return_period": 1,
-            "connection_type": int(own["connection"]),
+            "connection_type": int(settings["connection"]),
             "sync_pattern": 0,  # full
-            "available_memory_proportion": {int(name[3:]): share for name, share in own["memory"].items()},
+            "available_memory_proportion": {int(name[3:]): share for name, share in settings["memory"].items()},
             "gradient_accumulation": training["accumulation"],
             "accumulation_and_replication_reduction_type": training["reduction"],
             "meanAccumulationAndReplicationReductionStrategy": training["mean_strategy"],
             "num_distributed_processes": self._distributed.numProcesses,
             "distributed_process_id": self._distributed.processId,
             "ipuof_configs": {},
-            "instrumentWithHardwareCycleCounter": own.get("cycles", False),
+            "instrumentWithHardwareCycleCounter": settings.get("cycles", False),
             "rearrangeAnchorsOnHost": False,
             **{
                 f"location_{kind}": {_LOCATION_NAMES[name]: int(value) for name, value in location.items()}
@@ -335,7 +335,7 @@ class Options(_Settings):
             },
             **self._popart._values,
         }
-        if own.get("progress", True):
+        if settings.get("progress", True):
             merged["compilation_progress_bar_fn"] = print
         for ours, name in (
             ("ipu_model", "use_model"),
@@ -343,12 +343,12 @@ class Options(_Settings):
             ("random_seed", "random_seed"),
             ("offline", "ipu_version"),
         ):
-            if ours in own:
-                merged[name] = own[ours]
-        if "cache" in own:
-            merged.update(cachePath=own["cache"], enableEngineCaching=True)
-        if "synthetic_data" in own:
-            merged["syntheticDataMode"] = 2 if own["synthetic_data"] else 0  # random normal, off
+            if ours in settings:
+                merged[name] = settings[ours]
+        if "cache" in settings:
+            merged.update(cachePath=settings["cache"], enableEngineCaching=True)
+        if "synthetic_data" in settings:
+            merged["syntheticDataMode"] = 2 if settings["synthetic_data"] else 0  # random normal, off
         if "automatic_loss_scaling" in training:
             merged["automaticLossScalingSettings.enabled"] = training["automatic_loss_scaling"]
         if "stochastic_rounding" in precision:
@@ -635,10 +635,10 @@ class PoplarExecutor:
             for name, moments in self._moments.items():
                 for prefix, key in (("Accl1___model.", "first"), ("Accl2___model.", "second")):
                     if prefix + name in state:  # a missing one is ignored, with a warning
-                        given = state[prefix + name]
-                        if given.shape != moments[key].shape or given.dtype != moments[key].dtype:
-                            raise Error(f"{prefix}{name}: {given.dtype} {list(given.shape)} does not fit")
-                        moments[key] = given.clone()
+                        moment = state[prefix + name]
+                        if moment.shape != moments[key].shape or moment.dtype != moments[key].dtype:
+                            raise Error(f"{prefix}{name}: {moment.dtype} {list(moment.shape)} does not fit")
+                        moments[key] = moment.clone()
                 if "Step___model." + name in state:
                     moments["step"] = int(state["Step___model." + name])
         self._optimizer._to_device = False
@@ -773,10 +773,10 @@ class PoplarExecutor:
             stages=self._stages,
             ipus=self._ipus // self._values["replication_factor"],
         )
-        used, there = profile.fullest_tile(), _machine.tile_bytes or _TILE_BYTES
+        used, available = profile.fullest_tile(), _machine.tile_bytes or _TILE_BYTES
         profile.write()
-        if used > there and _engine_option(self._options._popart._values, "debug.allowOutOfMemory") != "true":
-            raise Error(f"Out of memory on tile 1: {used} bytes used but tiles only have {there} bytes of memory")
+        if used > available and _engine_option(self._options._popart._values, "debug.allowOutOfMemory") != "true":
+            raise Error(f"Out of memory on tile 1: {used} bytes used but tiles only have {available} bytes of memory")
         return profile
 
     def _named(self):
@@ -931,9 +931,9 @@ class PoplarExecutor:
         inputs = self._bind(args, kwargs)
         if not self._compiled:
             self._compile(inputs)
-        found = [(tuple(t.shape), t.dtype) for t in inputs]
-        if found != self._shapes:
-            raise Error(f"compiled for {self._shapes}, called with {found}")
+        actual = [(tuple(t.shape), t.dtype) for t in inputs]
+        if actual != self._shapes:
+            raise Error(f"compiled for {self._shapes}, called with {actual}")
         if not self._attached:
             self.attachToDevice()
         self._write_optimizer_state()

@@ -79,7 +79,7 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         first_order_momentum_accum_type=None,
         second_order_momentum_accum_type=None,
     ):
-        given = dict(
+        arguments = dict(
             lr=lr,
             betas=betas,
             eps=eps,
@@ -88,13 +88,13 @@ class LAMB(Optimizer, torch.optim.Optimizer):
             loss_scaling=loss_scaling,
         )
         filled = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, max_weight_norm=65500.0)
-        defaults = {name: value if given[name] is None else given[name] for name, value in filled.items()}
+        defaults = {name: value if arguments[name] is None else arguments[name] for name, value in filled.items()}
         Optimizer.__init__(self)
         torch.optim.Optimizer.__init__(self, params, defaults)
         self.bias_correction = True if bias_correction is None else bias_correction
         self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
         self._setup(
-            given,
+            arguments,
             defaults,
             {
                 "accum_type": accum_type or torch.float32,
@@ -132,15 +132,15 @@ class AdamW(Optimizer, torch.optim.AdamW):
     ):
         if amsgrad:
             raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
-        given = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, loss_scaling=loss_scaling)
-        passed = {name: value for name, value in given.items() if value is not None and name != "loss_scaling"}
+        arguments = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, loss_scaling=loss_scaling)
+        passed = {name: value for name, value in arguments.items() if value is not None and name != "loss_scaling"}
         Optimizer.__init__(self)
         torch.optim.AdamW.__init__(self, params, **passed)
         self.bias_correction = True if bias_correction is None else bias_correction
         self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
         self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
         self._setup(
-            given,
+            arguments,
             self.defaults,
             {
                 "accum_type": accum_type or torch.float32,

@@ -16,7 +16,10 @@ RUN_COUNT = "autoReport.executionProfileProgramRunCount"
 
 def engine_option(options, name):
     """Return an engine option of the program, or of the environment."""
-    return {**json.loads(os.environ.get("POPLAR_ENGINE_OPTIONS") or "{}"), **options.get("engineOptions", {})}.get(name)
+    return {
+        **json.loads(os.environ.get("POPLAR_ENGINE_OPTIONS") or "{}"),
+        **options.get("engineOptions", {}),
+    }.get(name)
 
 
 class Profile:
@@ -27,11 +30,18 @@ class Profile:
         self.most = int(engine_option(options, RUN_COUNT) or 2)
         self.name, self.ipus, self.runs = name, ipus, []
         self.stages = stages
-        self.operators = [(each.name, each.ipu, sum(out.numel() for out in each.outputs)) for each in operators]
+        self.operators = [
+            (
+                item.name,
+                item.ipu,
+                sum(out.numel() for out in item.outputs),
+            )
+            for item in operators
+        ]
         bytes_of = [0] * ipus
         for weight, tensor in weights.items():
             bytes_of[homes.get(weight, 0)] += tensor.numel() * tensor.element_size()
-        self.tiles = [-(-each // TILES) for each in bytes_of for _ in range(TILES)]
+        self.tiles = [-(-item // TILES) for item in bytes_of for _ in range(TILES)]
 
     def fullest_tile(self):
         return max(self.tiles) + CODE_BYTES
@@ -41,7 +51,7 @@ class Profile:
             return
         file = Path(self.folder, self.name, "profile.pop")
         file.parent.mkdir(parents=True, exist_ok=True)
-        tiles = [{"bytes": each + CODE_BYTES, "always_live": each} for each in self.tiles]
+        tiles = [{"bytes": item + CODE_BYTES, "always_live": item} for item in self.tiles]
         file.write_text(json.dumps({"ipus": self.ipus, "tiles": tiles, "runs": self.runs}))
 
     def ran(self, micro_batches):
@@ -49,15 +59,32 @@ class Profile:
         if self.folder is None:
             return
         if not self.runs:
-            self.runs.append({"name": "weights", "steps": [self._step("StreamCopyMid", "weights", [10] * self.ipus)]})
+            self.runs.append(
+                {
+                    "name": "weights",
+                    "steps": [self._step("StreamCopyMid", "weights", [10] * self.ipus)],
+                }
+            )
         if len(self.runs) < self.most:
             steps = [self._step("StreamCopyMid", "/inputs", [7] * self.ipus)]
             for name, ipu, elements in self.operators:
-                here = [micro_batches * elements if each == ipu else 0 for each in range(self.ipus)]
+                here = [micro_batches * elements if item == ipu else 0 for item in range(self.ipus)]
                 kind = "/MatMul" if name in ("matmul", "mm", "bmm", "addmm", "linear", "baddbmm") else "/" + name
                 steps.append(self._step("OnTileExecute", f"/model{kind}", here))
-                steps.append(self._step("DoExchange", f"/model{kind}/exchange", [each // 4 for each in here]))
-            steps += [self._step("GlobalExchange", "/copies", [len(self.stages)] * self.ipus)]
+                steps.append(
+                    self._step(
+                        "DoExchange",
+                        f"/model{kind}/exchange",
+                        [item // 4 for item in here],
+                    )
+                )
+            steps += [
+                self._step(
+                    "GlobalExchange",
+                    "/copies",
+                    [len(self.stages)] * self.ipus,
+                )
+            ]
             steps += [self._step("Sync", "/sync", [5] * self.ipus)]
             self.runs.append({"name": "step", "steps": steps})
         self.write()

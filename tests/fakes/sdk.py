@@ -47,15 +47,15 @@ def installed(*, ipus: int = 16, poprun=None):
 
     poprun: a `tests.fakes.popdist.PopRun`, in a process that poprun started; `ipus` are then those of the instance.
     """
-    found = {"poptorch": stand_in, "poptorch.optim": stand_in.optim}
+    actual = {"poptorch": stand_in, "poptorch.optim": stand_in.optim}
     if poprun is not None:
         popdist = poprun.popdist()
-        found.update({"popdist": popdist, "popdist.poptorch": popdist.poptorch})
+        actual.update({"popdist": popdist, "popdist.poptorch": popdist.poptorch})
     variables = {name: os.environ.pop(name, None) for name in ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")}
     machine.reset(ipus)
     machine.poprun = poprun
     try:
-        with _in_place(found):
+        with _in_place(actual):
             from ipu_packed_bert.engine import ipu
             from ipu_packed_bert.engine.ipu import devices, engine, feed, options, program, state  # noqa: F401 (attributes of ipu)
 

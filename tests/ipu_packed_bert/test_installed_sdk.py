@@ -24,7 +24,11 @@ SDK = ROOT / "tests" / "fakes" / "installed"
 
 def on_the_pod(*command, folder=ROOT, ipus=16, path=()):
     """Run Python with the SDK on the path; the exit status and what it printed."""
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, SDK, ROOT])), "TEST_IPUS": str(ipus)}
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, [*path, SDK, ROOT])),
+        "TEST_IPUS": str(ipus),
+    }
     words = [sys.executable, *map(str, command)]
     done = subprocess.run(words, cwd=folder, env=variables, capture_output=True)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
@@ -37,7 +41,19 @@ def packed_bert(*words, **where):
 def suite(names, marked):
     """Run files of the suite of `make test-ipu` in one process; the exit status of pytest and what it printed."""
     files = [ROOT / "tests" / "ipu_packed_bert" / f"{name}.py" for name in names]
-    return on_the_pod("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-rA", "-m", marked, *files)
+    return on_the_pod(
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "-rA",
+        "-m",
+        marked,
+        *files,
+    )
 
 
 def test_the_suite_is_green_where_an_sdk_is_installed():
@@ -83,11 +99,20 @@ def test_the_commands_of_a_first_day(tmp_path):
     records = read_log(tmp_path / "run" / "log.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3, 4] and all(record["cycles"] > 0 for record in records)
 
-    status, out, error = packed_bert("pretrain", *run[:-1], "less", folder=tmp_path, ipus=2)
+    status, out, error = packed_bert(
+        "pretrain",
+        *run[:-1],
+        "less",
+        folder=tmp_path,
+        ipus=2,
+    )
     assert status == 2 and error.startswith("error: ") and "has 2 IPUs" in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("version, refused", [("3.1.0", True), ("3.2.0+109946", True), ("3.3.0", False)])
+@pytest.mark.parametrize(
+    "version, refused",
+    [("3.1.0", True), ("3.2.0+109946", True), ("3.3.0", False)],
+)
 def test_a_poptorch_for_torch_1_13_is_refused(tmp_path, version, refused):
     """That of SDK 3.1 and 3.2; a package of that version in the place of the installed one."""
     imports = "from tests.fakes.poptorch import *\nfrom tests.fakes.poptorch import optim\n"

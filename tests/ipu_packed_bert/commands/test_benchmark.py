@@ -24,14 +24,20 @@ from tests.tolerances import assert_same
 def options_of(folder, counts, more):
     """Return the options for sequences of at most 64 tokens. counts: "LENGTH,COUNT ..."."""
     lengths = folder / "lengths.csv"
-    lengths.write_text("\n".join(["length,count", *counts.split(), ""]), encoding="utf-8")
+    lengths.write_text(
+        "\n".join(["length,count", *counts.split(), ""]),
+        encoding="utf-8",
+    )
     options = f"--size tiny --rounds 7 --histogram {lengths} --max-sequence-length 64 --vocabulary-size 50 {more}"
     return options.split()
 
 
 @pytest.fixture(scope="module")
 def packing():
-    histogram = LengthHistogram.from_lengths([64] * 5 + [40] * 9 + [24] * 9 + [8] * 6 + [30] * 7, 64)
+    histogram = LengthHistogram.from_lengths(
+        [64] * 5 + [40] * 9 + [24] * 9 + [8] * 6 + [30] * 7,
+        64,
+    )
     return get_packer("spfhp")(histogram, max_sequences_per_pack=3)
 
 
@@ -67,7 +73,10 @@ def test_the_unpacked_side_is_canonical_bert_and_the_same_work(work):
     )
     network = PackedBertForPreTraining(model, LossConfig()).double()
     gradients = []
-    for batch, mask in ((work.packed, network.attention_mask), (work.unpacked, PaddingMask(-1000.0))):
+    for batch, mask in (
+        (work.packed, network.attention_mask),
+        (work.unpacked, PaddingMask(-1000.0)),
+    ):
         network.attention_mask = mask
         network.zero_grad()
         rows = len(batch["input_ids"])
@@ -82,20 +91,24 @@ def test_sequences_end_to_end_are_the_same_work(work):
     pytest.importorskip("transformers", minversion="4.48", reason="needs transformers 4.48 or newer")
     config = config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2, dropout=0.0)
     forwards = []
-    for each in LAYOUTS["flash"].lay_out(work.unpacked, 128):
-        inputs = dict(each.inputs)
+    for item in LAYOUTS["flash"].lay_out(work.unpacked, 128):
+        inputs = dict(item.inputs)
         bounds = inputs.pop("cu_seq_lens_q").to(torch.int64)
         assert torch.equal(bounds.to(torch.int32), inputs.pop("cu_seq_lens_k"))
         assert (bounds[1:] - bounds[:-1]).max() == inputs.pop("max_length_q") == inputs.pop("max_length_k")
         assert bounds[-1] == inputs["input_ids"].shape[1] <= 128
-        assert torch.equal(bounds[:-1], each.first)
-        number = torch.bucketize(torch.arange(int(bounds[-1])), bounds[1:], right=True)
+        assert torch.equal(bounds[:-1], item.first)
+        number = torch.bucketize(
+            torch.arange(int(bounds[-1])),
+            bounds[1:],
+            right=True,
+        )
         inputs["attention_mask"] = (number[:, None] == number[None, :])[None, None]
-        forwards.append(each._replace(inputs=inputs))
-    assert sum(each.inputs["input_ids"].shape[1] for each in forwards) == work.tokens
+        forwards.append(item._replace(inputs=inputs))
+    assert sum(item.inputs["input_ids"].shape[1] for item in forwards) == work.tokens
     sides = [
-        HuggingFaceSide(config, {}, made, torch.device("cpu"), "sdpa")
-        for made in (forwards, LAYOUTS["sorted"].lay_out(work.unpacked, 192))
+        HuggingFaceSide(config, {}, created, torch.device("cpu"), "sdpa")
+        for created in (forwards, LAYOUTS["sorted"].lay_out(work.unpacked, 192))
     ]
     sides[1]._model.load_state_dict(sides[0]._model.state_dict())
     losses = [side() for side in sides]
@@ -107,12 +120,12 @@ def test_rivals_are_timed_in_turn_with_the_packs_and_do_the_same_work(work, monk
     pytest.importorskip("transformers", minversion="4.48", reason="needs transformers 4.48 or newer")
     monkeypatch.setitem(packed.RIVALS, "cpu", packed.RIVALS["cuda"])
     config = config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2, dropout=0.0)
-    found = packed._compare_rivals(config, work, rounds=2, bar=None)
+    actual = packed._compare_rivals(config, work, rounds=2, bar=None)
     assert capsys.readouterr().err.startswith("flash is left out: ")
-    assert "flash_time" not in found
+    assert "flash_time" not in actual
     for name in ("sorted", "dense"):
-        low, high = found[f"{name}_time_quartiles"]
-        assert 0 < low <= found[f"{name}_time"] <= high
+        low, high = actual[f"{name}_time_quartiles"]
+        assert 0 < low <= actual[f"{name}_time"] <= high
     wrong = work.unpacked["masked_lm_ids"].copy()
     wrong[wrong > 0] = 1
     broken = work._replace(unpacked={**work.unpacked, "masked_lm_ids": wrong})
@@ -121,7 +134,10 @@ def test_rivals_are_timed_in_turn_with_the_packs_and_do_the_same_work(work, monk
 
 
 def test_packs_that_never_fill_their_micro_batches_are_one_line():
-    packing = get_packer("spfhp")(LengthHistogram.from_lengths([30] * 2 + [20] * 3, 64), max_sequences_per_pack=3)
+    packing = get_packer("spfhp")(
+        LengthHistogram.from_lengths([30] * 2 + [20] * 3, 64),
+        max_sequences_per_pack=3,
+    )
     with refused("1 packs", "7 sequences", "--micro-batch"):
         draw_work(packing, packs=1, micro_batch=7, vocabulary=50, max_predictions=10, seed=1)
 
@@ -146,7 +162,10 @@ def test_shares_of_several_processes_are_the_whole_work(packing):
     for side in ("packed", "unpacked"):
         first, second = (getattr(part, side)["input_ids"] for part in parts)
         assert len(first) == len(second) > 0
-        assert np.array_equal(np.concatenate([first, second]), getattr(whole, side)["input_ids"])
+        assert np.array_equal(
+            np.concatenate([first, second]),
+            getattr(whole, side)["input_ids"],
+        )
 
 
 def test_the_profile_has_all_time_once(work, capsys, monkeypatch, tmp_path):

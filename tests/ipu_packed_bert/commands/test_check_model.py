@@ -37,7 +37,7 @@ def own(monkeypatch):
         right=lambda: TinyModel(np.random.default_rng(0)),
         collate=joined,
         late=lambda: (
-            next(each for each in FAULTS if each.name == "scaling_by_the_place_in_the_row")
+            next(item for item in FAULTS if item.name == "scaling_by_the_place_in_the_row")
             .make(np.random.default_rng(0))
             .model
         ),
@@ -60,11 +60,11 @@ def test_a_folder_is_isolated_and_its_rows_are_told(folder, tmp_path, capsys):
 
 def test_all_layers_are_checked_on_request(folder, monkeypatch, capsys):
     monkeypatch.setattr(layers, "_LEAST_PARAMETERS", 0)
-    told = []
+    is_limited = []
     for options in ([], ["--all-layers"]):
         assert main([folder, "--row", "64", "--longest", "32", *options]) == 0
-        told.append("have the kind" in capsys.readouterr().out)
-    assert told == [True, False]
+        is_limited.append("have the kind" in capsys.readouterr().out)
+    assert is_limited == [True, False]
 
 
 def test_what_leaks_is_named_with_the_example_and_its_token(own, capsys):
@@ -72,11 +72,11 @@ def test_what_leaks_is_named_with_the_example_and_its_token(own, capsys):
     assert main(["own_code:right", *sizes, "--attention", "padding_free", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "isolated"
     assert main(["own_code:late", *sizes, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["verdict"] == "leaks"
-    assert "scores otherwise than alone from its token" in found["reason"]
-    assert found["model"] == "own_code:late"
-    first = found["first"]
+    actual = json.loads(capsys.readouterr().out)
+    assert actual["verdict"] == "leaks"
+    assert "scores otherwise than alone from its token" in actual["reason"]
+    assert actual["model"] == "own_code:late"
+    first = actual["first"]
     assert set(first) == {"example", "token", "place", "difference"}
     assert first["difference"] > 1e-5
     assert 0 <= first["token"] <= first["place"] < ROW

@@ -44,10 +44,10 @@ BIAS = "cls.predictions.bias"
 
 def network(next_sentence=True, model=MODEL):
     torch.manual_seed(3)
-    made = PackedBertForPreTraining(model, LossConfig(next_sentence=next_sentence))
-    for parameter in made.parameters():  # no zero or one is left that a wrong tensor could equal
+    built = PackedBertForPreTraining(model, LossConfig(next_sentence=next_sentence))
+    for parameter in built.parameters():  # no zero or one is left that a wrong tensor could equal
         torch.nn.init.normal_(parameter, std=0.3)
-    return made
+    return built
 
 
 @pytest.fixture
@@ -68,11 +68,11 @@ def same(found, expected):
 
 
 def test_what_is_written_reads_back(folder):
-    found = read_folder(folder)
-    assert found.model == MODEL
-    assert found.vocabulary.tokens == VOCABULARY.tokens
-    assert found.vocabulary.lower_case
-    same(found.weights, network().state_dict())
+    actual = read_folder(folder)
+    assert actual.model == MODEL
+    assert actual.vocabulary.tokens == VOCABULARY.tokens
+    assert actual.vocabulary.lower_case
+    same(actual.weights, network().state_dict())
 
 
 FORMS = {
@@ -105,9 +105,9 @@ def test_a_file_of_the_encoder_alone(folder):
     weights = {name: value for name, value in network().state_dict().items() if name.startswith("bert.")}
     bare = {name[len("bert.") :]: value for name, value in weights.items()}
     with_weights(folder, {**bare, "embeddings.position_ids": torch.arange(32).view(1, 32)})
-    found = read_folder(folder).weights
-    same(found, weights)
-    loaded = load_into(PackedBertForPreTraining(MODEL, LossConfig()), found)
+    actual = read_folder(folder).weights
+    same(actual, weights)
+    loaded = load_into(PackedBertForPreTraining(MODEL, LossConfig()), actual)
     assert loaded.unused == ()
     assert len(loaded.fresh) == 7
     assert all(name.startswith("cls.") for name in loaded.fresh)
@@ -222,9 +222,9 @@ def test_transformers_scores_the_same(tmp_path):
     with torch.no_grad():
         expected = theirs.eval()(**encoded)
         fields = (encoded["input_ids"], torch.ones_like(slots), encoded["token_type_ids"], slots, slots, slots[:, :1])
-        found = network().eval().logits(*fields)
-    assert torch.allclose(found.mlm_BPV, expected.prediction_logits, rtol=1e-5, atol=1e-5)
-    assert torch.allclose(found.nsp_BD2[:, 0], expected.seq_relationship_logits, rtol=1e-5, atol=1e-5)
+        actual = network().eval().logits(*fields)
+    assert torch.allclose(actual.mlm_BPV, expected.prediction_logits, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(actual.nsp_BD2[:, 0], expected.seq_relationship_logits, rtol=1e-5, atol=1e-5)
     assert float(expected.prediction_logits.std()) > 0.1
 
 
@@ -235,9 +235,9 @@ def test_the_way_from_transformers(tmp_path):
     export_run(run, tmp_path / "hf")
     transformers.BertForPreTraining.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "vocab.txt").write_bytes(VOCABULARY.text)
-    found = read_folder(tmp_path / "theirs")
-    assert found.model == MODEL
-    same(found.weights, network().state_dict())
+    actual = read_folder(tmp_path / "theirs")
+    assert actual.model == MODEL
+    same(actual.weights, network().state_dict())
 
 
 RECORDED = {
@@ -331,16 +331,16 @@ def test_a_tokenizer_file_goes_out_as_the_packs_were_made_and_comes_back(tmp_pat
     from tokenizers import Tokenizer
 
     assert export_run(roberta_run, tmp_path / "hf").step == 7
-    given = TokenizerFile(byte_level())
+    tokenizer_file = TokenizerFile(byte_level())
     written = Tokenizer.from_file(str(tmp_path / "hf" / "tokenizer.json"))
     text = "The packer packs packed packs."
-    plain, (first, separator, _) = given.encode([text])[0].tolist(), given.special
+    plain, (first, separator, _) = tokenizer_file.encode([text])[0].tolist(), tokenizer_file.special
     pair = written.encode(text, text)
     assert len(plain) > 4
     assert pair.ids == [first, *plain, separator, *plain, separator]
     assert pair.type_ids == [0] * (len(plain) + 2) + [1] * (len(plain) + 1)
     assert written.encode(text).ids == [first, *plain, separator]
-    assert json.loads((tmp_path / "hf" / "config.json").read_text())["pad_token_id"] == given.padding == 1
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["pad_token_id"] == tokenizer_file.padding == 1
     import_folder(tmp_path / "hf", tmp_path / "again")
     again = read_folder(tmp_path / "hf").vocabulary
     assert (tmp_path / "again" / "tokenizer.json").read_bytes() == again.text

@@ -64,7 +64,10 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     updates = len(records)
     assert [record["step"] for record in records] == list(range(1, updates + 1))
     environment = json.loads((run / "environment.json").read_text())
-    for epoch in (records[: updates // 2], records[updates // 2 :]):
+    for epoch in (
+        records[: updates // 2],
+        records[updates // 2 :],
+    ):
         assert sum(record["sequences"] for record in epoch) == environment["data"]["sequences"]
     assert any(record["sequences"] > record["packs"] for record in records)
     assert [record["step"] for record in evaluations(run)] == sorted({*range(2, updates, 2), updates})
@@ -99,11 +102,15 @@ def test_it_learns(tmp_path, checkpoint):
     on rounding.
     """
     run = tmp_path / "run"
-    sections = {"run": {"epochs": 80}, "batch": {"micro_batch": 8}, "optimizer": {"learning_rate": 3.0e-3}}
+    sections = {
+        "run": {"epochs": 80},
+        "batch": {"micro_batch": 8},
+        "optimizer": {"learning_rate": 3.0e-3},
+    }
     config = written(tmp_path, checkpoint, "single_label", **sections)
     assert command("--config", config, "--out", run) == 0
     assert evaluations(run)[-1]["accuracy"] > 60.0
-    labels = [each["prediction"] for each in json.loads((run / "predictions.json").read_text())]
+    labels = [item["prediction"] for item in json.loads((run / "predictions.json").read_text())]
     assert len(labels) == 40
     assert set(labels) <= {"0", "1", "2"}
 
@@ -114,11 +121,11 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, monkeypatc
     config = written(tmp_path, checkpoint, **sections)
     assert command("--config", config, "--out", tmp_path / "whole") == 0
     following = GlobalBatches.__next__
-    made = []
+    calls = []
 
     def interrupted(batches):
-        made.append(1)
-        if len(made) == 3:
+        calls.append(1)
+        if len(calls) == 3:
             os.kill(os.getpid(), signal.SIGINT)
         return following(batches)
 
@@ -154,7 +161,7 @@ def test_every_start(tmp_path, checkpoint, form):
     elif form == "no pooler":
         start = tiny_checkpoint(tmp_path / "bert", pooler=False)
     training = tiny_table(tmp_path / "train.csv", "single_label")
-    made = prepare(
+    prepared = prepare(
         tiny_config(
             None if form == "from scratch" else start,
             training,
@@ -163,17 +170,20 @@ def test_every_start(tmp_path, checkpoint, form):
         )
     )
     name = "bert.encoder.layer.0.attention.self.query.weight"
-    found = made.engine.state()["model"][name]
+    actual = prepared.engine.state()["model"][name]
     if form == "from scratch":
-        assert len(made.start.vocabulary) > 30
-        assert "from scratch" in made.start.description
-        assert not made.fresh
+        assert len(prepared.start.vocabulary) > 30
+        assert "from scratch" in prepared.start.description
+        assert not prepared.fresh
     else:
-        assert torch.equal(found, read_folder(start if form == "no pooler" else checkpoint).weights[name])
-        assert made.start.vocabulary.tokens == VOCABULARY.tokens
-        assert ("bert.pooler.dense.weight" in made.fresh) == (form == "no pooler")
-        assert "classifier.weight" in made.fresh
-    assert len(outputs_of(made)) == 40
+        assert torch.equal(
+            actual,
+            read_folder(start if form == "no pooler" else checkpoint).weights[name],
+        )
+        assert prepared.start.vocabulary.tokens == VOCABULARY.tokens
+        assert ("bert.pooler.dense.weight" in prepared.fresh) == (form == "no pooler")
+        assert "classifier.weight" in prepared.fresh
+    assert len(outputs_of(prepared)) == 40
 
 
 @pytest.mark.parametrize("task", sample(KINDS, 2))
@@ -182,24 +192,30 @@ def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task)
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     config = written(tmp_path, checkpoint, task)
     assert command("--config", config, "--out", run) == 0
-    made = prepare(load_config(run / "config.yml"))
-    made.engine.load_state(load_checkpoint(newest_checkpoint(run / "checkpoints")).engine)
-    outputs = outputs_of(made)
-    theirs = getattr(transformers, made.task.architecture).from_pretrained(str(run / "model")).eval()
-    inputs = made.task.evaluation
-    starts = np.cumsum(made.task.evaluation.lengths)
+    prepared = prepare(load_config(run / "config.yml"))
+    prepared.engine.load_state(load_checkpoint(newest_checkpoint(run / "checkpoints")).engine)
+    outputs = outputs_of(prepared)
+    theirs = getattr(transformers, prepared.task.architecture).from_pretrained(str(run / "model")).eval()
+    inputs = prepared.task.evaluation
+    starts = np.cumsum(prepared.task.evaluation.lengths)
     for number in range(0, len(inputs), 7):
-        tokens = slice(int(starts[number] - inputs.lengths[number]), int(starts[number]))
+        tokens = slice(
+            int(starts[number] - inputs.lengths[number]),
+            int(starts[number]),
+        )
         with torch.no_grad():
-            found = theirs(
+            actual = theirs(
                 input_ids=torch.from_numpy(inputs.input_ids[tokens].astype(np.int64))[None],
                 token_type_ids=torch.from_numpy(inputs.segment_ids[tokens].astype(np.int64))[None],
             )
-        pair = [found.start_logits[0], found.end_logits[0]] if task == "squad" else None
-        expected = torch.stack(pair, dim=1) if pair else found.logits[0]
+        pair = [actual.start_logits[0], actual.end_logits[0]] if task == "squad" else None
+        expected = torch.stack(pair, dim=1) if pair else actual.logits[0]
         assert float((torch.from_numpy(outputs[number]) - expected).abs().max()) < 1e-4
     # Ours evaluates it too, without training, and from another table only what that asks for.
-    again = load_config(config, ["data.training=null", f"model.checkpoint={tmp_path / 'run' / 'model'}"])
+    again = load_config(
+        config,
+        ["data.training=null", f"model.checkpoint={tmp_path / 'run' / 'model'}"],
+    )
     (tmp_path / "again.yml").write_text(again.to_yaml())
     assert command("--config", tmp_path / "again.yml", "--out", tmp_path / "again") == 0
     assert (tmp_path / "again" / "predictions.json").read_bytes() == (run / "predictions.json").read_bytes()

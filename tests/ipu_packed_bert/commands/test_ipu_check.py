@@ -128,13 +128,13 @@ def test_all_stages_are_done_and_nothing_differs(whole):
     assert whole.status == 0
     assert statuses(bundle) == dict.fromkeys(STAGES, "done")
     assert statuses(profiled) == dict.fromkeys([*STAGES, "profile"], "done")
-    for each in (bundle, profiled):
-        assert each["verdict"] == {"status": 0, "problems": [], "way_out": []}
+    for item in (bundle, profiled):
+        assert item["verdict"] == {"status": 0, "problems": [], "way_out": []}
         # As few micro-batches as the stages of two IPUs with the heads on the first.
-        assert each["configuration"]["micro_batches"] == 5
-        assert each["predicted"]["update_cycles"] == pytest.approx(whole.cycles)
-        assert len(each["measured"]["losses"]) == len(each["measured"]["seconds"]) == 2
-        assert each["measured"]["losses"][0] == pytest.approx(each["predicted"]["loss"], rel=2e-3)
+        assert item["configuration"]["micro_batches"] == 5
+        assert item["predicted"]["update_cycles"] == pytest.approx(whole.cycles)
+        assert len(item["measured"]["losses"]) == len(item["measured"]["seconds"]) == 2
+        assert item["measured"]["losses"][0] == pytest.approx(item["predicted"]["loss"], rel=2e-3)
     assert bundle["measured"]["update_cycles"] == int(whole.cycles[1])
     assert "work" not in bundle["measured"]
     # The same program, profiled or not, from the same weights.
@@ -143,8 +143,8 @@ def test_all_stages_are_done_and_nothing_differs(whole):
         assert [work["ipu"] for work in side["work"]] == [0, 1]
         assert all(work["cycles"] > 0 for work in side["work"])
     # The stand-in's profile has the weights, some constants, and code.
-    for found in profiled["measured"]["memory"]:
-        assert found["bytes"] == found["always_live"] + 8 * profiles.CODE_BYTES
+    for actual in profiled["measured"]["memory"]:
+        assert actual["bytes"] == actual["always_live"] + 8 * profiles.CODE_BYTES
     assert "nothing differs" in ipu_bundle.page(whole.read())[-1]
 
 
@@ -172,16 +172,16 @@ def test_what_differs_is_a_verdict(whole, what, value, word):
     bundle = whole.read()
     assert ipu_bundle.problems(bundle) == []
     bundle.measured[what] = value
-    found = ipu_bundle.problems(bundle)
-    assert len(found) == 1
-    assert word in found[0]
+    actual = ipu_bundle.problems(bundle)
+    assert len(actual) == 1
+    assert word in actual[0]
 
 
 def test_the_bundle_tells_nobodys_names(check, tmp_path, monkeypatch):
     """No path, host, user or address, also where the SDK's error has them."""
     monkeypatch.setattr(socket, "gethostname", lambda: "secretbox.example.org")
     monkeypatch.setattr(getpass, "getuser", lambda: "jdoe42")
-    said = (
+    output = (
         f"secretbox: jdoe42 cannot read '{tmp_path}/a b.poptorch' (\\home\\jdoe42), ~/x, 10.1.22.3:8090, error=/etc/x"
     )
 
@@ -189,7 +189,7 @@ def test_the_bundle_tells_nobodys_names(check, tmp_path, monkeypatch):
         from tests.fakes import poptorch
 
         def fail(self, *args, **kwargs):
-            raise poptorch.Error(said)
+            raise poptorch.Error(output)
 
         monkeypatch.setattr(poptorch.PoplarExecutor, "compile", fail)
 
@@ -285,10 +285,10 @@ def test_the_advice_of_a_plan_fits_and_keeps_the_update(name):
 def test_too_few_ipus_are_one_line(check, capsys, ipus, words):
     status, bundle = check(ipus=ipus)
     assert (status, bundle) == (2, None)
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert words in said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert words in output.err
 
 
 def test_the_ipu_model_is_not_checked(check, capsys):
@@ -357,7 +357,7 @@ def test_a_profile_by_hand(tmp_path, monkeypatch):
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "profile.pop").write_text(json.dumps(stored))
     monkeypatch.setitem(sys.modules, "pva", pva)
-    found = popvision.read_profile(popvision.find_profile(tmp_path), ipus=2)
-    assert found.memory == (popvision.Memory(0, 40, 38, 30), popvision.Memory(1, 11, 9, 6))
-    assert found.runs == 2
-    assert [work.cycles for work in found.work] == [40, 9.5]
+    actual = popvision.read_profile(popvision.find_profile(tmp_path), ipus=2)
+    assert actual.memory == (popvision.Memory(0, 40, 38, 30), popvision.Memory(1, 11, 9, 6))
+    assert actual.runs == 2
+    assert [work.cycles for work in actual.work] == [40, 9.5]

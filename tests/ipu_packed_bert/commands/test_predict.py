@@ -34,14 +34,20 @@ def models(tmp_path_factory):
 
 def settings(kind, *more):
     of_task = OF_SQUAD if kind == "squad" else []
-    return [f"task.name={kind}", *of_task, f"data.max_sequence_length={SLOTS}", "engine.threads=1", *more]
+    return [
+        f"task.name={kind}",
+        *of_task,
+        f"data.max_sequence_length={SLOTS}",
+        "engine.threads=1",
+        *more,
+    ]
 
 
 def answered(model, file, kind, *more):
     """The lines of a model in float64."""
     trained = predictions.find_trained(model)
-    asked = Asked(ExampleSource.of(file), labels=False)
-    prepared = predictions.prepare(trained, asked, settings(kind, *more))
+    request = Asked(ExampleSource.of(file), labels=False)
+    prepared = predictions.prepare(trained, request, settings(kind, *more))
     engine = prepared.engine
     network = engine.model if isinstance(engine, HostEngine) else engine._program
     network.double()
@@ -79,8 +85,8 @@ def test_the_attention_is_that_of_inference_whatever_dropout_the_checkpoint_had(
     trained = predictions.find_trained(folder)
     assert trained.model.attention_dropout == 0.1
     file = training_file(tmp_path, "single_label")
-    asked = Asked(ExampleSource.of(file), labels=False)
-    engine = predictions.prepare(trained, asked, settings("single_label")).engine
+    request = Asked(ExampleSource.of(file), labels=False)
+    engine = predictions.prepare(trained, request, settings("single_label")).engine
     assert (engine.attention.kind, engine.task.model.attention_dropout) == ("varlen", 0.0)
     engine.close()
 
@@ -91,11 +97,19 @@ def test_answers_are_those_of_each_record_alone(models, tmp_path, kind):
     rng = np.random.default_rng(7)
     for seed in (5, 6):
         size = {"squad": "questions", "tokens": "sentences"}.get(kind, "texts")
-        file = training_file(tmp_path, kind, seed=seed, **{size: int(rng.integers(5, 40))})
+        file = training_file(
+            tmp_path,
+            kind,
+            seed=seed,
+            **{size: int(rng.integers(5, 40))},
+        )
         alone, unpacked = answered(models[kind], file, kind, "data.packer=none")
         rows = unpacked.task.packs.packing.packs
         assert unpacked.task.packs.packing.packing_factor == 1.0
-        for packer, depth in (("optimal", 3), ("first_fit", int(rng.integers(2, 6)))):
+        for packer, depth in (
+            ("optimal", 3),
+            ("first_fit", int(rng.integers(2, 6))),
+        ):
             packing = [f"data.packer={packer}", f"data.max_sequences_per_pack={depth}"]
             micro_batch = f"batch.micro_batch={rng.integers(1, 6)}"
             packed, prepared = answered(models[kind], file, kind, *packing, micro_batch)
@@ -133,7 +147,13 @@ def test_a_run_its_exported_model_and_its_own_evaluation_agree(tmp_path, capsys)
     start = tiny_checkpoint(tmp_path / "bert")
     file = training_file(tmp_path, "single_label")
     (tmp_path / "tiny.yml").write_text(tiny_config(start, file, task="single_label").to_yaml())
-    assert run_main(finetune.main, ["--config", str(tmp_path / "tiny.yml"), "--out", str(tmp_path / "run")]) == 0
+    assert (
+        run_main(
+            finetune.main,
+            ["--config", str(tmp_path / "tiny.yml"), "--out", str(tmp_path / "run")],
+        )
+        == 0
+    )
     run = tmp_path / "run"
     evaluation = json.loads((run / "evaluation.jsonl").read_text().split("\n")[-2])
     of_run = [answer["prediction"] for answer in json.loads((run / "predictions.json").read_text())]
@@ -157,7 +177,11 @@ def test_standard_input_and_questions_a_line(models, monkeypatch, tmp_path, caps
     for paragraph in json.loads(file.read_text())["data"][0]["paragraphs"]:
         question = paragraph["qas"][0]["question"]
         lines.append(json.dumps({"question": question, "context": paragraph["context"]}))
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
+    monkeypatch.setattr(
+        sys,
+        "stdin",
+        io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())),
+    )
     texts = []
     for source in (file, "-"):
         assert run_of_kind(models["squad"], source, "squad") == 0
@@ -194,7 +218,11 @@ def test_interrupted_it_leaves_what_was_there(models, tmp_path, capsys, monkeypa
     assert output.read_text() == "former\n"
     assert sorted(tmp_path.iterdir()) == before
     # Nor are answers written that are no numbers.
-    monkeypatch.setattr(HostEngine, "predict", lambda engine, batch: np.full((4, SLOTS, 1), np.nan, np.float32))
+    monkeypatch.setattr(
+        HostEngine,
+        "predict",
+        lambda engine, batch: np.full((4, SLOTS, 1), np.nan, np.float32),
+    )
     assert run_of_kind(models["regression"], file, "regression", "--output", output, "--overwrite") == 3
     assert output.read_text() == "former\n"
     assert sorted(tmp_path.iterdir()) == before

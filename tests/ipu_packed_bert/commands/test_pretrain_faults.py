@@ -128,5 +128,5 @@ def test_a_full_disk_ends_a_run_which_resumes_as_if_nothing_had_happened(tiny, t
     assert pretrain.main(["--resume", str(tmp_path / "run")]) == 0
     assert losses(tmp_path / "run") == losses(tmp_path / "undisturbed")
     newest = [checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("undisturbed", "run")]
-    one, other = (load_checkpoint(checkpoint).engine["model"] for checkpoint in newest)
-    assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
+    expected, other = (load_checkpoint(checkpoint).engine["model"] for checkpoint in newest)
+    assert all(torch.equal(other[name], tensor) for name, tensor in expected.items())

@@ -36,14 +36,14 @@ def results(folder):
 def stop_at(monkeypatch, step, how):
     """The update ``step`` of this process calls ``how`` instead of returning; earlier ones are as always."""
     original = HostEngine.step
-    made = []
+    calls = []
 
     def stopping(engine, batch, rate):
-        made.append(rate)
-        if len(made) == step and how is None:
+        calls.append(rate)
+        if len(calls) == step and how is None:
             raise MemoryError("killed")  # nothing is saved, as by kill -9
         result = original(engine, batch, rate)
-        if len(made) == step:
+        if len(calls) == step:
             os.kill(os.getpid(), how)
         return result
 
@@ -154,8 +154,8 @@ def test_a_run_is_restored_at_any_step(tiny, undisturbed, tmp_path):
                 engine.load_state(checkpoint.engine)
                 batches.load_state(checkpoint.batches)
                 for record in read_log(whole / LOG)[step:]:
-                    found = engine.step(next(batches), record["learning_rate"])
-                    assert {name: record[name] for name in found.metrics} == found.metrics
+                    actual = engine.step(next(batches), record["learning_rate"])
+                    assert {name: record[name] for name in actual.metrics} == actual.metrics
                 assert batches.state() == last.batches
             for name, weight in engine.state()["model"].items():
                 assert torch.equal(weight, last.engine["model"][name])

@@ -44,10 +44,10 @@ def test_a_run_that_is_killed_and_stopped_goes_on_exactly(tmp_path):
     run = tmp_path / "run"
     assert [status for status, _ in ended(partial(_run, tiny, plain))] == [0, 0]
     stopped = disturbed(tiny, run, ranks=2, steps=STEPS, kills=2, seed=1, then=signal.SIGTERM)
-    made = len(read_log(run / LOG))
-    assert stopped.kills == 2 and stopped.status != 0 and 0 < made < STEPS, stopped.output
+    created = len(read_log(run / LOG))
+    assert stopped.kills == 2 and stopped.status != 0 and 0 < created < STEPS, stopped.output
     assert "stopped   by SIGTERM" in stopped.output and newest_checkpoint(run / CHECKPOINTS).name.endswith(
-        f"{made:08d}"
+        f"{created:08d}"
     )
     assert [status for status, _ in ended(partial(_run, tiny, run))] == [0, 0]
     assert differences(plain, run) == []
@@ -67,17 +67,17 @@ def test_ranks_that_are_told_to_end_save_and_end_after_a_few_updates(tmp_path):
 
 
 def _told_to_end(tiny, out, processes):
-    told = []
+    notes = []
 
     def tell():
         while _updates(out) <= 2:
             time.sleep(0.02)
-        told.append(_updates(out))
+        notes.append(_updates(out))
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=tell, daemon=True).start()
     status = _run(tiny, out, processes, steps=1_000_000)
-    assert _updates(out) - told[0] < 20
+    assert _updates(out) - notes[0] < 20
     return status
 
 
@@ -101,9 +101,9 @@ def test_fine_tuning_in_two_ranks_is_one_run(tmp_path):
     ours = read_log(alone / LOG)
     theirs = read_log(run / LOG)
     assert len(ours) == len(theirs) > 4
-    for one, two in zip(ours, theirs):
-        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
-        assert two["sequences"] == one["sequences"]
+    for single, two in zip(ours, theirs):
+        assert two["loss"] == pytest.approx(single["loss"], rel=1e-4)
+        assert two["sequences"] == single["sequences"]
     assert (run / "model").is_dir()
     assert (run / "predictions.json").exists()
     assert [record["step"] for record in read_log(run / EVALUATIONS)] == [len(theirs)]
@@ -219,9 +219,9 @@ def _no_data_set(processes):
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_a_mistake_ends_all_ranks_with_one_line(main, statuses, said):
-    found = ended(main)
-    assert [status for status, _ in found] == statuses
-    for rank, (_, words) in enumerate(found):
+    actual = ended(main)
+    assert [status for status, _ in actual] == statuses
+    for rank, (_, words) in enumerate(actual):
         if rank in said:
             assert words.startswith(said[rank])
             assert words.count("\n") == 1
@@ -259,9 +259,9 @@ for each in (_stops_before_an_update, _stops_while_it_builds):
     [(_stops_before_an_update, 4, 1), slow((_stops_while_it_builds, 2, 0))],
 )
 def test_a_rank_that_hangs_is_named_and_the_others_end(main, size, stopped):
-    found = ended(main, size=size, stopped=stopped)
-    assert [status for status, _ in found] == [-9 if rank == stopped else 1 for rank in range(size)]
-    (line,) = [words for _, words in found if words]
+    actual = ended(main, size=size, stopped=stopped)
+    assert [status for status, _ in actual] == [-9 if rank == stopped else 1 for rank in range(size)]
+    (line,) = [words for _, words in actual if words]
     assert line.startswith(f"error: rank {stopped} on ")
     assert "silent for 3 s" in line
     assert line.count("\n") == 1
@@ -284,9 +284,9 @@ _fails_unnoticed.prepare = _soon
 
 @pytest.mark.slow
 def test_a_rank_that_fails_unnoticed_is_named_by_all_others_once_they_have_saved():
-    found = ended(_fails_unnoticed, size=3)
-    assert [status for status, _ in found] == [2, 2, 2]
-    (zeroth, first, second) = [words for _, words in found]
+    actual = ended(_fails_unnoticed, size=3)
+    assert [status for status, _ in actual] == [2, 2, 2]
+    (zeroth, first, second) = [words for _, words in actual]
     assert zeroth.startswith("saved\nerror: rank 1 on ")
     assert zeroth.count("\n") == 2
     assert first.startswith("error: rank 1 on ")

@@ -79,7 +79,7 @@ def test_a_note_names_what_was_built_otherwise_and_whether_another_build_would_c
     with build_small(corpus, tmp_path / "data", duplication_factor=2) as store:
         manifest = store.manifest
     config = for_corpus(corpus, tmp_path / "data", "data.duplication_factor=1")
-    (difference,) = [each for each in built_otherwise(config, manifest) if "duplication" in each]
+    (difference,) = [item for item in built_otherwise(config, manifest) if "duplication" in item]
     assert difference == "duplication_factor 2 (data.duplication_factor is 1)"
     assert built_otherwise(for_corpus(corpus, "other", f"data.directory={tmp_path / 'data'}"), manifest) == []
     assert of_the_same_corpus(config, manifest)

@@ -3,27 +3,30 @@
 import numpy as np
 
 from ipu_packed_bert.data import factors
+from ipu_packed_bert.data.data_sets import known_packing_factor
 from ipu_packed_bert.data.factors import (
     PAPER_FACTORS,
     parse_factor,
     planned_factor,
     published_for,
 )
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import DataConfig
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 
 
 def test_a_number_given_comes_first_then_a_histogram_then_the_paper():
-    own = LengthHistogram.from_lengths(np.array([20] * 6), 100, "own")
-    assert planned_factor(100, "spfhp", 3, given=1.5, histogram=own) == (
+    lengths_of_20 = LengthHistogram.from_lengths(np.array([20] * 6), 100, "own")
+    assert planned_factor(100, "spfhp", 3, given=1.5, histogram=lengths_of_20) == (
         1.5,
         "--packing-factor",
     )
-    assert planned_factor(100, "optimal", 3, histogram=own) == (
+    assert planned_factor(100, "optimal", 3, histogram=lengths_of_20) == (
         3.0,
         "the histogram own, packed by optimal",
     )
-    for histogram in (own, None):  # that of another length does not count
+    for histogram in (lengths_of_20, None):  # that of another length does not count
         assert planned_factor(128, "spfhp", 3, histogram=histogram).value == PAPER_FACTORS[128]
     assert planned_factor(100, "spfhp", 3) is None
 
@@ -48,3 +51,9 @@ def test_a_packer_that_cannot_is_replaced(monkeypatch):
 def test_a_factor_is_at_most_the_depth():
     for depth, value in ((3, 3.0), (None, 50.0), (3, 1.0)):
         assert planned_factor(512, "spfhp", depth, given=value).value == parse_factor(str(value)) == value
+
+
+def test_without_packing_it_is_one():
+    for data in (DataConfig(packer="none", max_sequences_per_pack=1), DataConfig(max_sequences_per_pack=1)):
+        assert known_packing_factor(Config(data=data), None).value == 1.0
+    assert known_packing_factor(Config(), None).value > 1.9

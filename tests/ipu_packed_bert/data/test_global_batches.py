@@ -224,8 +224,8 @@ def test_damage_ends_the_run_with_file_pack_and_block(tmp_path, name, parts):
     path = next(folder.glob(f"{name}-*.npy"))
     content = path.read_bytes()
     path.write_bytes(content[:-9] + bytes([content[-9] ^ 4]) + content[-8:])
-    said = rf"{path.name}: pack \d+: the checksum of its block 0 \(packs 0 to \d+\)"
+    output = rf"{path.name}: pack \d+: the checksum of its block 0 \(packs 0 to \d+\)"
     with PackStore.open(folder) as store, closing(opened(store, share=(0, parts))) as batches, pytest.raises(
-        ValueError, match=said
+        ValueError, match=output
     ):
         next(batches)

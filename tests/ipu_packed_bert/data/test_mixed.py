@@ -26,7 +26,10 @@ def mix(tmp_path_factory):
 
 
 def opened(mix, *overrides):
-    return open_packs(load_config(mix[0], [*mix[1], *overrides]), build_missing)
+    return open_packs(
+        load_config(mix[0], [*mix[1], *overrides]),
+        build_missing,
+    )
 
 
 def packs_of(store):
@@ -38,7 +41,10 @@ def test_every_update_has_the_shares(mix):
     stores = list(map(PackStore.open, config.data.folders))
     alone = list(map(packs_of, stores))
     assert len(store) == sum(map(len, alone)) and packs_of(store) == set().union(*alone)
-    assert np.array_equal(store.lengths(), store.lengths(np.arange(len(store))))
+    assert np.array_equal(
+        store.lengths(),
+        store.lengths(np.arange(len(store))),
+    )
     seen = []
     with store, closing(global_batches(store, config)) as batches:
         for _ in range(3 * batches.updates_per_epoch):
@@ -47,7 +53,7 @@ def test_every_update_has_the_shares(mix):
     expected = 0.75 * np.arange(1, len(seen) + 1)
     assert np.abs(np.cumsum(seen) - expected).max() < 2
     # An epoch's packing factor is that of its packs, three quarters of which are of the second data set.
-    first, second = (each.manifest.packing_factor for each in stores)
+    first, second = (item.manifest.packing_factor for item in stores)
     mean = 0.25 * first + 0.75 * second
     assert store.manifest.packing_factor == pytest.approx(mean, abs=0.02)
 
@@ -59,12 +65,15 @@ def test_two_ranks_have_the_updates_of_one(mix, monkeypatch):
     assert np.array_equal(StoredPacks(store).order(3), whole)
     with store, closing(global_batches(store, config)) as whole:
         again = StoredPacks(store, seed=config.run.seed).again()()
-        assert np.array_equal(again.order(3), whole.packs.order(3))
+        assert np.array_equal(
+            again.order(3),
+            whole.packs.order(3),
+        )
         ranks = [global_batches(store, config, share=(rank, 2)) for rank in range(2)]
         for _ in range(whole.updates_per_epoch + 2):
             parts = [next(rank) for rank in ranks]
             for name, values in next(whole).items():
                 joined = np.concatenate([part[name] for part in parts])
                 assert np.array_equal(joined[: len(values)], values), name
-        for each in ranks:
-            each.close()
+        for item in ranks:
+            item.close()

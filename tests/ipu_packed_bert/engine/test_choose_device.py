@@ -45,8 +45,8 @@ def test_it_still_shrinks_and_names_the_ways_to_run_in_full(gpu, monkeypatch, ca
     config = load_config(POD16)
     small = PacksRun.settle(config, Begun(Beginning(), ONE, choose_engine(config), contextlib.ExitStack()))
     assert small.run.steps <= 1000 and not small.without_ipus
-    said = capsys.readouterr().out
-    assert ("--config packed_phase2_gpu1" in said) == gpu and "--whole" in said
+    output = capsys.readouterr().out
+    assert ("--config packed_phase2_gpu1" in output) == gpu and "--whole" in output
 
 
 def test_whole_leaves_the_block_out(monkeypatch):

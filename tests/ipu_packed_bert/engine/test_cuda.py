@@ -52,8 +52,8 @@ def batch(depth=DEPTH, seed=0, sequences=20, rows=ROWS):
     lengths = [int(length) for length in rng.integers(3, 90, sequences)]
     examples = random_sequences(rng, lengths=lengths, vocabulary=MODEL.vocabulary_size)
     packs = fill_up(random_packs(np.random.default_rng(seed), lengths, slots=SLOTS, depth=depth), rows)
-    made = lay_out(packs, examples, slots=SLOTS, depth=depth, predictions=20 + depth)
-    return with_scales(made, micro_batches=len(packs) // rows, normalisation="token")
+    update = lay_out(packs, examples, slots=SLOTS, depth=depth, predictions=20 + depth)
+    return with_scales(update, micro_batches=len(packs) // rows, normalisation="token")
 
 
 def engine(config=CONFIG, device=DEVICE, **settings):
@@ -62,9 +62,9 @@ def engine(config=CONFIG, device=DEVICE, **settings):
 
 def gradient(made, update):
     """(loss, all gradients in one float64 vector on the CPU), without those of the key biases, which are rounding."""
-    found = made.gradients(update)
-    parts = [each.double().flatten().cpu() for name, each in found.by_name.items() if not name.endswith("key.bias")]
-    return found.result.loss, torch.cat(parts)
+    actual = made.gradients(update)
+    parts = [item.double().flatten().cpu() for name, item in actual.by_name.items() if not name.endswith("key.bias")]
+    return actual.result.loss, torch.cat(parts)
 
 
 def apart(one, other):
@@ -112,16 +112,16 @@ def test_the_variable_length_kernel_is_taken_and_is_the_mask():
     # An empty pack, and one full of one sequence: boundaries with lengths of 0 and of all slots.
     rng = np.random.default_rng(4)
     examples = random_sequences(rng, lengths=[SLOTS, 5, 7], vocabulary=MODEL.vocabulary_size)
-    made = lay_out([[0], [], [1, 2], []], examples, slots=SLOTS, depth=DEPTH, predictions=20 + DEPTH)
-    update = with_scales(made, micro_batches=1, normalisation="token")
+    update = lay_out([[0], [], [1, 2], []], examples, slots=SLOTS, depth=DEPTH, predictions=20 + DEPTH)
+    update = with_scales(update, micro_batches=1, normalisation="token")
     assert apart(gradient(kernel, update)[1], gradient(engine(), update)[1]) < 0.1
 
 
 def test_attention_dropout_falls_back_and_says_so():
     half_types()
-    made = engine(CONFIG.changed("model", attention_dropout=0.1), precision="bfloat16")
-    assert "sdpa attention" in made.description and "attention dropout" in made.description
-    assert np.isfinite(made.step(batch(), 1e-3).loss)
+    gpu = engine(CONFIG.changed("model", attention_dropout=0.1), precision="bfloat16")
+    assert "sdpa attention" in gpu.description and "attention dropout" in gpu.description
+    assert np.isfinite(gpu.step(batch(), 1e-3).loss)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -134,21 +134,21 @@ def test_a_resumed_run_has_the_same_bits(precision):
     losses = [straight.step(update, 1e-3).loss for update in updates]
     first = engine(config)
     second = engine(config)
-    found = [first.step(update, 1e-3).loss for update in updates[:2]]
+    actual = [first.step(update, 1e-3).loss for update in updates[:2]]
     state = copy.deepcopy(first.state())
     torch.rand(5, device=DEVICE)  # somebody else draws
     second.load_state(state)
-    found += [second.step(update, 1e-3).loss for update in updates[2:]]
-    assert found == losses
+    actual += [second.step(update, 1e-3).loss for update in updates[2:]]
+    assert actual == losses
     assert same_bits(second.state()["model"], straight.state()["model"])
 
 
 def test_a_cpu_goes_on_where_a_gpu_stopped():
-    made = engine()
+    gpu = engine()
     other = engine(device="cpu", deterministic=False)
-    made.step(batch(), 1e-3)
-    other.load_state(made.state())
-    assert other.evaluate(batch(seed=1)).loss == pytest.approx(made.evaluate(batch(seed=1)).loss, rel=2e-5)
+    gpu.step(batch(), 1e-3)
+    other.load_state(gpu.state())
+    assert other.evaluate(batch(seed=1)).loss == pytest.approx(gpu.evaluate(batch(seed=1)).loss, rel=2e-5)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -159,8 +159,8 @@ def test_compiled_its_graphs_serve_all_batches(precision, monkeypatch):
     plain = engine(precision=precision)
     compiled = engine(precision=precision, compile=True, deterministic=False)
     for seed in range(2):
-        found, expected = (made.step(batch(seed=seed), 1e-3).loss for made in (compiled, plain))
-        assert found == pytest.approx(expected, rel=2e-2 if precision == "bfloat16" else 1e-3)
+        actual, expected = (gpu.step(batch(seed=seed), 1e-3).loss for gpu in (compiled, plain))
+        assert actual == pytest.approx(expected, rel=2e-2 if precision == "bfloat16" else 1e-3)
     assert len(graphs) == graphs_of(compiled.model)
 
 
@@ -170,14 +170,14 @@ def test_on_a_stream_of_its_caller_s_it_is_the_same():
     updates = [batch(seed=seed, sequences=60) for seed in range(3)]
     ends = []
     for stream in (None, torch.cuda.Stream(DEVICE)):
-        made = engine(config)
+        gpu = engine(config)
         torch.cuda.synchronize()  # it was made on the default stream
         with torch.cuda.stream(stream):
             for update in updates:
-                made.step({**update}, 1e-3)
-            ends.append(made.state()["model"])
+                gpu.step({**update}, 1e-3)
+            ends.append(gpu.state()["model"])
         torch.cuda.synchronize()
-        made.close()
+        gpu.close()
     assert same_bits(*ends)
 
 
@@ -186,26 +186,26 @@ def test_the_host_does_not_wait_within_an_update(precision):
     """torch raises an error where the host would wait for the device."""
     if precision == "bfloat16":
         half_types()
-    made = engine(precision=precision, deterministic=False)
-    made.step(batch(), 1e-3)  # what is made once
+    gpu = engine(precision=precision, deterministic=False)
+    gpu.step(batch(), 1e-3)  # what is made once
     mode = torch.cuda.get_sync_debug_mode()
     try:
         torch.cuda.set_sync_debug_mode("error")
-        made._accumulate(batch(seed=1))
-        made.optimizer.step()
+        gpu._accumulate(batch(seed=1))
+        gpu.optimizer.step()
     finally:
         torch.cuda.set_sync_debug_mode(mode)
     torch.cuda.synchronize()
 
 
 def peak(config, update):
-    made = engine(config)
-    made.step(update, 1e-3)
+    gpu = engine(config)
+    gpu.step(update, 1e-3)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    made.step(update, 1e-3)
-    return torch.cuda.max_memory_allocated() - before, made.state()["model"]
+    gpu.step(update, 1e-3)
+    return torch.cuda.max_memory_allocated() - before, gpu.state()["model"]
 
 
 def test_recomputed_layers_have_the_same_bits_and_take_less_memory():

@@ -70,8 +70,8 @@ def test_the_gradient_of_fine_tuning_is_that_of_the_cpu(kind, precision):
     if precision == "bfloat16":
         half_types()
     exact, rounded, on_gpu = (
-        gradient(*fine_tuning(kind, each, device))[1]
-        for each, device in [("float32", "cpu"), (precision, "cpu"), (precision, DEVICE)]
+        gradient(*fine_tuning(kind, item, device))[1]
+        for item, device in [("float32", "cpu"), (precision, "cpu"), (precision, DEVICE)]
     )
     assert apart(on_gpu, exact) < limit(precision, lambda: apart(rounded, exact))
 

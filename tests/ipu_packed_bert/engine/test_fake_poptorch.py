@@ -30,44 +30,44 @@ PUBLISHED = {**TOP, **OPTIM, **OPTIONS}
 def same_signature(function, parameters, *, method):
     mine = list(inspect.signature(function).parameters.values())[1 if method else 0 :]
     assert [p.name for p in mine] == [p["name"] for p in parameters]
-    for own, real in zip(mine, parameters):
-        assert own.kind == getattr(inspect.Parameter, real["kind"].upper()), own
-        assert ("default" in real) == (own.default is not inspect.Parameter.empty), own
+    for parameter, real in zip(mine, parameters):
+        assert parameter.kind == getattr(inspect.Parameter, real["kind"].upper()), parameter
+        assert ("default" in real) == (parameter.default is not inspect.Parameter.empty), parameter
         if isinstance(real.get("default"), dict):  # a member of an enumeration
-            assert f"{type(own.default).__name__}.{own.default.name}" == real["default"]["expr"]
+            assert f"{type(parameter.default).__name__}.{parameter.default.name}" == real["default"]["expr"]
         elif "default" in real:
-            assert own.default == real["default"] and type(own.default) is type(real["default"]), own
+            assert parameter.default == real["default"] and type(parameter.default) is type(real["default"]), parameter
 
 
 def same_bases(kind, name):
     """A published base that the stand-in has too is its base there; torch's and Python's are the same classes."""
     for base in API["bases"].get(name, ()):
-        module, _, own = base.rpartition(".")
+        module, _, attribute = base.rpartition(".")
         if module == "_options_impl" or base.startswith("_I"):
             continue  # private to PopTorch
-        wanted = PUBLISHED_CLASSES.get(own) or getattr(builtins, own, None)
-        wanted = getattr(importlib.import_module(module), own) if module else wanted
+        wanted = PUBLISHED_CLASSES.get(attribute) or getattr(builtins, attribute, None)
+        wanted = getattr(importlib.import_module(module), attribute) if module else wanted
         assert issubclass(kind, wanted), base
 
 
 def own_members(kind):
     """(name, value) of everything that the stand-in's own code puts into a class, its bases included."""
-    found = {}
-    for each in reversed(kind.__mro__):
-        if each.__module__.startswith("tests.fakes"):
-            found.update(vars(each))
+    actual = {}
+    for item in reversed(kind.__mro__):
+        if item.__module__.startswith("tests.fakes"):
+            actual.update(vars(item))
     # torch puts a profiled `step` into the classes of optimisers.
-    of_torch = [name for name, value in found.items() if (getattr(value, "__module__", "") or "").startswith("torch")]
-    return [(name, value) for name, value in found.items() if name not in of_torch]
+    of_torch = [name for name, value in actual.items() if (getattr(value, "__module__", "") or "").startswith("torch")]
+    return [(name, value) for name, value in actual.items() if name not in of_torch]
 
 
 def known_members(name):
     """(methods, properties) of a published class and of those of its bases that are published."""
     methods = {}
     properties = set()
-    for each in [*(base for base in API["bases"].get(name, ()) if base in PUBLISHED), name]:
-        methods.update(PUBLISHED[each].get("methods", {}))
-        properties.update(PUBLISHED[each].get("properties", ()))
+    for item in [*(base for base in API["bases"].get(name, ()) if base in PUBLISHED), name]:
+        methods.update(PUBLISHED[item].get("methods", {}))
+        properties.update(PUBLISHED[item].get("properties", ()))
     return methods, properties
 
 

@@ -70,8 +70,8 @@ def test_a_rate_near_one_keeps_the_mean():
     """0.999995 of 65,536 words rounds to all of them: a division by zero."""
     network = nn.Sequential(nn.Dropout(0.999995))
     PackNoise(network).begin([1], 0, ROWS)
-    found = network(torch.ones(2, VALUES * 4))
-    assert found.max() == 1 << 16 and float(found.mean()) == pytest.approx(1.0, rel=0.6)
+    actual = network(torch.ones(2, VALUES * 4))
+    assert actual.max() == 1 << 16 and float(actual.mean()) == pytest.approx(1.0, rel=0.6)
 
 
 def test_values_that_are_not_of_rows_are_refused():
@@ -117,15 +117,15 @@ def updated(rows, *, resumed_after=0, double=True, **engine):
 
         return DoubleEngine(config, Pretraining(config), packing_factor=1.0, device="cpu")
 
-    made = new()
+    trained = new()
     losses = []
     for number, batch in enumerate(make_batches(UPDATES, depth=3, micro_batch=1)):
         if number == resumed_after > 0:
-            state = made.state()
-            made = new()
-            made.load_state(state)
-        losses.append(made.step(in_micro_batches(batch, rows), 1e-2).loss)
-    return losses, list(made.state()["model"].values())
+            state = trained.state()
+            trained = new()
+            trained.load_state(state)
+        losses.append(trained.step(in_micro_batches(batch, rows), 1e-2).loss)
+    return losses, list(trained.state()["model"].values())
 
 
 @functools.lru_cache(None)

@@ -102,7 +102,7 @@ def test_continuation_is_bit_identical_with_dropout():
     second.load_state(state)
     second.evaluate(batches[0])  # nor an evaluation in between
     continued = [second.step(batch, 1e-2) for batch in batches[2:]]
-    assert [each.loss for each in continued] == [each.loss for each in results[2:]]
+    assert [item.loss for item in continued] == [item.loss for item in results[2:]]
     assert same_bits(weights(second), weights(straight))
 
     # Dropout really draws: another seed gives another loss.
@@ -167,10 +167,10 @@ def test_gradients_change_nothing_and_have_no_dropout_unless_asked(alone):
     engine, fresh, without = (host_engine(config, device="cpu") for config in (dropout, dropout, CONFIG))
     expected = without.gradients(batch)
     drawn = [engine.gradients(batch, alone=alone, dropout=True) for _ in range(2)]
-    for found in (engine.gradients(batch, alone=alone), engine.gradients(batch)):
-        assert found.result.loss == pytest.approx(expected.result.loss, rel=1e-6)
+    for actual in (engine.gradients(batch, alone=alone), engine.gradients(batch)):
+        assert actual.result.loss == pytest.approx(expected.result.loss, rel=1e-6)
         assert_same(
-            found=[*found.by_name.values()],
+            found=[*actual.by_name.values()],
             expected=[*expected.by_name.values()],
             dtype=torch.float32,
         )

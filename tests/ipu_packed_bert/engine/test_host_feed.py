@@ -40,9 +40,9 @@ def streams(monkeypatch):
 
 def test_copies_run_ahead_on_their_own_stream_and_are_waited_for_there(streams):
     feed = _CudaFeed(CPU)  # the copies themselves are the CPU's
-    found = []
+    actual = []
     for number, fields in enumerate(feed(cut(FIELDS, 1))):
-        found.append(fields)
+        actual.append(fields)
         # The working stream waits for this micro-batch's copies, and each of its tensors is known to be used there.
         copied = streams.calls.index(("event", "copying", number))
         waited = ("wait", "working", number)
@@ -52,7 +52,7 @@ def test_copies_run_ahead_on_their_own_stream_and_are_waited_for_there(streams):
         pins = [call for call in streams.calls if call[0] == "pin"]
         assert len(pins) <= 2 * (number + 1 + _CudaFeed.AHEAD)
     feed.close()
-    assert same(found, list(cut(FIELDS, 1)))
+    assert same(actual, list(cut(FIELDS, 1)))
     pins = [call for call in streams.calls if call[0] == "pin"]
     assert pins == [("pin", "copying", False)] * 14  # by the thread, on the copying stream
     # Each event comes after the copies of its own micro-batch.

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -84,9 +85,9 @@ def assert_updates_are_the_hosts(sdk, config, *, depth=3, **lengths):
     engine, host = both(sdk, config, depth=depth)
     for update, rate in enumerate(RATES):
         batch = make_batch(config, depth=depth, seed=update, **lengths)
-        found = engine.step(batch, rate)
-        assert found.metrics == pytest.approx(host.step(batch, rate).metrics, rel=1e-5)
-        assert found.cycles > 0
+        actual = engine.step(batch, rate)
+        assert actual.metrics == pytest.approx(host.step(batch, rate).metrics, rel=1e-5)
+        assert actual.cycles > 0
     states = (engine.state(), host.state())
     assert_same_weights(*states)
     return states
@@ -151,7 +152,7 @@ def test_the_adapted_network_computes_the_same(sdk, next_sentence, mask):
         output.loss.backward()
         outputs.append([value.item() for value in output])
         parameters = network.named_parameters()
-        gradients.append([each.grad for name, each in parameters if not name.endswith("key.bias")])
+        gradients.append([item.grad for name, item in parameters if not name.endswith("key.bias")])
     assert outputs[1] == pytest.approx(outputs[0], rel=1e-12, abs=1e-12)
     assert relative_error(*gradients) <= 1e-12
 
@@ -164,9 +165,9 @@ def test_evaluation_equals_the_hosts_and_changes_nothing(sdk):
     undisturbed = make_engine(sdk, config)
     engine.step(batches[0], 0.01)
     host.load_state(engine.state())
-    found = engine.evaluate(batches[1])
+    actual = engine.evaluate(batches[1])
     expected = host.evaluate(batches[1])
-    assert found.metrics == pytest.approx(expected.metrics, rel=1e-5)
+    assert actual.metrics == pytest.approx(expected.metrics, rel=1e-5)
     engine.evaluate(batches[2])
     engine.step(batches[1], 0.01)
     after = engine.state()
@@ -232,8 +233,8 @@ def test_moments_are_found_by_the_end_of_their_names(sdk):
         "Step___model.network.a.weight": torch.ones(1),
         "Accum___model.network.a.weight": torch.ones(2),
     }
-    found = ipu.state.moments(device, parameters)
-    assert float(found["exp_avg"]["b.a.weight"][0]) == 2.0 and float(found["exp_avg_sq"]["a.weight"][0]) == 3.0
+    actual = ipu.state.moments(device, parameters)
+    assert float(actual["exp_avg"]["b.a.weight"][0]) == 2.0 and float(actual["exp_avg_sq"]["a.weight"][0]) == 3.0
     del device["Accl2___model.network.b.a.weight"]
     with pytest.raises(ValueError, match="no exp_avg_sq of b.a.weight"):
         ipu.state.moments(device, parameters)
@@ -248,7 +249,7 @@ def test_options_say_what_the_configuration_says(sdk):
         "log_cycles=true",
         "automatic_loss_scaling=true",
     )
-    config = load_config(path, [f"engine.{each}" for each in settings])
+    config = load_config(path, [f"engine.{item}" for item in settings])
     device = ipu.devices.Device("ipu", "")
     options = ipu.options.training_options(config, device, ipu.devices.Instance(0, 1, 4, False), accumulation=1027)
     values = options.toDict()
@@ -391,7 +392,7 @@ def test_no_message_of_the_sdk_has_phrases_of_two_kinds():
         error = RuntimeError(message)
         assert classify(error).kind == kind, message
         assert len(str(SdkError(classify(error)))) < 300
-        by_phrases = [each.name for each in sdk_errors._KINDS if re.search(each.phrases, message, re.I)]
+        by_phrases = [item.name for item in sdk_errors._KINDS if re.search(item.phrases, message, re.I)]
         by_type = sdk_errors._of_type(RuntimeError(), message)
         assert by_phrases in ([kind], []) or by_type.name == kind
         assert by_phrases or by_type or kind == "other"
@@ -421,6 +422,9 @@ def test_an_error_of_the_sdk_is_one_line(sdk, monkeypatch):
             with refused("engine.kind ipu", "4 IPU", kind=SdkError) as caught:
                 call()
         assert caught.value.problem.kind == "no device"
+        engine.step(batch, 0.01)
+    monkeypatch.setattr(sdk[1].PoplarExecutor, "__call__", mock.Mock(side_effect=RuntimeError("a fault of ours")))
+    with refused("a fault of ours", kind=RuntimeError):
         engine.step(batch, 0.01)
 
 
@@ -493,7 +497,7 @@ def test_fewer_ipus_than_replicas(attached):
     with installed(ipus=attached):
         with refused("needs 8 IPUs") as error:
             choose_engine(config)
-        settings = dict(each.split("=") for each in str(error.value).split() if "=" in each)
+        settings = dict(item.split("=") for item in str(error.value).split() if "=" in item)
         fitting = change(
             config,
             placement={
@@ -539,15 +543,15 @@ def test_an_executable_makes_the_updates_of_a_compiled_program(tmp_path):
     file, config = export(tmp_path, accumulation=2, micro_batch=1)
     states = []
     with installed(ipus=16) as sdk:
-        for each in (config, config.changed("engine", executable=None)):
+        for item in (config, config.changed("engine", executable=None)):
             machine.reset(16)
-            engine = make_engine(sdk, each)
+            engine = make_engine(sdk, item)
             engine.compile(make_batch(config))
             for step, rate in enumerate(RATES):
                 engine.step(make_batch(config, seed=step), rate)
             engine.evaluate(make_batch(config))
             states.append(engine.state())
-            loaded = each.engine.executable is not None
+            loaded = item.engine.executable is not None
             assert machine.compilations == (["inference"] if loaded else ["training", "inference"])
             engine.close()
         # A state goes on in a loaded program as in a compiled one.
@@ -557,7 +561,7 @@ def test_an_executable_makes_the_updates_of_a_compiled_program(tmp_path):
         assert resumed.state()["optimizer"]["step"] == len(RATES)
     for part in ("model", "optimizer"):
         names = states[0][part] if part == "model" else states[0][part]["exp_avg"]
-        first, second = (each[part] if part == "model" else each[part]["exp_avg"] for each in states)
+        first, second = (item[part] if part == "model" else item[part]["exp_avg"] for item in states)
         assert all(torch.equal(first[name], second[name]) for name in names) and names
 
 
@@ -572,7 +576,7 @@ OTHER_SECTIONS = [
 ]
 
 
-def test_an_executable_of_another_configuration_or_another_file_is_one_line(tmp_path):
+def test_an_executable_of_another_configuration_or_another_file_is_one_line(tmp_path, monkeypatch):
     file, config = export(tmp_path)
     note_path = Path(file + ".json")
     program = Path(file).read_bytes()
@@ -611,6 +615,13 @@ def test_an_executable_of_another_configuration_or_another_file_is_one_line(tmp_
                 note_path.unlink()
             with refused("engine.offline_export", file):
                 make_engine(sdk, run_config).compile(run_batch)
+        # No fault of the file.
+        Path(file).write_bytes(program)
+        note_path.write_text(json.dumps(note))
+        error = sdk[1].Error("Failed to acquire 4 IPU(s)")
+        monkeypatch.setattr(sdk[1].PoplarExecutor, "loadExecutable", mock.Mock(side_effect=error))
+        with refused("engine.kind ipu", "4 IPU", kind=SdkError):
+            make_engine(sdk, config).compile(batch)
 
 
 def test_a_program_compiled_away_from_the_data(tmp_path, monkeypatch, capsys):
@@ -670,10 +681,10 @@ def test_batches_ahead_are_the_batches(sdk, tmp_path):
     states = []
     for _ in range(2 * plain.updates_per_epoch + 1):
         expected = next(plain)
-        found = next(ahead)
-        assert list(found) == list(BATCH_FIELDS)
+        actual = next(ahead)
+        assert list(actual) == list(BATCH_FIELDS)
         for name in BATCH_FIELDS:
-            assert np.array_equal(found[name], expected[name]) and found[name].dtype == expected[name].dtype
+            assert np.array_equal(actual[name], expected[name]) and actual[name].dtype == expected[name].dtype
         assert ahead.state() == plain.state()
         states.append(ahead.state())
     assert states[-1]["epoch"] == 2

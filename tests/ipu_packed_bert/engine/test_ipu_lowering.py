@@ -125,8 +125,8 @@ def test_half_logits_are_never_widened(sdk):
     wide = []
     for value in ("false", "true"):
         config = two_layers(load_config(path, [f"engine.half_logits={value}"]))
-        made = [tensor for operator in Trace(config, sdk).operators for tensor in operator.outputs]
-        words = [t for t in made if t.numel() % config.model.vocabulary_size == 0 and t.is_floating_point()]
+        tensors = [tensor for operator in Trace(config, sdk).operators for tensor in operator.outputs]
+        words = [t for t in tensors if t.numel() % config.model.vocabulary_size == 0 and t.is_floating_point()]
         wide.append(sum(t.numel() for t in words if t.dtype == torch.float32))
         assert words
     assert wide[0] > 0 and wide[1] == 0

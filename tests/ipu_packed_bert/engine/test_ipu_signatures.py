@@ -22,8 +22,8 @@ def attributes_of(source):
 def newer_than(names, release):
     """Return those of some names that PopTorch got after a release such as "3.3"."""
     later = set()
-    for each, changed in API["name_changes_by_release"].items():
-        if each > f"{release}.0":
+    for item, changed in API["name_changes_by_release"].items():
+        if item > f"{release}.0":
             later.update(name.rpartition(".")[2] for name in changed["added"])
     return sorted(later & set(names))
 
@@ -55,13 +55,13 @@ def test_names_that_an_older_release_lacks_are_found():
 
 def test_numbers_of_backend_settings_are_those_of_their_names():
     """The names and types of the settings are checked by the mock."""
-    found = {}
+    actual = {}
     for source in sources():
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "set":
                 name, value = map(ast.literal_eval, node.args)
-                found[name] = value
+                actual[name] = value
     values = API["popart_enums"]["values"]
     schedules = values["AccumulateOuterFragmentSchedule"]
-    assert found["accumulateOuterFragmentSettings.schedule"] == schedules["OverlapMemoryOptimized"]
-    assert found["subgraphCopyingStrategy"] == values["SubgraphCopyingStrategy"]["JustInTime"]
+    assert actual["accumulateOuterFragmentSettings.schedule"] == schedules["OverlapMemoryOptimized"]
+    assert actual["subgraphCopyingStrategy"] == values["SubgraphCopyingStrategy"]["JustInTime"]

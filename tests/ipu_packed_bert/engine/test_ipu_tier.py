@@ -118,20 +118,20 @@ def same_update(tier, config, engine, host, batch, rate=0.01):
     """One update of each, from the engine's state; gradients are told from the first moments."""
     before = engine.state()
     host.load_state(before)
-    found = engine.step(batch, rate)
+    actual = engine.step(batch, rate)
     expected = host.step(batch, rate)
     tolerance = tier.tolerance(config)
     for name in ("loss", "mlm_loss", "nsp_loss"):
-        assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=tolerance.loss), name
+        assert actual.metrics[name] == pytest.approx(expected.metrics[name], rel=tolerance.loss), name
     after = engine.state()
     wanted = host.state()
     beta1, _ = config.betas(1.0)
 
     def gradient(state):
         moments = state["optimizer"]["exp_avg"]
-        former = before["optimizer"]["exp_avg"]
+        previous = before["optimizer"]["exp_avg"]
         names = sorted(name for name in moments if not name.endswith("key.bias"))
-        return [(moments[name].double() - beta1 * former[name].double()) / (1 - beta1) for name in names]
+        return [(moments[name].double() - beta1 * previous[name].double()) / (1 - beta1) for name in names]
 
     def changed(state):
         return [new.double() - old.double() for new, old in zip(weights_of(state), weights_of(before))]
@@ -139,8 +139,8 @@ def same_update(tier, config, engine, host, batch, rate=0.01):
     assert relative_error(gradient(after), gradient(wanted)) <= tolerance.gradient
     assert relative_error(changed(after), changed(wanted)) <= tolerance.change
     assert after["optimizer"]["step"] == wanted["optimizer"]["step"]
-    assert (found.cycles is not None and found.cycles > 0) == config.engine.log_cycles
-    return found
+    assert (actual.cycles is not None and actual.cycles > 0) == config.engine.log_cycles
+    return actual
 
 
 def test_poptorch_has_the_published_interface(tier):
@@ -159,13 +159,13 @@ def test_poptorch_has_the_published_interface(tier):
         assert hasattr(poptorch.Options, name), name
     for name in ("LAMB", "AdamW"):
         known = API["modules"]["poptorch.optim"][name]["methods"]["__init__"]["params"]
-        given = inspect.signature(getattr(poptorch.optim, name).__init__).parameters
-        assert set(given) - {"self"} == {parameter["name"] for parameter in known}
+        parameters = inspect.signature(getattr(poptorch.optim, name).__init__).parameters
+        assert set(parameters) - {"self"} == {parameter["name"] for parameter in known}
 
 
 def options_of_all(ipu):
     """Collect the options of the backend for each bundled configuration, training and evaluation."""
-    found = {}
+    actual = {}
     for name in shipped_names():
         # Of pre-training; a Bow pod has the program of the other.
         if not re.fullmatch(r"(un)?packed_\w+_(pod4|pod16|ipu1)", name) or "_bow_" in name:
@@ -178,18 +178,18 @@ def options_of_all(ipu):
         training = ipu.options.training_options(config, device, instance, accumulation=accumulation)
         evaluation = ipu.options.evaluation_options(config, device, instance, iterations=accumulation)
         for name, options in (("training", training), ("evaluation", evaluation)):
-            found[f"{config.name} {name}"] = plain(options.toDict())
-    return found
+            actual[f"{config.name} {name}"] = plain(options.toDict())
+    return actual
 
 
 def test_poptorch_takes_the_options_of_every_configuration(tier):
     """The whole of what PopTorch makes of them is what the stand-in makes of them."""
-    found = options_of_all(tier.ipu)
-    assert len(found) > 10
+    actual = options_of_all(tier.ipu)
+    assert len(actual) > 10
     if tier.real:
         with installed(ipus=64) as (ipu, _):
             wanted = options_of_all(ipu)
-        for name, options in found.items():
+        for name, options in actual.items():
             assert wanted.pop(name) == options, name
         assert not wanted
 
@@ -219,9 +219,9 @@ def test_a_pipeline_of_four_ipus(tier, half, mask):
         host.load_state(engine.state())
         for seed in (10, 11):  # the second finds its program compiled
             held_out = make_batch(config, seed=seed)
-            found = engine.evaluate(held_out)
+            actual = engine.evaluate(held_out)
             expected = host.evaluate(held_out)
-            assert found.loss == pytest.approx(expected.loss, rel=tolerance.loss)
+            assert actual.loss == pytest.approx(expected.loss, rel=tolerance.loss)
         same_update(tier, config, engine, host, make_batch(config, seed=1))
         state = engine.state()
         batch = make_batch(config, seed=2)
@@ -267,7 +267,7 @@ def test_a_run_is_saved_and_resumed(tier, tmp_path, capsys):
     config = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
     run = tmp_path / "run"
     settings = ["engine.kind=ipu", f"engine.ipu_model={str(not tier.ipus(1)).lower()}", "run.evaluate_every=2"]
-    options = [word for each in settings for word in ("--set", each)]
+    options = [word for item in settings for word in ("--set", item)]
     begun = ["--config", str(config), "--out", str(run), "--steps", "2", *options]
     assert pretrain.main([*begun, "--set", "optimizer.schedule_steps=4"]) == 0
     assert pretrain.main(["--resume", str(run), "--steps", "4"]) == 0

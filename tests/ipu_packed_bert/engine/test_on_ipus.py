@@ -12,8 +12,8 @@ from tests.fakes.sdk import installed
 def test_without_the_sdk_it_is_one_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "poptorch", None)
     assert on_ipus.main([]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and "Poplar SDK" in said.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1 and "Poplar SDK" in output.err
 
 
 @pytest.mark.parametrize("ipus", [0, 4], ids=["IPU Model", "hardware"])

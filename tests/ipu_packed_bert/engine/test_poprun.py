@@ -48,10 +48,10 @@ def work(tmp_path_factory):
     data = tiny_data(folder / "data", sequences=24)  # 17 packs; an update has 12, so that every other one is incomplete
     tiny = tiny_config(folder / "tiny.yml", data)
     jobs = [Job(f"{size} straight", size, trained, dict(data=data, steps=3)) for size in (1, 4)]
-    former = None
+    previous = None
     for leg, size in enumerate(LEGS):
-        jobs.append(Job(f"leg {leg}", size, trained, dict(data=data, steps=1, after=former)))
-        former = f"leg {leg}"
+        jobs.append(Job(f"leg {leg}", size, trained, dict(data=data, steps=1, after=previous)))
+        previous = f"leg {leg}"
     for name, steps, after in (
         ("dropout", 2, None),
         ("first half", 1, None),
@@ -80,12 +80,12 @@ def work(tmp_path_factory):
             batch={"sequences_per_update": 24, "micro_batch": 1},
         )
         jobs += [Job(f"squad, {size}", size, fine_tuned, dict(config=config, steps=2)) for size in (1, 2)]
-    settings = [word for each in [*ON_IPUS, f"run.steps={STEPS}"] for word in ("--set", each)]
+    settings = [word for item in [*ON_IPUS, f"run.steps={STEPS}"] for word in ("--set", item)]
 
     def new(name, *more):
         return ["--config", str(tiny), *settings, "--out", str(folder / name), *more]
 
-    program = [f"--set=engine.{each}={folder / 'program'}" for each in ("offline_export", "executable")]
+    program = [f"--set=engine.{item}={folder / 'program'}" for item in ("offline_export", "executable")]
     jobs += [
         Job("plain", 1, ran, dict(arguments=new("plain"))),
         Job("stopped", 2, ran, dict(arguments=new("run"), at=SAVED - 1, happens="signal")),
@@ -110,17 +110,17 @@ def found(work):
 
 
 def test_instances_make_the_updates_of_one_process(found):
-    (one,) = found["1 straight"]
+    (alone,) = found["1 straight"]
     several = found["4 straight"]
     assert len(several) == 4
-    for each in several:  # weights, records and the place in the data are the same in all of them
-        same_state(one, each)
-        assert each["batches"] == one["batches"]
-        assert each["log"] == several[0]["log"]
-        same_records([*one["log"], one["held_out"]], [*each["log"], each["held_out"]])
-        assert each["compilations"] == ["training", "inference"]
-    assert {record["packs"] for record in one["log"]} == {12, 5}
-    assert one["held_out"]["packs"] > 0
+    for item in several:  # weights, records and the place in the data are the same in all of them
+        same_state(alone, item)
+        assert item["batches"] == alone["batches"]
+        assert item["log"] == several[0]["log"]
+        same_records([*alone["log"], alone["held_out"]], [*item["log"], item["held_out"]])
+        assert item["compilations"] == ["training", "inference"]
+    assert {record["packs"] for record in alone["log"]} == {12, 5}
+    assert alone["held_out"]["packs"] > 0
 
 
 def test_a_run_goes_on_with_any_number_of_instances(found):
@@ -142,18 +142,18 @@ def test_random_streams_go_on_exactly_with_the_same_number_of_instances(found):
 
 @pytest.mark.skipif(not HAS_SAFETENSORS, reason="Hugging Face's files: pip install safetensors")
 def test_fine_tuning_in_instances_is_that_of_one_process(found):
-    (one,) = found["squad, 1"]
-    assert one["held_out"]["sequences"] > 1
-    for each in found["squad, 2"]:
-        same_state(one, each)
-        assert each["held_out"] == one["held_out"]
-        same_records(one["log"], each["log"])
-        for ours, theirs in zip(one["outputs"], each["outputs"]):
+    (alone,) = found["squad, 1"]
+    assert alone["held_out"]["sequences"] > 1
+    for item in found["squad, 2"]:
+        same_state(alone, item)
+        assert item["held_out"] == alone["held_out"]
+        same_records(alone["log"], item["log"])
+        for ours, theirs in zip(alone["outputs"], item["outputs"]):
             torch.testing.assert_close(theirs, ours, rtol=1e-9, atol=1e-9)
 
 
 def ends(said):
-    return [each["status"] for each in said]
+    return [item["status"] for item in said]
 
 
 def test_a_signal_to_one_instance_ends_all_after_the_same_update_and_the_run_goes_on(found, folder):
@@ -194,10 +194,10 @@ def test_each_instance_has_a_program_of_its_own(found, folder):
 
 
 def test_numbers_and_objects_travel(found):
-    for rank, said in enumerate(found["exchanged"]):
-        assert said["sum"] == [3.0, 3.0, 3 * 2.0**40 + 3] and said["share"] == (rank, 3)
-        assert said["all"] == ["", "x", "xx"]
-        first = said["first"]
+    for rank, output in enumerate(found["exchanged"]):
+        assert output["sum"] == [3.0, 3.0, 3 * 2.0**40 + 3] and output["share"] == (rank, 3)
+        assert output["all"] == ["", "x", "xx"]
+        first = output["first"]
         assert first["numbers"] == [1, 2] and torch.equal(first["half"], torch.arange(3).half())
         assert first["one"] == 7 and first["none"].shape == (0,)
 

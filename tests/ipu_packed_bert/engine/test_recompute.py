@@ -42,12 +42,12 @@ def kept(config: Config) -> int:
     engine = host_engine(config, device="cpu")
     (batch,) = make_batches(1, depth=3, micro_batch=2)
     weights = {parameter.untyped_storage().data_ptr() for parameter in engine.model.parameters()}
-    found = {}
+    actual = {}
 
     def keep(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            found[storage.data_ptr()] = (
+            actual[storage.data_ptr()] = (
                 storage.nbytes(),
                 storage,
             )  # kept alive: no address comes twice
@@ -56,7 +56,7 @@ def kept(config: Config) -> int:
     engine.model.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         engine.model(*(torch.from_numpy(batch[name][:2]) for name in engine.task.fields))
-    return sum(size for size, _ in found.values())
+    return sum(size for size, _ in actual.values())
 
 
 def test_each_layer_keeps_its_input_only():
@@ -91,7 +91,7 @@ def test_compiled_it_has_no_more_graphs(monkeypatch):
             host_engine(compiled, device="cpu")
         return
     (batch,) = make_batches(1, depth=3, micro_batch=2)
-    found = [host_engine(each, device="cpu") for each in (config, compiled)]
-    losses = [[engine.step(batch, 1e-2).loss for _ in range(2)] for engine in found]
+    actual = [host_engine(item, device="cpu") for item in (config, compiled)]
+    losses = [[engine.step(batch, 1e-2).loss for _ in range(2)] for engine in actual]
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
-    assert len(graphs) == graphs_of(found[1].model)
+    assert len(graphs) == graphs_of(actual[1].model)

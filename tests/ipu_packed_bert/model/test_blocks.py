@@ -31,28 +31,28 @@ def test_a_thousand_short_examples_are_not_a_thousand_calls(blocks):
         return value
 
     heads = heads_of(sum(lengths))
-    found = blocks.attend_in_blocks(heads, blocks.blocks_on(lengths), attend)
-    assert torch.equal(found, heads[2])  # each token is where it was
+    actual = blocks.attend_in_blocks(heads, blocks.blocks_on(lengths), attend)
+    assert torch.equal(actual, heads[2])  # each token is where it was
     assert len(calls) == 20 + 2 and sum(shape[0] for shape in calls) == 1002
 
 
 @settings(max_examples=30)
 @given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=30))
 def test_blocks_hold_every_token_once(lengths):
-    found = blocks_of(lengths)
-    assert sorted(length for count, length in found.groups for _ in range(count)) == sorted(filter(None, lengths))
-    if found.order is not None:
-        assert (found.order[found.back] == np.arange(sum(lengths))).all()
+    actual = blocks_of(lengths)
+    assert sorted(length for count, length in actual.groups for _ in range(count)) == sorted(filter(None, lengths))
+    if actual.order is not None:
+        assert (actual.order[actual.back] == np.arange(sum(lengths))).all()
 
 
 @both
 def test_how_long_a_group_may_be_is_no_matter(blocks, monkeypatch):
     lengths = [5, 2, 9, 5, 2, 5]
     heads = heads_of(28)
-    found = []
+    actual = []
     for together in (0, 4, 64):
         monkeypatch.setattr(boundaries, "MAX_GROUPED_TOKENS", together)
         arranged = blocks.blocks_on(lengths)
         assert len(arranged.groups) == {0: 6, 4: 5, 64: 3}[together]
-        found.append(blocks.attend_in_blocks(heads, arranged, F.scaled_dot_product_attention))
-    assert torch.allclose(found[0], found[1], atol=1e-12) and torch.allclose(found[0], found[2], atol=1e-12)
+        actual.append(blocks.attend_in_blocks(heads, arranged, F.scaled_dot_product_attention))
+    assert torch.allclose(actual[0], actual[1], atol=1e-12) and torch.allclose(actual[0], actual[2], atol=1e-12)

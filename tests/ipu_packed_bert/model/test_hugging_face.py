@@ -47,8 +47,8 @@ def ours(theirs, loss=BOTH_HEADS):
 def test_names_and_shapes_are_theirs():
     theirs = reference()
     expected = {name: value.shape for name, value in theirs.named_parameters()}
-    found = {name: value.shape for name, value in ours(theirs).named_parameters()}
-    assert {name: shape for name, shape in expected.items() if name not in TIED} == found
+    actual = {name: value.shape for name, value in ours(theirs).named_parameters()}
+    assert {name: shape for name, shape in expected.items() if name not in TIED} == actual
     # Without next sentence prediction: the names of BertForMaskedLM.
     masked = transformers.BertForMaskedLM(theirs.config)
     without = PackedBertForPreTraining(MODEL, LossConfig(next_sentence=False))
@@ -83,9 +83,9 @@ def test_losses_and_gradients_are_theirs(dtype):
     for batch in (unpacked, packed):
         network = ours(theirs).to(dtype)
         scaled = with_scales(batch, micro_batches=1, normalisation="token", dtype=scale_type)
-        found = network(*(torch.from_numpy(scaled[name]) for name in BATCH_FIELDS))
-        found.loss.backward()
-        assert found.loss.item() == pytest.approx(output.loss.item(), rel=1e-5 if dtype == torch.float32 else 1e-12)
+        actual = network(*(torch.from_numpy(scaled[name]) for name in BATCH_FIELDS))
+        actual.loss.backward()
+        assert actual.loss.item() == pytest.approx(output.loss.item(), rel=1e-5 if dtype == torch.float32 else 1e-12)
         gradients = dict(network.named_parameters())
         names = [name for name in expected if not name.endswith("key.bias")]
         assert_same(

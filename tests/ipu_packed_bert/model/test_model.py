@@ -132,8 +132,8 @@ def test_alone_in_its_row_the_padding_mask_is_enough(attention):
     network.attention_mask = PaddingMask(hidden_score(attention))
     mask = network.attention_mask(fields["input_mask"], torch.float32)
     assert (mask == 0).sum((1, 2, 3)).tolist() == [7, 12, 24]
-    for found, wanted in zip(network(*fields.values()), expected):
-        assert torch.isfinite(found) and torch.allclose(found, wanted, rtol=1e-6)
+    for actual, wanted in zip(network(*fields.values()), expected):
+        assert torch.isfinite(actual) and torch.allclose(actual, wanted, rtol=1e-6)
 
 
 def test_batch_fields_are_the_arguments_in_order():

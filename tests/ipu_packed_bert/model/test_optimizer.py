@@ -93,8 +93,8 @@ def test_lamb_is_its_definition(lamb, bias_correction, weight_decay, max_weight_
         for weight, gradient in zip(weights, gradients_of(step)):
             weight.grad = gradient
         optimizer.step()
-    for found, wanted in zip(weights, expected):
-        assert torch.allclose(found, wanted, rtol=1e-13, atol=1e-15)
+    for actual, wanted in zip(weights, expected):
+        assert torch.allclose(actual, wanted, rtol=1e-13, atol=1e-15)
 
 
 @pytest.mark.parametrize("lamb", [_Lamb, _LambInPieces])
@@ -165,8 +165,8 @@ def test_adamw_is_the_one_of_torch():
         optimizer.step()
         with_gradients(theirs, step)
         reference.step()
-    for found, wanted in zip(ours, theirs):
-        assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-14)
+    for actual, wanted in zip(ours, theirs):
+        assert torch.allclose(actual, wanted, rtol=1e-12, atol=1e-14)
 
 
 @given(

@@ -46,7 +46,10 @@ def fields_of(depth, *, seed=0, rows=6):
     """Mixed packs of up to `depth` sequences and padding, one of them full, one empty."""
     rng = np.random.default_rng([seed, depth])
     longest = max(2, 2 * SLOTS // (depth + 1))
-    lengths = [*rng.integers(1, longest, rows * depth).tolist(), SLOTS]
+    lengths = [
+        *rng.integers(1, longest, rows * depth).tolist(),
+        SLOTS,
+    ]
     packs = random_packs(rng, lengths, slots=SLOTS, depth=depth)[: rows - 2]
     packs += [[len(lengths) - 1], []]
     examples = random_sequences(rng, lengths=lengths, vocabulary=VOCABULARY)
@@ -67,7 +70,7 @@ def test_losses_and_gradients_are_those_of_the_additive_mask(depth):
         output.loss.backward()
         outputs.append([value.item() for value in output])
         parameters = network.named_parameters()
-        gradients.append([each.grad for name, each in parameters if not name.endswith("key.bias")])
+        gradients.append([item.grad for name, item in parameters if not name.endswith("key.bias")])
     assert outputs[1] == pytest.approx(outputs[0], rel=1e-12, abs=1e-12)
     assert relative_error(*gradients) <= 1e-12
 
@@ -78,8 +81,8 @@ def test_a_control_without_codes():
     blind = network_of(3)
     blind.attention_mask.codes.zero_()
     expected = network_of(0)(*fields.values()).loss
-    found = blind(*fields.values()).loss
-    assert abs(found / expected - 1.0).item() > 1e-3
+    actual = blind(*fields.values()).loss
+    assert abs(actual / expected - 1.0).item() > 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -87,11 +90,20 @@ def test_one_hot_slots_gather(dtype):
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(3, SLOTS, 8, generator=generator, dtype=dtype)
     slots = torch.randint(0, SLOTS, (3, 5), generator=generator, dtype=torch.int32)
-    assert torch.equal(OneHotSlots(SLOTS)(hidden, slots), GatherSlots()(hidden, slots))
+    assert torch.equal(
+        OneHotSlots(SLOTS)(hidden, slots),
+        GatherSlots()(hidden, slots),
+    )
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("sequences", [1, 2, 3, 4, 15, 16, 255])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float16, torch.bfloat16, torch.float32, torch.float64],
+)
+@pytest.mark.parametrize(
+    "sequences",
+    [1, 2, 3, 4, 15, 16, 255],
+)
 def test_products_of_codes_are_exactly_zero_or_multiples_of_1024(sequences, dtype):
     """-1024 for each binary digit in which two numbers differ; the codes themselves are exact in every type."""
     numbers = torch.arange(sequences + 1, dtype=torch.int32)
@@ -135,7 +147,10 @@ def test_half_partials_in_any_order_leave_the_scores_of_a_sequence_as_they_are(s
         return product.astype(np.float16)
 
     head = terms(query, key)
-    mask = terms(codes[:, 0], codes[:, 1])
+    mask = terms(
+        codes[:, 0],
+        codes[:, 1],
+    )
     order = rng.permutation(width + mask.shape[-1])
     with_codes = half_sums(np.concatenate((head, mask), axis=-1), order)
     without = half_sums(head, [index for index in order if index < width])
@@ -163,8 +178,8 @@ def test_gradients_of_the_codes_columns_stay_as_small_as_the_others():
     network(*fields.values()).loss.backward()
     ((gradient, query, codes),) = seen
     turned = gradient.transpose(2, 3)
-    own = codes[:, 0].unsqueeze(1)
-    of_codes = torch.matmul(turned, own).abs().max()
+    query_codes = codes[:, 0].unsqueeze(1)
+    of_codes = torch.matmul(turned, query_codes).abs().max()
     of_key = torch.matmul(turned, query).abs().max()
     largest = float(query.abs().max())
     assert 0 < of_codes < 32 * max(1.0, 1.0 / largest) * of_key

@@ -54,7 +54,7 @@ def sentences(pretrained):
 
 def packs_of(sentences):
     """Rows of ids, sequence numbers and positions, and for each sentence its row and first slot."""
-    lengths = np.array([len(each) for each in sentences])
+    lengths = np.array([len(item) for item in sentences])
     packing = pack(LengthHistogram.from_lengths(lengths, SLOTS), max_sequences_per_pack=DEPTH)
     place = assign(lengths, packing, seed=1)
     fields = np.zeros((3, packing.packs, SLOTS), dtype=np.int32)

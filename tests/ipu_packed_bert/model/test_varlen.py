@@ -85,10 +85,10 @@ def test_blocks_are_the_dense_mask(seed, sequences):
 @pytest.mark.parametrize("pays", [False, True])
 def test_mask_and_blocks_are_chosen_from_and_are_the_dense_mask(eager, pays):
     dense, chosen = networks(torch.float64)
-    asked = []
+    shapes_asked = []
 
     def pay(*sizes):
-        asked.append(sizes[1:])
+        shapes_asked.append(sizes[1:])
         return pays
 
     rule = BlockRule(lambda tokens, dropout: eager, pay)
@@ -97,7 +97,7 @@ def test_mask_and_blocks_are_chosen_from_and_are_the_dense_mask(eager, pays):
     numbers = torch.from_numpy(batch["input_mask"])
     assert isinstance(chosen.attention_mask(numbers, torch.float64), torch.Tensor) != pays
     assert_same(found=gradients(chosen, batch), expected=gradients(dense, batch), dtype=torch.float64)
-    assert asked == [tuple(numbers.shape)] * 2
+    assert shapes_asked == [tuple(numbers.shape)] * 2
 
 
 @pytest.mark.parametrize(("dtype", "dropout"), [(torch.float32, 0.0), (torch.float32, 0.1), (torch.bfloat16, 0.0)])
@@ -127,8 +127,8 @@ def test_padding_between_sequences_changes_no_update(kind, request):
     """Each sequence begins at a multiple of 3; the same sequences without padding between them, and a dense mask."""
     if kind == "kernel":
         request.getfixturevalue("kernel")
-    dense, found = networks(torch.float64, kernel=kind == "kernel")
-    found = dense if kind == "dense" else found
+    dense, actual = networks(torch.float64, kernel=kind == "kernel")
+    actual = dense if kind == "dense" else actual
     rng = np.random.default_rng(5)
     lengths = [int(length) for length in rng.integers(1, SLOTS // 2, 9)]
     examples = random_sequences(rng, lengths=lengths, vocabulary=MODEL.vocabulary_size)
@@ -149,7 +149,7 @@ def test_padding_between_sequences_changes_no_update(kind, request):
     apart = batch_of(3)
     row = apart["input_mask"][0]
     assert np.flatnonzero(row == 0)[0] < np.flatnonzero(row)[-1]  # padding between sequences
-    assert_same(found=gradients(found, apart), expected=gradients(dense, batch_of(1)), dtype=torch.float64)
+    assert_same(found=gradients(actual, apart), expected=gradients(dense, batch_of(1)), dtype=torch.float64)
 
 
 def test_no_block_is_larger_than_a_sequence_and_padding_has_none(monkeypatch):
@@ -166,27 +166,27 @@ def test_no_block_is_larger_than_a_sequence_and_padding_has_none(monkeypatch):
     assert sum(lengths) < len(packs) * SLOTS  # there is padding
     _, blocks = networks(torch.float64)
     gradients(blocks, batch)
-    found = []
+    actual = []
     for count, _, length, _ in seen:
-        found += [length] * count
-    assert sorted(found) == sorted(lengths * MODEL.num_layers)
-    assert len(seen) == len(set(found)) * MODEL.num_layers < len(found)  # those of one length together
+        actual += [length] * count
+    assert sorted(actual) == sorted(lengths * MODEL.num_layers)
+    assert len(seen) == len(set(actual)) * MODEL.num_layers < len(actual)  # those of one length together
 
 
 NUMBERS = [[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 0, 2, 0, 0, 0]]
 
 
 def test_boundaries_are_static_and_count_the_padding():
-    found = _SequenceBoundaries(2)(torch.tensor(NUMBERS, dtype=torch.int32), torch.float32)
-    assert found.tolist() == [0, 2, 2, 5, 6, 12, 12, 12, 12, 12, 18, 18, 18, 19, 20, 21, 24]
-    assert found.dtype == torch.int32
+    actual = _SequenceBoundaries(2)(torch.tensor(NUMBERS, dtype=torch.int32), torch.float32)
+    assert actual.tolist() == [0, 2, 2, 5, 6, 12, 12, 12, 12, 12, 18, 18, 18, 19, 20, 21, 24]
+    assert actual.dtype == torch.int32
 
 
 def test_blocks_leave_padding_out():
     numbers = torch.tensor(NUMBERS, dtype=torch.int32)
-    found = _SequenceBlocks(BLOCKS)(numbers, torch.float32)
-    assert found.slots.tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 18, 20]
-    assert found.blocks.groups == blocks_of([2, 3, 6, 1, 1]).groups
+    actual = _SequenceBlocks(BLOCKS)(numbers, torch.float32)
+    assert actual.slots.tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 18, 20]
+    assert actual.blocks.groups == blocks_of([2, 3, 6, 1, 1]).groups
     full = _SequenceBlocks(BLOCKS)(numbers[1:2], torch.float32)
     assert full.slots is None and full.blocks.groups == ((1, 6),)
     empty = _SequenceBlocks(BLOCKS)(numbers[2:3], torch.float32)

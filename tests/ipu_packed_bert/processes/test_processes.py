@@ -1,8 +1,11 @@
 """Who may be one of several processes, torchrun's here; a program that one process makes refuses to be more."""
 
+import threading
+
 import pytest
 
 from ipu_packed_bert.commands import finetune, pretrain
+from ipu_packed_bert.processes.beats import Beats
 from ipu_packed_bert.processes.ranks import joined, refuse_several
 from pack_data.cli.command import run_main
 
@@ -45,3 +48,32 @@ def test_torchrun_under_another_launcher_passes_where_several_may_run():
     """Its processes are torchrun's, whatever started them."""
     with pytest.raises(ValueError, match="each process of torchrun would repeat it"):
         refuse_several("it", {**TORCHRUN, "SLURM_STEP_NUM_TASKS": "2"})
+
+
+class SlowStore:
+    """A store whose calls in the thread of the beats wait until they are released."""
+
+    def __init__(self):
+        self.called = threading.Event()
+        self.released = threading.Event()
+
+    def set(self, key, value):
+        pass
+
+    def add(self, key, number):
+        if threading.current_thread().name == "beats":
+            self.called.set()
+            self.released.wait(10)
+        return 0
+
+
+def test_a_rank_ends_after_its_last_call_of_the_store():
+    """Python aborts if it ends while a thread is inside the store."""
+    store = SlowStore()
+    beats = Beats(lambda: store, 1, 2, "--resume")
+    beats._silence = 2.0
+    beats.begin()
+    assert store.called.wait(10)
+    threading.Timer(0.05, store.released.set).start()
+    beats.end()
+    assert store.released.is_set() and not beats._beating.is_alive()

@@ -55,10 +55,10 @@ def found(tmp_path_factory):
     for name, shape in SHAPES.items():
         for size in shape.sizes:
             pretraining(f"{name}, {size}", size, overrides=shape.settings, steps=shape.steps)
-    former = None
+    previous = None
     for leg, size in enumerate(LEGS):
-        pretraining(f"leg {leg}", size, overrides=ONE_AT_A_TIME, steps=2, after=former)
-        former = f"leg {leg}"
+        pretraining(f"leg {leg}", size, overrides=ONE_AT_A_TIME, steps=2, after=previous)
+        previous = f"leg {leg}"
     for kind, (double, further) in DROPOUT.items():
         drops = [
             "model.hidden_dropout=0.3",
@@ -69,11 +69,11 @@ def found(tmp_path_factory):
         options = dict(overrides=drops, double=double)
         for size in (1, 2, 4):
             pretraining(f"dropout, {kind}, {size}", size, steps=6, **options)
-        former = None
+        previous = None
         for leg, size in enumerate((2, 1, 4)):
             name = f"dropout, {kind}, leg {leg}"
-            pretraining(name, size, steps=2, after=former, **options)
-            former = name
+            pretraining(name, size, steps=2, after=previous, **options)
+            previous = name
         pretraining(
             f"dropout, {kind}, rest",
             2,
@@ -83,9 +83,9 @@ def found(tmp_path_factory):
         )
     checkpoint = tiny_checkpoint(folder / "bert")
     for kind in FINE_TUNED:
-        own = folder / kind
-        own.mkdir()
-        config = tiny_config(checkpoint, training_file(own, kind), task=kind, batch={"micro_batch": 1})
+        place = folder / kind
+        place.mkdir()
+        config = tiny_config(checkpoint, training_file(place, kind), task=kind, batch={"micro_batch": 1})
         for size in (1, 3):
             jobs.append(Job(f"{kind}, {size}", size, fine_tuned, dict(config=config, steps=3)))
     return at_work(folder, jobs)
@@ -97,11 +97,11 @@ def same_logs(one, other):
 
 @pytest.mark.parametrize("shape, size", IN_RANKS)
 def test_ranks_make_the_updates_of_one_process(found, shape, size):
-    one = found[f"{shape}, 1"]
+    alone = found[f"{shape}, 1"]
     several = found[f"{shape}, {size}"]
-    same_state(one, several)
-    same_logs(one, several)
-    assert several["batches"] == one["batches"]
+    same_state(alone, several)
+    same_logs(alone, several)
+    assert several["batches"] == alone["batches"]
     packs = [record["packs"] for record in several["log"]]
     assert (max(packs), min(packs)) == (SHAPES[shape].packs, 1)
 
@@ -120,13 +120,13 @@ def test_a_run_goes_on_with_any_number_of_ranks(found):
 @pytest.mark.parametrize("kind, limit", list(zip(DROPOUT, (1e-12, 2e-6))), ids=DROPOUT)
 def test_dropout_draws_the_same_in_any_number_of_ranks(found, kind, limit):
     """1, 2 and 4 ranks, and 2, 1, 4 after each other, up to the order of sums."""
-    one = found[f"dropout, {kind}, 1"]
+    alone = found[f"dropout, {kind}, 1"]
     assert [found[f"dropout, {kind}, leg {leg}"]["batches"]["epoch"] for leg in range(3)] == [0, 0, 0]
     for name in ("2", "4", "leg 2"):
         several = found[f"dropout, {kind}, {name}"]
-        for weight, expected in one["engine"]["model"].items():
+        for weight, expected in alone["engine"]["model"].items():
             torch.testing.assert_close(several["engine"]["model"][weight], expected, rtol=0, atol=limit)
-    assert one["log"][0]["loss"] != pytest.approx(found["six packs, 1"]["log"][0]["loss"], rel=1e-4)  # it drops
+    assert alone["log"][0]["loss"] != pytest.approx(found["six packs, 1"]["log"][0]["loss"], rel=1e-4)  # it drops
 
 
 def tensors_of(run):
@@ -155,10 +155,10 @@ def test_dropout_goes_on_exactly_with_the_same_number_of_ranks(found, kind):
 
 @pytest.mark.parametrize("kind", FINE_TUNED)
 def test_fine_tuning_in_ranks_is_that_of_one_process(found, kind):
-    one = found[f"{kind}, 1"]
+    alone = found[f"{kind}, 1"]
     several = found[f"{kind}, 3"]
-    same_state(one, several)
-    same_logs(one, several)
-    assert len(one["outputs"]) == len(several["outputs"]) > 1
-    for ours, theirs in zip(one["outputs"], several["outputs"]):
+    same_state(alone, several)
+    same_logs(alone, several)
+    assert len(alone["outputs"]) == len(several["outputs"]) > 1
+    for ours, theirs in zip(alone["outputs"], several["outputs"]):
         torch.testing.assert_close(theirs, ours, rtol=1e-9, atol=1e-9)

@@ -97,12 +97,12 @@ def test_a_clipped_packed_update_equals_the_unpacked_one(name):
 def poison(engine, monkeypatch, value, what="gradient", at=(1,)):
     """The engine's updates of these numbers find ``value`` in a gradient, or in their loss."""
     original = engine._accumulate
-    made = []
+    calls = []
 
     def accumulate(batch):
         totals = original(batch)
-        made.append(True)
-        if len(made) in at:
+        calls.append(True)
+        if len(calls) in at:
             if what == "loss":
                 totals[0] = value
             else:
@@ -119,8 +119,8 @@ def test_an_update_that_is_not_finite_changes_nothing_but_the_random_stream(monk
     engine = host_engine(config, device="cpu")
     undisturbed = host_engine(config, device="cpu")
     batches = [batch_of(3, seed=seed, dtype=np.float32) for seed in range(3)]
-    for each in (engine, undisturbed):
-        each.step(batches[0], 1e-2)
+    for item in (engine, undisturbed):
+        item.step(batches[0], 1e-2)
     before = engine.state()
     with monkeypatch.context() as patch:
         poison(engine, patch, value, what)
@@ -131,9 +131,9 @@ def test_an_update_that_is_not_finite_changes_nothing_but_the_random_stream(monk
     # The stream goes on, as if the update had been made; and no gradient is left for the next one.
     undisturbed.accumulate(batches[1])
     undisturbed.optimizer.zero_grad(set_to_none=True)
-    found = engine.step(batches[2], 1e-2)
+    actual = engine.step(batches[2], 1e-2)
     expected = undisturbed.step(batches[2], 1e-2)
-    assert found.metrics == expected.metrics and found.gradient_norm == expected.gradient_norm
+    assert actual.metrics == expected.metrics and actual.gradient_norm == expected.gradient_norm
     assert same(bits(engine.state()), bits(undisturbed.state()))
 
 
@@ -260,13 +260,13 @@ def test_a_kill_while_a_checkpoint_is_saved_leaves_the_log_of_all_its_updates(st
 def breaking(monkeypatch, at):
     """The updates of these numbers, of this process, have a gradient that is no number."""
     original = HostEngine._accumulate
-    made = []
+    calls = []
 
     def accumulate(engine, batch):
         totals = original(engine, batch)
         if len(batch["input_ids"]) > 2:  # compiling takes one micro-batch
-            made.append(True)
-            if len(made) in at:
+            calls.append(True)
+            if len(calls) in at:
                 next(engine.model.parameters()).grad.view(-1)[0] = NAN
         return totals
 

@@ -88,7 +88,7 @@ def test_comes_back_bit_for_bit(tmp_path):
     from safetensors.torch import load_file
 
     assert same(load_file(str(path / "model.safetensors")), saved.engine["model"])  # as Hugging Face reads it
-    assert {each.name for each in path.iterdir()} == {
+    assert {item.name for item in path.iterdir()} == {
         *("model.safetensors", "optimizer.safetensors", "random.safetensors", "engine.safetensors"),
         *("state.json", "manifest.json"),
     }
@@ -220,10 +220,10 @@ def test_a_kill_at_any_operation_leaves_whole_ones(tmp_path, monkeypatch, again)
             else:
                 break
             assert ops.made >= last
-        found = load_newest(folder, note=lambda _: None)
-        met.add(found.step)
-        assert found.step in (6, 9) and same(
-            found.engine, {**a_checkpoint(found.step).engine, "random": found.engine["random"]}
+        actual = load_newest(folder, note=lambda _: None)
+        met.add(actual.step)
+        assert actual.step in (6, 9) and same(
+            actual.engine, {**a_checkpoint(actual.step).engine, "random": actual.engine["random"]}
         )
         save_checkpoint(folder, a_checkpoint(12), keep=2)  # clears what the kill left
         assert all(path.name.startswith("step_") for path in folder.iterdir())
@@ -361,13 +361,13 @@ def test_one_bit_anywhere_is_seen(tmp_path, name):
         flipped_bit[place] ^= 1 << (place % 8)
         path.write_bytes(bytes(flipped_bit))
         try:
-            found = load_checkpoint(path.parent)
+            actual = load_checkpoint(path.parent)
         except Damaged:
             cases += 1
         else:  # white space of the manifest alone says nothing
             assert name == "manifest.json"
             assert chr(data[place]).isspace()
-            assert same(found.engine, small.engine)
+            assert same(actual.engine, small.engine)
     assert cases >= 20
     path.write_bytes(data)
     assert load_checkpoint(path.parent).step == 6

@@ -18,7 +18,7 @@ def test_a_log_cut_anywhere_has_its_whole_records_and_says_what_is_left_out(tmp_
     for length in range(len(WHOLE) + 1):
         (tmp_path / LOG).write_bytes(WHOLE[:length])
         notes = []
-        assert read_log(tmp_path / LOG, note=notes.append) == RECORDS[: sum(length >= each for each in lengths)]
+        assert read_log(tmp_path / LOG, note=notes.append) == RECORDS[: sum(length >= item for item in lengths)]
         whole = length in (0, lengths[0], lengths[0] + 1, lengths[1], len(WHOLE))
         assert len(notes) == (not whole)
         assert all(f"{LOG}, line " in note for note in notes)

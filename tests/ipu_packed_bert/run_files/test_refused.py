@@ -24,6 +24,7 @@ REFUSED = [
         ["step_00000006"],
         Damaged,
     ),
+    ("hostile(weight=3)", ["state.json", "further.weight", "3", "a tensor"], Damaged),
     ("hostile(state={'batches': 7})", ["state.json", "batches", "7"], Damaged),
     ("hostile(state={'lower_case': 'yes'})", ["state.json", "lower_case", "yes"], Damaged),
     ("hostile(file='../outside.safetensors')", NO_SUCH_FILE, Damaged),
@@ -58,9 +59,12 @@ REFUSED = [
 
 
 def test_what_cannot_be_used_is_one_line(tmp_path):
-    def hostile(state=None, file=None, manifest=None, text=None, tensors=None, pickled=None):
+    def hostile(state=None, file=None, manifest=None, text=None, tensors=None, pickled=None, weight=None):
         """Load a checkpoint that somebody has changed, with a manifest to match."""
         path = save_checkpoint(tmp_path / "run", a_checkpoint(6), keep=2)
+        if weight is not None:
+            state = json.loads((path / "state.json").read_text())
+            state["engine"]["model"]["further.weight"] = weight
         if state is not None:
             text = json.dumps({**json.loads((path / "state.json").read_text()), **state})
         if text is not None:
@@ -88,7 +92,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path):
         safetensors_files.read_tensors(tmp_path / "a.safetensors")
 
     (tmp_path / "outside.safetensors").write_bytes(b"")
-    made = {"hostile": hostile, "without_manifests": without_manifests, "read_bytes": read_bytes}
-    scope = {**vars(checkpoints), **vars(safetensors_files), **made, "torch": torch, "folder": tmp_path}
+    local = {"hostile": hostile, "without_manifests": without_manifests, "read_bytes": read_bytes}
+    scope = {**vars(checkpoints), **vars(safetensors_files), **local, "torch": torch, "folder": tmp_path}
     faults = faults_of_refusals(REFUSED, scope)
     assert not faults, "\n".join(faults)

@@ -29,7 +29,13 @@ def of_type(dtype, shape, seed):
         return torch.randint(0, 2, shape, generator=random).bool()
     # Any bits, those of values that are no numbers included.
     width = torch.empty(0, dtype=dtype).element_size()
-    tensor = torch.randint(0, 256, (*shape, width), generator=random, dtype=torch.uint8)
+    tensor = torch.randint(
+        0,
+        256,
+        (*shape, width),
+        generator=random,
+        dtype=torch.uint8,
+    )
     return tensor.reshape(-1).view(dtype).reshape(shape)
 
 
@@ -37,24 +43,34 @@ def of_type(dtype, shape, seed):
 @given(
     made=st.dictionaries(
         st.text(max_size=5).filter(lambda name: name != "__metadata__"),
-        st.tuples(st.sampled_from(TYPES), st.lists(st.integers(0, 3), max_size=3), st.integers(0, 99)),
+        st.tuples(
+            st.sampled_from(TYPES),
+            st.lists(st.integers(0, 3), max_size=3),
+            st.integers(0, 99),
+        ),
         max_size=6,
     )
 )
 def test_every_tensor_comes_back_bit_for_bit(tmp_path_factory, made):
     tensors = {name: of_type(dtype, tuple(shape), seed) for name, (dtype, shape, seed) in made.items()}
     path = file_of(tmp_path_factory.mktemp("tensors") / "a.safetensors", tensors)
-    found = read_tensors(path)
-    assert {name: bits(tensor) for name, tensor in found.items()} == {n: bits(t) for n, t in tensors.items()}
+    actual = read_tensors(path)
+    assert {name: bits(tensor) for name, tensor in actual.items()} == {n: bits(t) for n, t in tensors.items()}
     assert 0 <= path.stat().st_size - tensor_bytes(tensors) <= 200 + 200 * len(tensors)
 
 
 def test_layouts_and_shared_memory_are_of_no_account(tmp_path):
     base = torch.arange(12.0).reshape(3, 4)
-    tensors = {"turned": base.t(), "part": base[1:, ::2], "again": base, "tied": base, "wide": base[:1].expand(5, 4)}
+    tensors = {
+        "turned": base.t(),
+        "part": base[1:, ::2],
+        "again": base,
+        "tied": base,
+        "wide": base[:1].expand(5, 4),
+    }
     tensors["parameter"] = torch.nn.Parameter(base)
-    found = read_tensors(file_of(tmp_path / "a.safetensors", tensors))
-    assert {name: bits(tensor) for name, tensor in found.items()} == {n: bits(t.detach()) for n, t in tensors.items()}
+    actual = read_tensors(file_of(tmp_path / "a.safetensors", tensors))
+    assert {name: bits(tensor) for name, tensor in actual.items()} == {n: bits(t.detach()) for n, t in tensors.items()}
 
 
 def test_files_are_those_of_the_package_and_tensors_are_not_copied():
@@ -67,9 +83,9 @@ def test_files_are_those_of_the_package_and_tensors_are_not_copied():
 
 def test_what_was_read_does_not_hang_on_the_file(tmp_path):
     path = file_of(tmp_path / "a.safetensors", {"a": torch.ones(1000)})
-    found = read_tensors(path)["a"]
+    actual = read_tensors(path)["a"]
     path.write_bytes(b"\0" * path.stat().st_size)
-    assert torch.equal(found, torch.ones(1000))
+    assert torch.equal(actual, torch.ones(1000))
 
 
 # -- files that would run code -----------------------------------------------------------------------------------------

@@ -31,7 +31,10 @@ def trained(folder, *arguments):
     config = tiny_config(folder / "tiny.yml", folder / "one")
     overrides = (f"model.vocabulary_size={SIZE}", "run.evaluate_every=0", "run.checkpoint_every=1")
     options = [word for override in overrides for word in ("--set", override)]
-    return run_main(pretrain.main, ["--config", str(config), "--steps", "2", *options, *map(str, arguments)])
+    return run_main(
+        pretrain.main,
+        ["--config", str(config), "--steps", "2", *options, *map(str, arguments)],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +64,14 @@ def test_weights_do_not_meet_data_of_another_vocabulary(house, tmp_path, capsys)
     statuses = [
         trained(house, "--start-from", house / "run", *new),
         trained(house, "--start-from", house / "again", *new),
-        run_main(pretrain.main, ["--resume", str(tmp_path / "run"), "--data", str(house / "other")]),
-        run_main(export.main, [str(house / "run"), str(tmp_path / "new"), "--vocabulary", str(house / "other.txt")]),
+        run_main(
+            pretrain.main,
+            ["--resume", str(tmp_path / "run"), "--data", str(house / "other")],
+        ),
+        run_main(
+            export.main,
+            [str(house / "run"), str(tmp_path / "new"), "--vocabulary", str(house / "other.txt")],
+        ),
     ]
     messages = capsys.readouterr().err.splitlines()
     assert statuses == [2] * 4 == [2] * len(messages)
@@ -77,14 +86,28 @@ def test_the_vocabulary_travels_with_the_weights(house, tmp_path, capsys):
         assert newest(house / run).identity.sha256 == ONE.sha256
     assert load_vocabulary(house / "hf" / "vocab.txt").sha256 == ONE.sha256
     # Data that does not say is noted, and the weights keep theirs.
-    assert trained(house, "--start-from", house / "run", "--data", house / "unknown", "--out", tmp_path / "run") == 0
+    assert (
+        trained(
+            house,
+            "--start-from",
+            house / "run",
+            "--data",
+            house / "unknown",
+            "--out",
+            tmp_path / "run",
+        )
+        == 0
+    )
     (noted,) = [line for line in capsys.readouterr().out.splitlines() if "not compared" in line]
     assert str(house / "unknown") in noted
     assert str(house / "run") not in noted
     assert newest(tmp_path / "run").vocabulary == ONE.sha256
 
 
-@pytest.mark.parametrize("hashes", [("a", "a"), ("a", ""), ("", "a"), ("", ""), ("a", "b")])
+@pytest.mark.parametrize(
+    "hashes",
+    [("a", "a"), ("a", ""), ("", "a"), ("", ""), ("a", "b")],
+)
 def test_sides_agree_unless_both_state_another_hash_or_casing(hashes):
     for weights_case, data_case in product((True, False, None), repeat=2):
         weights = Identity(hashes[0], weights_case)
@@ -96,11 +119,11 @@ def test_sides_agree_unless_both_state_another_hash_or_casing(hashes):
             with refused("another vocabulary", "RUN", "DATA", rule):
                 agree(weights, data, weights_of="RUN", data_of="DATA")
             continue
-        found = agree(weights, data, weights_of="RUN", data_of="DATA")
+        actual = agree(weights, data, weights_of="RUN", data_of="DATA")
         casing = data_case if weights_case is None else weights_case
-        assert found.vocabulary == Identity(max(hashes), casing)
+        assert actual.vocabulary == Identity(max(hashes), casing)
         unknown = [name for name, sha256 in zip(("RUN", "DATA"), hashes) if not sha256]
-        assert [name for name in ("RUN", "DATA") if name in (found.note or "")] == unknown
+        assert [name for name in ("RUN", "DATA") if name in (actual.note or "")] == unknown
     assert UNKNOWN.lowers_case
 
 
@@ -139,7 +162,10 @@ def trained_on(folder, data, *arguments):
     settings["model"]["vocabulary_size"] = 300
     settings["run"] = {"steps": 1}
     (folder / "cased.yml").write_text(yaml.safe_dump(settings))
-    return run_main(pretrain.main, ["--config", str(folder / "cased.yml"), *map(str, arguments)])
+    return run_main(
+        pretrain.main,
+        ["--config", str(folder / "cased.yml"), *map(str, arguments)],
+    )
 
 
 def test_a_run_on_data_that_keep_capitals_says_so_wherever_it_goes(cased, tmp_path):

@@ -71,17 +71,17 @@ def test_what_changes_the_experiment_is_refused_unless_it_is_allowed_by_name(key
     config = configured(f"{key}={OTHERS[key]}")
     with pytest.raises(ConfigError, match=f"{key} is .* there, {OTHERS[key]} by --set; .*--allow-change {key}$"):
         compare("runs/a", STORED, config, allowed=sorted(EXPERIMENT - {key}))
-    found = compare("runs/a", STORED, config, allowed=[key])
-    assert [change.key for change in found.allowed] == [key]
-    assert found.noted == ()
+    actual = compare("runs/a", STORED, config, allowed=[key])
+    assert [change.key for change in actual.allowed] == [key]
+    assert actual.noted == ()
 
 
 def test_what_is_harmless_is_noted():
     config = configured("run.keep_checkpoints=7", "engine.threads=null", "run.steps=20")
-    found = compare("runs/a", STORED, config)
+    actual = compare("runs/a", STORED, config)
     words = "engine.threads 1 -> null, run.keep_checkpoints 2 -> 7, run.steps 12 -> 20"
-    assert found.allowed == ()
-    assert found.lines == [f"noted     {words}"]
+    assert actual.allowed == ()
+    assert actual.lines == [f"noted     {words}"]
     assert compare("runs/a", STORED, configured()).lines == []
 
 

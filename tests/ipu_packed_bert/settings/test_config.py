@@ -52,10 +52,10 @@ def test_a_former_setting_is_accepted_with_the_value_it_is_fixed_at(key, value, 
     section, name = key.split(".")
     stated = {section: {name: yaml.safe_load(fixed)}}
     assert config_from_tree(stated, "a.yml", [f"{key}={fixed}"]) == Config()
-    for found in (problems({section: {name: value}}), problems({}, f"{key}={value}")):
-        assert len(found) == 1
-        assert key in found[0]
-        assert f"fixed at {fixed}" in found[0]
+    for actual in (problems({section: {name: value}}), problems({}, f"{key}={value}")):
+        assert len(actual) == 1
+        assert key in actual[0]
+        assert f"fixed at {fixed}" in actual[0]
 
 
 def test_an_annotated_value_has_its_origin_and_meaning():
@@ -169,8 +169,8 @@ def test_what_follows_from_another_setting_need_not_be_typed():
     assert small.placement == PlacementConfig(layers_per_ipu=(2,))
     assert small.model.vocabulary_size == 300
     # A placement that --set gives is the pod's: the block keeps one IPU, with its layers.
-    given = ["placement.layers_per_ipu=[10,14]", "placement.available_memory_proportion=[0.3,0.1]"]
-    changed = config_from_tree(pod, "a.yml", given)
+    options = ["placement.layers_per_ipu=[10,14]", "placement.available_memory_proportion=[0.3,0.1]"]
+    changed = config_from_tree(pod, "a.yml", options)
     assert changed.placement.layers_per_ipu == (10, 14)
     assert changed.applied_without_ipus()[0] == small
 

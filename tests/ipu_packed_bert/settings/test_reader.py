@@ -35,11 +35,11 @@ SETTINGS = declared([("tree", "tree", Tree), ("owner", "owner", Owner)], "pretra
 
 
 def reader(tree=None, *overrides):
-    found = SettingsReader(SETTINGS, "a.yml")
-    found.read(tree, FILE)
+    actual = SettingsReader(SETTINGS, "a.yml")
+    actual.read(tree, FILE)
     for override in overrides:
-        found.override(override)
-    return found
+        actual.override(override)
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,18 @@ def test_an_unknown_name_is_answered_with_full_names(key, meant):
 
 
 def test_a_block_of_the_same_settings_shares_the_problems_and_names_itself():
-    found = reader({"tree": {"height": "low"}})
-    small = found.block("in_pots")
+    actual = reader({"tree": {"height": "low"}})
+    small = actual.block("in_pots")
     small.read({"tree": {"hight": 1, "leaves": -1, "height": 2}}, FILE)
     small.override("tree.rings=3")
-    assert found.problems == [
+    assert actual.problems == [
         "tree.height is 'low'; must be a number",
         "in_pots.tree.hight is not a setting; did you mean in_pots.tree.height?",
         "in_pots.tree.leaves is -1; must be at least 0",
         "--set in_pots.tree.rings is 3; must be a list such as [3, 7]",
     ]
     assert small.values == {"tree.height": 2.0}
-    assert "tree.height" not in found.values
+    assert "tree.height" not in actual.values
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["{!r}", "{:e}", "{:.17g}", "{:E}"]))
@@ -167,8 +167,8 @@ def test_a_file_extends_another(tmp_path):
     assert load_yaml(tmp_path / "d.yml")["x"] == {"one": 1, "two": [1, 2], "three": 3}
     assert load_yaml(tmp_path / "d.yml")["w"] == {"new": 2}
     (tmp_path / "own.yml").write_text("extends: packed_phase2_pod16\nrun: {steps: 7}\n")  # comes with the program
-    own = config.load_config(tmp_path / "own.yml")
+    extending = config.load_config(tmp_path / "own.yml")
     whole = config.load_config(CONFIGS / "packed_phase2_pod16.yml")
-    assert own.run.steps == 7
-    assert own.model == whole.model
-    assert own.without_ipus == whole.without_ipus
+    assert extending.run.steps == 7
+    assert extending.model == whole.model
+    assert extending.without_ipus == whole.without_ipus

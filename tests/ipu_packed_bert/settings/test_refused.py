@@ -80,6 +80,10 @@ REFUSED = [
     ("loaded('without_ipu: {}')", ["without_ipu ", "without_ipus?"]),
     ("loaded('without_ipus: {batch: {micro_batches: 3}}')", ["without_ipus.batch.micro_batches", "micro_batch?"]),
     ("loaded('without_ipus: {batch: {micro_batch: 0}}')", ["without_ipus.batch.micro_batch", "0", "at least 1"]),
+    (
+        "loaded('data: {max_sequence_length: 2000000}')",
+        ["max_position_embeddings is 2000000", "data.max_sequence_length"],
+    ),
     ("loaded('model: {micro_batch: 4}')", ["model.micro_batch", "batch.micro_batch?"]),
     ("loaded('seed: 4')", ["seed", "data.seed or run.seed?"]),
     ("loaded('{}', 'steps=3')", ["--set steps", "run.steps?"]),

@@ -35,7 +35,10 @@ PUBLISHED_POD64 = {
 REPLICAS = {"pod4": 1, "pod16": 4, "pod64": 16, "bow_pod16": 4, "bow_pod64": 16}
 # Published NVIDIA configuration, BERT-large with LAMB (NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT,
 # scripts/configs/pretrain_config.sh, dgxa100_8gpu_fp16): sequences an update, steps, peak learning rate, warm-up share.
-PUBLISHED_GPU = {128: (65536, 7038, 6.0e-3, 0.2843), 512: (32768, 1563, 4.0e-3, 0.128)}
+PUBLISHED_GPU = {
+    128: (65536, 7038, 6.0e-3, 0.2843),
+    512: (32768, 1563, 4.0e-3, 0.128),
+}
 MASKS = {128: 20, 384: 56, 512: 76}
 
 
@@ -64,7 +67,12 @@ def test_what_the_name_says(path):
     size = "base" if name["base"] else "large"
     assert config.data.max_sequence_length == length
     if name["machine"].startswith("gpu"):
-        for_gpus(config, size, length, memory={"gpu1": 80e9, "gpu8": 40e9}[name["machine"]])
+        for_gpus(
+            config,
+            size,
+            length,
+            memory={"gpu1": 80e9, "gpu8": 40e9}[name["machine"]],
+        )
         return
     replicas = REPLICAS[name["machine"]]
     assert config.placement.machine == ("bow" if name["machine"].startswith("bow") else "mk2")
@@ -143,7 +151,10 @@ def test_packed_and_unpacked_differ_only_in_packing():
         if unpacked not in PATHS:
             continue
         trees = [load_config(path).as_dict(), load_config(unpacked).as_dict()]
-        for tree in [*trees, *(tree.get("without_ipus", {}) for tree in trees)]:
+        for tree in [
+            *trees,
+            *(tree.get("without_ipus", {}) for tree in trees),
+        ]:
             for key in ("directory", "packer", "max_sequences_per_pack"):
                 tree.get("data", {}).pop(key, None)
             tree.get("run", {}).pop("compare_unpacked", None)  # of packs only

@@ -98,7 +98,7 @@ def weights(engine):
     else:
         engine._training.copyWeightsToHost()
         network = engine._network
-    return [each.detach().clone() for name, each in network.named_parameters() if not name.endswith("key.bias")]
+    return [item.detach().clone() for name, item in network.named_parameters() if not name.endswith("key.bias")]
 
 
 EACH = [(kind, layout) for kind in KINDS for layout in LAYOUTS if layout != "one IPU" or kind == "squad"]
@@ -155,7 +155,7 @@ def predictions(run, host):
     """Return the predictions for all held-out sequences, and check that both engines agree."""
     outputs, expected = (run.task.predict(engine, run.batches.held_out()).outputs for engine in (run.engine, host))
     assert len(outputs) == len(run.task.evaluation)
-    flat, expected_flat = (np.concatenate([values.ravel() for values in each]) for each in (outputs, expected))
+    flat, expected_flat = (np.concatenate([values.ravel() for values in item]) for item in (outputs, expected))
     assert np.abs(flat - expected_flat).max() <= 1e-12
     return flat
 
@@ -274,8 +274,8 @@ def test_sequences_of_an_update_that_are_too_few_are_enough_as_the_message_says(
     run = ("--config", config, "--engine", "ipu", "--out", tmp_path / "run", "--set")
     with installed(ipus=4):
         assert command(*run, "batch.sequences_per_update=5") == 2
-        said = re.search(r"--set (batch.sequences_per_update=\d+)", capsys.readouterr().err).group(1)
-        assert command(*run, said) == 0
+        output = re.search(r"--set (batch.sequences_per_update=\d+)", capsys.readouterr().err).group(1)
+        assert command(*run, output) == 0
 
 
 def test_a_network_is_simulated_only_where_that_is_asked_for(tmp_path):

@@ -25,12 +25,12 @@ def test_class_and_settings_are_those_of_the_file(own, tmp_path, monkeypatch):
     config = config_from_tree(own, "own.yml", ["task.words=7"])
     name = f"{tmp_path / 'own_task.py'}:Own"
     assert (config.task.name, config.task.words) == (name, 7)
-    found = task_class(name)
-    assert issubclass(found, ClassificationTask) and found.settings is type(config.task)
+    actual = task_class(name)
+    assert issubclass(actual, ClassificationTask) and actual.settings is type(config.task)
     # What a run keeps is found from another folder, and is the same configuration.
     Path("kept.yml").write_text(config.to_yaml())
     monkeypatch.chdir("/")
-    assert load_config(tmp_path / "kept.yml").task == config.task and task_class(name) is found
+    assert load_config(tmp_path / "kept.yml").task == config.task and task_class(name) is actual
 
 
 def test_a_run_does_not_load_a_file_beside_itself(own, tmp_path):
@@ -64,5 +64,5 @@ def test_an_exported_folder_is_asked_by_the_name_of_its_task(own, tmp_path):
     for architecture in ("BertForSequenceClassification", "BertModel"):
         about = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**about, "architectures": [architecture]}))
-        found = find_trained(folder, "own_task.py:Own")
-        assert found.tree["task"]["name"] == f"{tmp_path / 'own_task.py'}:Own" and found.labels == ["0", "1", "2"]
+        actual = find_trained(folder, "own_task.py:Own")
+        assert actual.tree["task"]["name"] == f"{tmp_path / 'own_task.py'}:Own" and actual.labels == ["0", "1", "2"]

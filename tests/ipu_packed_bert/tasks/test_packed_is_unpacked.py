@@ -72,7 +72,7 @@ def without_key_bias(network):
 def gradients_of(engine, batch):
     """The outcome of a batch and its gradients."""
     outcome = engine.accumulate(batch)
-    gradients = [each.grad.clone() for each in without_key_bias(engine.model) if each.grad is not None]
+    gradients = [item.grad.clone() for item in without_key_bias(engine.model) if item.grad is not None]
     engine.optimizer.zero_grad(set_to_none=True)
     return outcome, gradients
 

@@ -108,12 +108,12 @@ CONSTANTS = [
 def test_the_constant_answer_is_that_of_the_training_labels(tmp_path):
     """Constants of the scored labels made a baseline of 61.11 instead of 8.33 %."""
     evaluation = labelled(tmp_path / "b.csv", "0 1 1")
-    for kind, labels, name, trained, own in CONSTANTS:
+    for kind, labels, name, trained, of_file in CONSTANTS:
         task = table(evaluation, kind, training=labelled(tmp_path / "a.csv", labels))
         outputs = np.ones((3, 1 if kind == "regression" else 2))
         assert task.score(outputs).metrics[name] == pytest.approx(trained)
         predicted = tiny_task(kind, asked=evaluation, labels=task.labels)
-        assert predicted.score(outputs).metrics[name] == pytest.approx(own)
+        assert predicted.score(outputs).metrics[name] == pytest.approx(of_file)
 
 
 def read(path, slots=40, *, query=8, **settings):

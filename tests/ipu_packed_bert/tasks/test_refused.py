@@ -2,17 +2,22 @@
 
 import json
 import lzma
+import shutil
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from ipu_packed_bert.run_files.checkpoints import load_newest, save_checkpoint
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.settings.user_task import _trust
 from ipu_packed_bert.tasks import files, starting_weights
-from ipu_packed_bert.tasks.starting_weights import find_start, labels_of
+from ipu_packed_bert.tasks.starting_weights import find_start, labels_of, learnt
 from ipu_packed_bert.training.examples import prepare
+from ipu_packed_bert.training.export import import_folder
 from tests.fakes.sdk import installed
-from tests.fine_tuning_files import OWN_TASKS, PIPELINE, tiny_checkpoint, tiny_config, tiny_table, tiny_task
+from tests.fine_tuning_files import OWN_TASKS, PIPELINE, VOCABULARY, tiny_checkpoint, tiny_config, tiny_table, tiny_task
 from tests.refusals import faults_of_refusals, refused
 
 
@@ -55,6 +60,27 @@ def start(checkpoint, slots=64):
     training = tiny_table(Path("w.csv"), "single_label", texts=4)
     data = {"max_sequence_length": slots}
     return find_start(tiny_config(checkpoint, training, task="single_label", data=data))
+
+
+def with_longer_vocabulary(name):
+    """Copy a checkpoint; give the copy a vocabulary with a token that has no embedding."""
+    copy = Path(shutil.copytree(name, f"longer-{name}"))
+    (copy / "vocab.txt").write_bytes(VOCABULARY.text + b"further\n")
+    (copy / "tokenizer.json").unlink()
+    return copy
+
+
+def without_package():
+    """Start from the package of weights where it is not installed."""
+    with mock.patch("importlib.metadata.distribution", side_effect=PackageNotFoundError):
+        return start(starting_weights.PACKAGE)
+
+
+def learnt_from_fine_tuning():
+    """Take the pre-trained weights of a run whose configuration is of another task."""
+    imported = load_newest(Path("run/checkpoints"))
+    save_checkpoint(Path("tuned-run/checkpoints"), imported._replace(config="task: {name: squad}\n"), keep=1)
+    return learnt(Path("tuned-run"))
 
 
 def labels(names):
@@ -140,6 +166,11 @@ REFUSED = [
     ("start('q.json')", ["q.json", "model.checkpoint"]),
     ("start('bert', slots=128)", ["tiny", "data.max_sequence_length is 128", "64 positions"]),
     ("start('no-such-model')", ["no-such-model", "model.checkpoint", "null"]),
+    ("start(with_longer_vocabulary('bert'))", ["longer-bert", "tokens", "embeddings", "model.vocabulary"]),
+    ("without_package()", ["not installed", "pip install", "model.checkpoint"]),
+    ("learnt_from_fine_tuning()", ["tuned-run", "fine-tuning run", "model"]),
+    ("learnt(Path('run'), vocabulary=Path('no.txt'))", ["no.txt", "--vocabulary FILE"]),
+    ("learnt(Path('run'), vocabulary=Path('long/vocab.txt'))", ["long/vocab.txt", "embeddings", "--vocabulary FILE"]),
     ("labels({'1': 'a'})", ["config.json", "id2label", "0 to 0"]),
     ("labels({'0': 'a', '2': 'b'})", ["config.json", "id2label", "0 to 1"]),
     ("evaluated_alone()", ["none", "id2label"]),
@@ -162,6 +193,9 @@ def test_calls_are_refused(tmp_path, monkeypatch):
     Path("own_task.py").write_text(OWN_TASKS)
     _trust("own_task.py")
     tiny_checkpoint(Path("bert"))
+    import_folder(Path("bert"), Path("run"))
+    Path("long").mkdir()
+    Path("long/vocab.txt").write_bytes(VOCABULARY.text + b"further\n")
     faults = faults_of_refusals(REFUSED, globals())
     assert not faults, "\n".join(faults)
 

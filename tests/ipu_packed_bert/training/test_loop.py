@@ -105,14 +105,14 @@ def test_never_evaluated_and_saved_only_at_the_end(store, tmp_path):
 def test_a_signal_lets_the_update_finish_and_saves(store, tmp_path, name):
     number = getattr(signal, name)
     engine = Recorder({5: lambda: os.kill(os.getpid(), number)})
-    found = signal.getsignal(number)
+    actual = signal.getsignal(number)
     before = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     signal.signal(number, before)  # below nohup, SIGHUP is ignored
     try:
         _, outcome = run(store, tmp_path, engine)
         assert signal.getsignal(number) is before
     finally:
-        signal.signal(number, found)
+        signal.signal(number, actual)
     assert outcome == (5, number)
     assert engine.calls[-1] == ("state", 5) and ("evaluate", 4) not in engine.calls
     assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1]).step == 5
@@ -195,10 +195,10 @@ def test_evaluation_over_batches_is_that_of_one_large_batch(store, normalisation
         parts.append(list(batches.held_out()))
         evaluations.append(engine.task.evaluate(engine, parts[-1]))
         batches.close()
-    several, one = evaluations
+    small_batches, large_batch = evaluations
     assert len(parts[0]) > 1 == len(parts[1])
-    assert several.counts == one.counts and one.counts["sequences"] > 10
-    assert several.metrics == pytest.approx(one.metrics, rel=1e-6)
+    assert small_batches.counts == large_batch.counts and large_batch.counts["sequences"] > 10
+    assert small_batches.metrics == pytest.approx(large_batch.metrics, rel=1e-6)
 
 
 def counted_batch(sequences, masked):

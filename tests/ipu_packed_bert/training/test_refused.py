@@ -62,8 +62,8 @@ def predicted(*overrides, change=lambda weights: weights):
     """Predict a table with a fine-tuned model, whose weights are changed before."""
     trained = predictions.find_trained(Path("tuned"))
     trained = trained._replace(weights=change(trained.weights))
-    asked = Asked(ExampleSource.of("train.csv"))
-    return predictions.predict(predictions.prepare(trained, asked, overrides))
+    request = Asked(ExampleSource.of("train.csv"))
+    return predictions.predict(predictions.prepare(trained, request, overrides))
 
 
 def without_head(weights):

@@ -24,7 +24,11 @@ def test_published_throughputs_have_the_stored_errors(observations, monkeypatch)
     stored = calibration.load()
     left_out = [stored.left_out[name] for name in stored.report["fitted_on"]]
     fits = iter([stored.parameters, *left_out])
-    monkeypatch.setattr(calibration, "_fit", lambda observations, paper: next(fits))
+    monkeypatch.setattr(
+        calibration,
+        "_fit",
+        lambda observations, paper: next(fits),
+    )
     fitted = calibration.calibrate(observations)
     assert calibration.to_json(fitted) == calibration.STORED.read_text(encoding="utf-8")
     assert len(observations.throughputs) == len(POINTS) == 15
@@ -46,9 +50,9 @@ def test_planted_parameters_are_found(observations):
     """Throughputs that the model predicts give its parameters back."""
     planted = Parameters(1.1, 2.0, 0.03, 1.2, 0.012)
     planted_observations = []
-    for found in observations.throughputs:
-        point = found.point._replace(sequences_per_second=found.predicted(planted))
-        planted_observations.append(found._replace(point=point))
+    for actual in observations.throughputs:
+        point = actual.point._replace(sequences_per_second=actual.predicted(planted))
+        planted_observations.append(actual._replace(point=point))
     fitted = calibration._fit(planted_observations, None)
     assert calibration.named(fitted) == pytest.approx(calibration.named(planted), rel=0.05)
 
@@ -83,6 +87,10 @@ def test_the_page_states_the_errors():
 def test_intervals_are_of_the_errors_left_out():
     """Errors of -10 and +25 %: 100 predicted was 80 to 111 measured."""
     report = {"points": [{"left_out_error": error} for error in (-0.1, 0.0, 0.25)]}
-    fitted = calibration.Calibration(Parameters(1.2), {}, report)
+    fitted = calibration.Calibration(
+        Parameters(1.2),
+        {},
+        report,
+    )
     assert fitted.throughput(lambda parameters: 100.0) == pytest.approx((80.0, 100.0, 100 / 0.9))
     assert fitted.duration(lambda parameters: 100.0) == pytest.approx((90.0, 100.0, 125.0))

@@ -115,7 +115,7 @@ def test_only_views_constants_and_fused_operators_are_free(graph):
 
 def test_an_unknown_operator_is_counted_and_costs_something(graph):
     operations = list(graph.operations)
-    places = [place for place, each in enumerate(operations) if each.operator.startswith("aten.gelu.")]
+    places = [place for place, item in enumerate(operations) if item.operator.startswith("aten.gelu.")]
     (place,) = [place for place in places if layer_of(operations[place].scope) == 1]
     operations[place] = operations[place]._replace(operator="aten.made_up.default")
     lowering = lowering_of(replace(graph, operations=tuple(operations)))

@@ -56,18 +56,32 @@ def test_a_product_by_hand():
     12 rows are 2 for each worker; 2 groups of inputs and 3 of outputs; a load of 64. First pass 6 x 34, later 6 x 35:
     50 + 6 (7 + 3 x 1) + 13 + (15 + 3 (25 + 64 + 210)) + 11 + 3 (25 + 64 + 204) cycles. One sync; nothing is exchanged.
     """
-    plan = matmul._plan(Product(1, 12, 32, 48, memory_proportion=1.0), replace(MK2, tiles=1))
+    plan = matmul._plan(
+        Product(1, 12, 32, 48, memory_proportion=1.0),
+        replace(MK2, tiles=1),
+    )
     assert plan.vertex_cycles == 50 + 60 + 13 + (15 + 3 * 299) + 11 + 3 * 293
     assert (plan.reduction_cycles, plan.exchange_cycles, plan.sync_cycles) == (0, 0, MK2.sync_cycles)
     assert plan.temporary_bytes == 2 * (12 * 32 + 32 * 48 + 12 * 48)
 
 
-@pytest.mark.parametrize("columns, factor", [(64, 1.25), (62, 1.67)])
+@pytest.mark.parametrize(
+    "columns, factor",
+    [(64, 1.25), (62, 1.67)],
+)
 def test_passes_rearrange_what_they_must(columns, factor):
     product = Product(2, 96, 32, columns)
     base = matmul._plan(product, MK2)
-    sizes = (2 * 96 * 32, 2 * 32 * columns, 2 * 96 * columns)
-    for rearranged, moved in ((FORWARD, ()), (BACKWARD_DATA, sizes[:1]), (WEIGHT_UPDATE, sizes)):
+    sizes = (
+        2 * 96 * 32,
+        2 * 32 * columns,
+        2 * 96 * columns,
+    )
+    for rearranged, moved in (
+        (FORWARD, ()),
+        (BACKWARD_DATA, sizes[:1]),
+        (WEIGHT_UPDATE, sizes),
+    ):
         plan = matmul._rearrange(base, product, rearranged, MK2)
         elements = sum(moved) / 1472
         assert plan.transform_cycles == pytest.approx(elements * factor)
@@ -80,7 +94,11 @@ SIZES = st.tuples(st.integers(1, 32), DIMENSION, DIMENSION, DIMENSION)
 
 
 @settings(max_examples=20)
-@given(sizes=SIZES, axis=st.integers(0, 3), more=st.integers(1, 6))
+@given(
+    sizes=SIZES,
+    axis=st.integers(0, 3),
+    more=st.integers(1, 6),
+)
 def test_a_larger_product_never_costs_less(sizes, axis, more):
     larger = list(sizes)
     larger[axis] += more * (1 if axis == 0 else 16)
@@ -112,7 +130,11 @@ def test_plans_are_cached_for_each_machine_and_searched_again_after_damage(tmp_p
     assert first.plan(product) == plan
     assert first.searched == 1
     first.save()
-    for target, searched in ((MK2, 0), (BOW, 0), (replace(MK2, tiles=1216), 1)):
+    for target, searched in (
+        (MK2, 0),
+        (BOW, 0),
+        (replace(MK2, tiles=1216), 1),
+    ):
         planner = Planner(target, tmp_path)
         assert (planner.plan(product) == plan) == (searched == 0)
         assert planner.searched == searched

@@ -29,12 +29,22 @@ def test_the_exchange_of_gradients_by_hand():
 
 def test_optimiser_streaming_and_host_by_hand():
     """1 M cycles and 100 kB rearranged at 2 cycles a byte, twice as long: 2.4 M cycles; 100 MB at 5 GB/s: 20 ms."""
-    cost = ipu_cost(UPDATE, 1, 4, MK2, Parameters(2.0, 2.0))
+    cost = ipu_cost(
+        UPDATE,
+        1,
+        4,
+        MK2,
+        Parameters(2.0, 2.0),
+    )
     assert cost.optimizer == pytest.approx(2.4e6 / 1.33e9)
     assert cost.streaming == pytest.approx(0.020)
     assert cost.total == cost.device == pytest.approx(cost.optimizer + 0.020)
     # The process of a pod serves its replicas one after the other.
-    for replicas, served in ((4, 4), (8, 8), (16, 8)):
+    for replicas, served in (
+        (4, 4),
+        (8, 8),
+        (16, 8),
+    ):
         seconds = host_seconds(replicas, 8, MK2, replica_seconds=0.008)
         assert seconds == pytest.approx(0.008 * served)
 

@@ -81,8 +81,8 @@ def test_arrangements_are_equal(reference, arrangement):
     expected, expected_gradients = outputs(reference, fields)
     variant = variants.build(MODEL, LossConfig(), arrangement, **SIZES).double()
     variant.load_state_dict(reference.state_dict())
-    found, gradients = outputs(variant, fields)
-    for ours, theirs in zip(found, expected):
+    actual, gradients = outputs(variant, fields)
+    for ours, theirs in zip(actual, expected):
         assert torch.allclose(ours, theirs, rtol=1e-12, atol=0)
     norm = sum(float(g.pow(2).sum()) for g in expected_gradients.values()) ** 0.5
     difference = sum(float((gradients[n] - g).pow(2).sum()) for n, g in expected_gradients.items()) ** 0.5

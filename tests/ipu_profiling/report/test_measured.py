@@ -9,6 +9,7 @@ import yaml
 from ipu_profiling.cycles import calibration
 from ipu_profiling.measured import bundle as ipu_bundle
 from ipu_profiling.measured import runs as measured
+from ipu_profiling.measured.popvision import Work
 from ipu_profiling.report import command
 from pack_data.cli.command import run_main
 from tests.fakes import pva
@@ -101,7 +102,7 @@ def test_a_run_is_the_median_of_its_steps_without_the_first(tmp_path, config, cy
     assert measured.read(shorter).micro_batches == 2  # 8 packs are 4 micro-batches, of 3 replicas
 
 
-def test_a_profile_has_the_work_of_each_ipu(tmp_path, config, rows_beside, monkeypatch):
+def test_a_profile_has_the_work_of_each_ipu(tmp_path, config, pipeline, rows_beside, monkeypatch):
     monkeypatch.setitem(sys.modules, "pva", pva)
     path = write_profile(tmp_path, [400, 300, 200, 100], [4, 3, 2, 1])
     rows = rows_beside(tmp_path, config)
@@ -111,6 +112,9 @@ def test_a_profile_has_the_work_of_each_ipu(tmp_path, config, rows_beside, monke
         measured.configuration(measured.read(path), None)
     with refused(path.name, "4 IPUs", "8"):
         measured.read(path, ipus=8)
+    source = measured.with_micro_batches(measured.read(path), NUMBER)
+    with refused(source.detail, "IPU 9", "4 IPUs"):
+        measured.beside(source._replace(work=(Work(9, 1.0),)), config, pipeline, calibration.load())
 
 
 OTHER_SETTINGS = [

@@ -30,7 +30,11 @@ def comparison(machine, load):
 
 @pytest.fixture(scope="module")
 def small(machine, load):
-    return paper.ModelledOverhead(machine, load(LARGE, *SMALL), calibration.load())
+    return paper.ModelledOverhead(
+        machine,
+        load(LARGE, *SMALL),
+        calibration.load(),
+    )
 
 
 @pytest.fixture
@@ -56,7 +60,12 @@ def test_table1(comparison):
     for packer, depth in paper.ROWS:
         if packer in ("none", "spfhp"):
             packings[packer, depth] = get_packer(packer)(histogram, max_sequences_per_pack=depth)
-    table = paper.table1(comparison, packings, sort.batch(histogram, batch_size=256), histogram.name)
+    table = paper.table1(
+        comparison,
+        packings,
+        sort.batch(histogram, batch_size=256),
+        histogram.name,
+    )
     rows = [row for row in table.rows if row["algorithm"] == "SPFHP"]
     assert [row["depth"] for row in rows] == ["2", "3", "4", "8", "max (16)"]
     for row in rows:
@@ -90,7 +99,11 @@ def test_table2_is_of_throughputs(machine, load):
 
 @pytest.mark.parametrize("mask", ["product", "additive"])
 def test_the_overhead_is_the_sum_of_its_causes(machine, load, mask):
-    comparison = paper.ModelledOverhead(machine, load(LARGE, f"engine.mask={mask}"), calibration.load())
+    comparison = paper.ModelledOverhead(
+        machine,
+        load(LARGE, f"engine.mask={mask}"),
+        calibration.load(),
+    )
     shares = _overhead_shares(comparison, 3)
     overhead = shares.pop("sum: a micro-batch (OH)")
     assert shares.pop("a pipeline cycle") < overhead == comparison.overhead(3)
@@ -102,7 +115,10 @@ def test_the_parts_of_an_update_add_up_to_its_seconds(small):
     table = breakdown(small, 3, 2.0)
     *parts, together = [row for row in table.rows if "packed" in row]
     parameters = small.calibration.parameters
-    sides = (("packed", small.packed(3), 48), ("unpacked", small.unpacked, 96))
+    sides = (
+        ("packed", small.packed(3), 48),
+        ("unpacked", small.unpacked, 96),
+    )
     for side, pipeline, accumulation in sides:
         seconds = pipeline.step(accumulation, parameters).seconds
         assert together[side] == pytest.approx(1e3 * seconds)

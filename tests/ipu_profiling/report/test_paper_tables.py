@@ -37,7 +37,7 @@ def cells(table, label, *columns):
     """Cells of the JSON row that has all labels, in the forms that follow the keys: "efficiency:.2f"."""
 
     def find(text):
-        (rows,) = [each["rows"] for each in json.loads(text)["tables"] if each["name"] == table]
+        (rows,) = [item["rows"] for item in json.loads(text)["tables"] if item["name"] == table]
         (row,) = [row for row in rows if set(label) <= {str(value) for value in row.values()}]
         return ", ".join(format(row[key], form) for key, form in (column.split(":") for column in columns))
 
@@ -284,8 +284,8 @@ def test_a_command_of_the_page_runs_and_the_page_has_its_values(command, cycle_c
     monkeypatch.setattr(evidence_figures.Shown, "draw", lambda self, folder, prefix: [])
     printed.cache_clear()
     generated, values = rows_of_page(PAGE.read_text(encoding="utf-8"))
-    found = [row_of(item, tmp_path / "evidence", values) for item in ITEMS if item.command == command]
-    assert [row for row in found if row not in generated.splitlines()] == [] and found
+    actual = [row_of(item, tmp_path / "evidence", values) for item in ITEMS if item.command == command]
+    assert [row for row in actual if row not in generated.splitlines()] == [] and actual
 
 
 if __name__ == "__main__":
