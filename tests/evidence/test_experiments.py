@@ -1,10 +1,7 @@
 """Experiments: cells are measured once, ablations change what they say, a control that passes shows nothing."""
 
-import importlib
-
 import pytest
 
-from evidence import __main__ as command
 from evidence.packed_runs import QUICK, PretrainingSetup
 from evidence.runner import RESULTS, Cell, Runner, read_results
 from tests.refusals import refused
@@ -42,13 +39,3 @@ def test_no_topic_document_is_on_both_sides(tmp_path):
     assert [build["side"] for build in builds] == ["training", "held-out"]
     with refused("amount", "151"):
         PretrainingSetup(tmp_path / "data", QUICK._replace(amount=151), None)
-
-
-def test_every_name_is_an_experiment():
-    assert command.EXPERIMENTS
-    for name in command.EXPERIMENTS:
-        module = importlib.import_module("evidence." + name)
-        assert module.SUMMARY
-        assert callable(module.run)
-        assert callable(module.settings)
-        assert {"quick", getattr(module, "DEFAULT", "default")} <= set(module.SIZES)

@@ -82,21 +82,3 @@ def test_the_judge_refuses_the_leaking_lines(line):
             row=40,
             quick=True,
         )
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name for name in leaks.FAMILIES if leaks.kind_of(name) in KINDS_WITH_LOGITS[:2]],
-)
-def test_the_judge_accepts_our_attention(name):
-    skip_unless_sampled(name)
-    assert_isolated(
-        leaks.new_model(
-            leaks.FAMILIES[name],
-            "padding_free",
-            leaks.SIZES["default"],
-            0,
-        ),
-        longest=16,
-        row=40,
-    )

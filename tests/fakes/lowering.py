@@ -178,3 +178,17 @@ class Traced:
             finally:
                 stand_in._graph = None
         self.operators, self.problems, self.program = recorder.operators, recorder.problems, program
+
+
+def assert_lowers(trace, config, blocks):
+    """Check the operators, types, weights and blocks of a traced program of a configuration."""
+    assert trace.problems == []
+    names = [operator.name for operator in trace.operators]
+    assert set(names) <= ALLOWED
+    # A gather is dear on IPUs: its gradient is a scatter.
+    assert "gather" not in names and names.count("embedding") == 3
+    assert wide_types(trace.operators) == []
+    assert all(tensor.device == DEVICE for operator in trace.operators for tensor in operator.outputs)
+    types = {tensor.dtype for tensor in trace.weights.values() if tensor.is_floating_point()}
+    assert types == {torch.float16 if config.engine.half_weights else torch.float32}
+    assert trace.graph.blocks == [(block.name, block.ipu) for block in blocks]

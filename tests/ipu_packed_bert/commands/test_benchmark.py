@@ -46,20 +46,6 @@ def work(packing):
     return draw_work(packing, packs=6, micro_batch=2, vocabulary=50, max_predictions=10, seed=1)
 
 
-def test_both_sides_hold_the_same_sequences(work):
-    def sequences(batch):
-        numbers = batch["input_mask"]
-        return sorted(
-            tuple(ids[mask == number]) for ids, mask in zip(batch["input_ids"], numbers) for number in set(mask) - {0}
-        )
-
-    assert sequences(work.packed) == sequences(work.unpacked)
-    assert len(sequences(work.packed)) == work.sequences == len(work.unpacked["input_ids"])
-    assert sum(map(len, sequences(work.packed))) == work.tokens
-    assert work.packing_factor == work.sequences / 6 > 1.2
-    assert work.sequences % 2 == 0
-
-
 def test_the_unpacked_side_is_canonical_bert_and_the_same_work(work):
     """Gradients of both sides are equal: the padding mask is right, and nothing is left out to be fast."""
     model = ModelConfig(

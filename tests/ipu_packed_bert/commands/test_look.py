@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from ipu_packed_bert import __main__ as packed_bert
@@ -14,13 +13,6 @@ from tests.tiny_runs import tiny_data
 
 def look(*arguments):
     return run_main(packed_bert.main, ["look", *map(str, arguments)])
-
-
-@pytest.fixture
-def lengths(tmp_path):
-    path = tmp_path / "lengths.npy"
-    np.save(path, np.random.default_rng(0).integers(2, 17, 200))
-    return path
 
 
 @pytest.fixture
@@ -44,14 +36,6 @@ def test_of_data_sets_and_runs(tmp_path, capsys, run):
         assert read.tables == printed["tables"]
         assert printed["answer"]
         assert len(printed["figures"]) == 3
-
-
-def test_lengths_alone_are_summarised_and_added_up(tmp_path, capsys, lengths):
-    table = tmp_path / "both.csv"
-    assert look(lengths, "squad_1_1_384", "--out", table, "--plot", tmp_path / "both.svg") == 0
-    assert "88,841" in capsys.readouterr().out
-    assert (tmp_path / "both.svg").stat().st_size
-    assert LengthHistogram.from_csv(table, 384).sequences == 88_841
 
 
 def test_the_lengths_of_a_data_set_can_be_written(tmp_path, capsys):

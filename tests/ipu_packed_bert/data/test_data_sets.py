@@ -15,11 +15,10 @@ from ipu_packed_bert.data.data_sets import (
     of_the_same_corpus,
     open_evaluation,
     open_packs,
-    refuse_missing,
 )
 from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.loading import config_from_tree, load_config
-from ipu_packed_bert.settings.reader import DEFAULT, OVERRIDE
+from ipu_packed_bert.settings.reader import DEFAULT
 from pack_data.building.command import main as build_main
 from pack_data.building.held_out import TRAINING_DIGEST, held_out_folder, overlap
 from pack_data.cli.command import run_main
@@ -152,17 +151,6 @@ def test_a_data_set_that_the_user_names_is_not_built(corpus, tmp_path, capsys):
         words = ["--config", "packed_host", *option, "--out", tmp_path / "run"]
         refusal_of(pretrain.main, words, capsys, *names, unchanged=corpus)
         assert not any(tmp_path.iterdir())
-
-
-def test_a_directory_of_the_without_ipus_block_is_built(corpus, tmp_path):
-    config = for_corpus(corpus, tmp_path / "large", f"data.directory={tmp_path / 'typed'}")
-    assert config.origins["data.directory"] == OVERRIDE
-    config = for_corpus(corpus, tmp_path / "large", f"without_ipus.data.directory={tmp_path / 'small'}")
-    small, _ = config.applied_without_ipus()
-    assert small.data.directory == str(tmp_path / "small")
-    refuse_missing(small)
-    with refused("none", "TEXTS"):
-        refuse_missing(for_corpus("embedded", tmp_path / "large", f"data.directory={tmp_path / 'none'}"))
 
 
 def test_sides_of_two_builds_are_no_pair(corpus, tmp_path):

@@ -478,18 +478,6 @@ def test_hardware_then_the_ipu_model(monkeypatch):
             choose_engine(make_config())
 
 
-def test_fewer_ipus_than_asked_for():
-    """Nothing is simulated in silence; one line has what is there, what is wanted and what fits."""
-    for name, kind, ipus, way_out in (
-        ("packed_phase2_pod16", "ipu", 8, "replicas=2 --set batch.gradient_accumulation=4096"),
-        ("packed_phase1_base_bow_pod64", "auto", 16, "--set placement.replicas=4 "),
-        ("packed_phase2_pod16", "auto", 2, "too few for one replica"),
-    ):
-        config = load_config(Path("configs") / f"{name}.yml", [f"engine.kind={kind}"])
-        with installed(ipus=ipus), refused(f"needs {config.ipus} IPU", f"has {ipus} IPU", way_out):
-            choose_engine(config)
-
-
 @pytest.mark.parametrize("attached", [1, 2, 7])
 def test_fewer_ipus_than_replicas(attached):
     """A configuration of one's own: the settings that the line names make it fit, with updates as large."""

@@ -1,6 +1,5 @@
 """LAMB against a few lines of its definition, AdamW against torch's, the paper's law of the betas, the schedule."""
 
-import copy
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -19,8 +18,6 @@ from ipu_packed_bert.model.optimizer import (
     clip,
     gradient_norm,
     learning_rate,
-    load_neutral_state,
-    neutral_state,
 )
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.settings.config import Config
@@ -198,32 +195,6 @@ def model():
     counts = {"vocabulary_size": 20, "num_layers": 1, "num_heads": 2, "max_position_embeddings": 8}
     sizes = ModelConfig(hidden_size=8, intermediate_size=8, **counts)
     return PackedBertForPreTraining(sizes, LossConfig())
-
-
-def give_gradients(model, seed):
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-
-
-def test_neutral_state_continues_bit_by_bit(model):
-    optimizer = build_optimizer(model, OptimizerConfig(), betas=(0.9, 0.999))
-    for step in range(2):
-        give_gradients(model, step)
-        optimizer.step()
-    state = neutral_state(optimizer, model)
-    weights = copy.deepcopy(model.state_dict())
-    assert state["step"] == 2 and set(state["exp_avg"]) == set(state["exp_avg_sq"]) == set(weights)
-    give_gradients(model, 2)
-    optimizer.step()
-    expected = copy.deepcopy(model.state_dict())
-
-    model.load_state_dict(weights)
-    fresh = build_optimizer(model, OptimizerConfig(), betas=(0.9, 0.999))
-    load_neutral_state(fresh, model, state)
-    give_gradients(model, 2)
-    fresh.step()
-    assert all(torch.equal(parameter, expected[name]) for name, parameter in model.named_parameters())
 
 
 def reference_share(schedule, step, steps, warmup_steps, power):

@@ -15,8 +15,6 @@ from ipu_packed_bert.engine.host.attention import OPERATOR_FROM, block_rule
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from ipu_packed_bert.model.varlen import (
     BlockRule,
-    _SequenceBlocks,
-    _SequenceBoundaries,
     attend_within_sequences,
 )
 from ipu_packed_bert.settings.config import Config
@@ -36,7 +34,6 @@ from tests.tolerances import assert_same
 
 SLOTS = 24
 DEPTH = 4
-BLOCKS = BlockRule(eager=lambda tokens, dropout: True, pays=lambda *sizes: True)
 MODEL = TINY
 
 
@@ -171,26 +168,6 @@ def test_no_block_is_larger_than_a_sequence_and_padding_has_none(monkeypatch):
         actual += [length] * count
     assert sorted(actual) == sorted(lengths * MODEL.num_layers)
     assert len(seen) == len(set(actual)) * MODEL.num_layers < len(actual)  # those of one length together
-
-
-NUMBERS = [[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 0, 2, 0, 0, 0]]
-
-
-def test_boundaries_are_static_and_count_the_padding():
-    actual = _SequenceBoundaries(2)(torch.tensor(NUMBERS, dtype=torch.int32), torch.float32)
-    assert actual.tolist() == [0, 2, 2, 5, 6, 12, 12, 12, 12, 12, 18, 18, 18, 19, 20, 21, 24]
-    assert actual.dtype == torch.int32
-
-
-def test_blocks_leave_padding_out():
-    numbers = torch.tensor(NUMBERS, dtype=torch.int32)
-    actual = _SequenceBlocks(BLOCKS)(numbers, torch.float32)
-    assert actual.slots.tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 18, 20]
-    assert actual.blocks.groups == blocks_of([2, 3, 6, 1, 1]).groups
-    full = _SequenceBlocks(BLOCKS)(numbers[1:2], torch.float32)
-    assert full.slots is None and full.blocks.groups == ((1, 6),)
-    empty = _SequenceBlocks(BLOCKS)(numbers[2:3], torch.float32)
-    assert empty.slots.tolist() == [0] and empty.blocks.groups == ((1, 1),)  # one token, for the gradients
 
 
 @pytest.fixture(scope="module")

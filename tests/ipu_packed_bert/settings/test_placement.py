@@ -3,14 +3,8 @@
 import pytest
 
 from ipu_packed_bert.settings.config import Config
-from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.schema import LossConfig, ModelConfig, PlacementConfig
-from ipu_packed_bert.settings.shipped import shipped_names
-from tests.imports import CONFIGS
 from tests.pretraining import placed
-
-PATHS = [CONFIGS / f"{name}.yml" for name in shipped_names() if "finetune" not in name]
-POD = [path for path in PATHS if "host" not in path.stem and "_gpu" not in path.stem]
 
 
 def made(layers_per_ipu, *, next_sentence=True):
@@ -54,18 +48,3 @@ def test_stages(layers, ipus):
 
 def test_heads_follow_the_loss():
     assert "pooler" not in [block.name for block in placed(made([2], next_sentence=False)).blocks]
-
-
-@pytest.mark.parametrize("path", POD, ids=lambda path: path.stem)
-def test_every_layer_has_one_place(path):
-    config = load_config(path)
-    placement = placed(config)
-    assert len(POD) >= 15
-    modules = [block.module for block in placement.blocks]
-    assert len(modules) == len(set(modules))
-    assert [m for m in modules if ".layer." in m] == [f"bert.encoder.layer.{n}" for n in range(config.model.num_layers)]
-    ipus = [block.ipu for block in placement.blocks if ".layer." in block.module]
-    assert ipus == sorted(ipus)
-    assert {block.ipu for block in placement.blocks if ".layer." not in block.module} == {0}
-    assert 2 * len(placement.stages) - 1 == config.pipeline_stages <= config.accumulation(2.0)
-    assert config.pipeline_stages == (1 if path.stem.endswith("ipu1") else 9)

@@ -16,7 +16,7 @@ from ipu_packed_bert.settings.placement import place
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.inputs import Tokenizer
-from tests.fakes.lowering import ALLOWED, DEVICE, Traced, wide_types
+from tests.fakes.lowering import ALLOWED, Traced, assert_lowers
 from tests.fakes.sdk import installed
 from tests.fine_tuning_files import KINDS, VOCABULARY, training_file
 from tests.tiers import sample
@@ -93,16 +93,8 @@ class Trace(Traced):
 
 
 def check(trace, config, task):
-    assert trace.problems == [] and trace.unread == []
-    assert set(trace.names) <= ALLOWED
-    assert wide_types(trace.operators) == []
-    assert all(tensor.device == DEVICE for operator in trace.operators for tensor in operator.outputs)
-    types = {tensor.dtype for tensor in trace.weights.values() if tensor.is_floating_point()}
-    assert types == {torch.float16 if config.engine.half_weights else torch.float32}
-    blocks = place(config.placement, task.heads).blocks
-    assert trace.graph.blocks == [(block.name, block.ipu) for block in blocks]
-    # What is dear on IPUs: a gather, whose gradient is a scatter.
-    assert "gather" not in trace.names and trace.names.count("embedding") == 3
+    assert_lowers(trace, config, place(config.placement, task.heads).blocks)
+    assert trace.unread == []
     assert trace.names.count("_softmax") == trace.graph.checkpoints == task.model.num_layers
     parameters = {name for name, _ in trace.program.named_parameters()}
     assert {len(trace.homes[name]) for name in parameters} == {1}

@@ -17,8 +17,7 @@ from ipu_packed_bert.tasks.questions import _span_log_probabilities
 from ipu_packed_bert.training.compare_unpacked import compare_unpacked
 from ipu_packed_bert.training.examples import prepare
 from tests.fine_tuning_files import KINDS, SLOTS, tiny_config, training_file
-from tests.graphs import count_graphs, count_programs, graphs_of
-from tests.tiers import sample
+from tests.graphs import count_programs
 from tests.tolerances import assert_same, relative_error, relative_tolerance
 
 
@@ -327,22 +326,3 @@ def test_a_task_keeps_its_contract(run):
     expected = GlobalBatches(task.training_packs, layout).first()
     for name, values in GlobalBatches(task.training_packs.again()(), layout).first().items():
         assert np.array_equal(values, expected[name])
-
-
-@pytest.mark.parametrize("kind", sample(KINDS, 2))
-def test_compiled_its_graphs_are_static(checkpoint, tmp_path, kind, monkeypatch):
-    """engine.compile, as in pre-training: one training program for the whole data set, the same losses."""
-    graphs = count_graphs(monkeypatch)
-    losses = []
-    for compiled in (False, True):
-        run = prepared(
-            checkpoint,
-            tmp_path,
-            kind,
-            dtype=torch.float32,
-            engine={"compile": compiled},
-        )
-        steps = range(run.batches.updates_per_epoch)
-        losses.append([run.engine.step(next(run.batches), 1e-3).loss for _ in steps])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert len(graphs) == graphs_of(run.engine.model)

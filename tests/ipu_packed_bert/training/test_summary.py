@@ -14,11 +14,6 @@ from ipu_packed_bert.training.log import Totals
 from ipu_packed_bert.training.summary import _RunSummary, _summarise, _write
 from pack_data.cli.command import run_main
 
-BASELINE = {
-    "most_frequent_token_accuracy": 0.05,
-    "unigram_loss": 6.0,
-    "most_frequent_next_sentence_accuracy": 0.5,
-}
 FIELDS = {field.name for field in dataclasses.fields(_RunSummary)}
 RECORDS = [
     {"step": 1, "loss": 9.0, "packs": 4, "sequences": 7, "tokens": 380, "seconds": 2.0},
@@ -79,19 +74,6 @@ def test_by_hand(tmp_path):
     # Infinite values are null.
     _write(dataclasses.replace(summary, seconds=float("inf")), tmp_path)
     assert read(tmp_path)["seconds"] is None
-
-
-def test_the_baseline_stands_beside_the_model():
-    """Without next sentences there is no row of them; the sentence compares the losses of masked tokens."""
-    for loss, relation in ((5.5, "better"), (6.0, "no better"), (None, "")):
-        summary = summary_of({"step": 3, "mlm_accuracy": 0.125, "mlm_loss": loss}, baseline=BASELINE)
-        assert BASELINE.items() <= summary.held_out.items()
-        lines = lines_of(summary)
-        assert "right 12.5% 5.0%" in lines["held out"] and "next sentence" not in lines["held out"]
-        assert bool(relation) == ("verdict" in lines)
-        if relation:
-            assert f"loss {loss:.3f} 6.000" in lines["held out"]
-            assert f"{loss:.3f}" in lines["verdict"] and f": {relation} than" in lines["verdict"]
 
 
 def losses_in(folder):

@@ -1,7 +1,5 @@
 """The plan of a fine-tuning run: parameters as in the network, updates and stages as in the run."""
 
-import re
-
 import pytest
 
 from ipu_packed_bert import __main__ as packed_bert
@@ -71,17 +69,6 @@ def test_shipped_configurations_are_planned_without_files(capsys):
         assert rows in text
         assert "is missing" in text
     assert "give --packing-factor" in printed(capsys, "--config", "finetune_tokens_packed_base_pod4")
-
-
-def test_with_files_and_weights(checkpoint, tmp_path, capsys):
-    config = configured(checkpoint, tmp_path, "multi_label", engine={"threads": 1})
-    (tmp_path / "tiny.yml").write_text(config.to_yaml())
-    text = printed(capsys, "--config", tmp_path / "tiny.yml")
-    assert str(checkpoint) in text
-    assert "40 sequences in" in text
-    assert "2 epochs of" in text
-    assert re.search(r"traffic +[\d.]+ MiB an update .* rows of [\d,]+ bytes", text)
-    assert "no IPU" in printed(capsys, "--config", tmp_path / "tiny.yml", "--set", "engine.kind=host")
 
 
 def test_the_proposal_for_a_network_that_does_not_fit_fits(capsys):
