@@ -46,6 +46,17 @@ def test_the_stored_fit_is_reproduced_bit_for_bit(observations):
     assert calibration.to_json(fitted) == calibration.STORED.read_text(encoding="utf-8")
 
 
+def test_planted_parameters_are_found(observations):
+    """Throughputs that the model predicts give its parameters back."""
+    planted = Parameters(1.1, 2.0, 0.03, 1.2, 0.012)
+    planted_observations = []
+    for found in observations.throughputs:
+        point = found.point._replace(sequences_per_second=found.predicted(planted))
+        planted_observations.append(found._replace(point=point))
+    fitted = calibration._fit(planted_observations, None)
+    assert calibration.named(fitted) == pytest.approx(calibration.named(planted), rel=0.05)
+
+
 def test_overheads_of_table_1(observations, machines, load):
     """The paper's overhead at depths 2 (fitted), 3, 4, 8 and 16: within a tenth, and growing."""
     stored = calibration.load()
