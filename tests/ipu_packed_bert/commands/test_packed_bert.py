@@ -6,12 +6,10 @@ import re
 import shutil
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from ipu_packed_bert import __main__ as packed_bert
-from ipu_packed_bert.settings.shipped import config_file
 from pack_data.cli.command import run_main, runnable, typed
 from pack_data.lengths import packer_command
 from tests.imports import ROOT
@@ -66,9 +64,3 @@ def test_pack_is_the_packer_named(capsys):
         assert f'"algorithm": "{name}"' in expected
         times = re.compile(r'"\w+_seconds": [^,}]+')
         assert times.sub("", capsys.readouterr().out) == times.sub("", expected)
-
-
-def test_a_file_comes_before_a_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "packed_host").write_text("")
-    assert config_file("packed_host") == Path("packed_host")

@@ -738,14 +738,3 @@ def test_a_run_compiles_once_and_continues_on_the_host(tmp_path, capsys):
     assert losses(ipu) == pytest.approx(losses(host), rel=1e-4)
     assert command(*f"--resume {half} --engine host --steps 8 --set optimizer.schedule_steps=8".split()) == 0
     assert len(losses(half)) == 8
-
-
-def test_auto_runs_on_the_ipu_model_where_there_is_no_hardware(tmp_path, capsys):
-    """The SDK without an IPU: what `auto` found is what the engine builds, instead of looking for hardware again."""
-    config = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
-    run = tmp_path / "model"
-    options = f"--config {config} --out {run} --set engine.kind=auto --set engine.half_weights=false --steps 2"
-    with installed(ipus=0):
-        assert command(*options.split()) == 0
-    assert "IPU Model" in capsys.readouterr().out
-    assert len(losses(run)) == 2

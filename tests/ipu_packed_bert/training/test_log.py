@@ -75,12 +75,6 @@ def test_the_first_step_of_a_process_does_not_count_for_the_speed(tmp_path):
     assert log.totals.packs == 4  # but for the only one
 
 
-def test_not_on_a_terminal_about_twenty_lines(tmp_path):
-    _, text = written(tmp_path, range(1, 201), total=200)
-    lines = [line for line in text.splitlines() if line.startswith("step")]
-    assert 20 <= len(lines) <= 22 and "1/200" in lines[0] and "200/200" in lines[-1]
-
-
 def test_the_live_line_of_a_terminal_shows_updates_and_evaluations(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     log = RunLog(tmp_path, steps=2, max_sequence_length=100)
