@@ -536,11 +536,12 @@ def _cut(tokens: int, room: int, stride: int) -> List[range]:
 
 
 def _with_answer(parts: List[range], answer: range, tokens: int, room: int) -> List[range]:
-    """Add a window with the answer in its middle; return no window if the answer is longer than one."""
+    """Add a window with the answer, which no window holds, in its middle; return none if it is longer than one."""
     if len(answer) > room:
         return []
     before = (room - len(answer)) // 2
-    first = max(0, min(answer.start - before, tokens - room))
+    # Above 0: the first window holds an answer that begins within its first `before` tokens.
+    first = min(answer.start - before, tokens - room)
     return [*parts, range(first, min(tokens, first + room))]
 
 
