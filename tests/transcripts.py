@@ -60,7 +60,7 @@ SESSIONS = {
 _NUMBER = r"\d[\d,]*(?:\.\d+)?"
 # Pattern -> word. Spaces before a number go with it: they depend on its width.
 _WORDS = {
-    rf" *\b{_NUMBER} (?:ms|s|min)\b": " <seconds>",
+    rf" *\b{_NUMBER} {{1,2}}(?:ms|s|min)\b": " <seconds>",
     rf" *\b{_NUMBER} (?:seq|tok|sequences|tokens)/s": " <rate>",
     r"Python 3[\d.]+, torch [\w.+]+": "<versions>",
     r"(?m)^.*: \d+ of \d+ \w+(?:,.*)?\n": "",  # progress
@@ -68,8 +68,8 @@ _WORDS = {
 }
 # Transcript -> further patterns: measured columns of its tables, and numbers that another processor rounds otherwise.
 _MEASURED = {
-    "compare": {r"(?m)^((?:NONE|SPFHP|OPTIMAL) +\d) +\d\.\d{3} +\d+\.\d$": r"\1 <seconds> <MiB>"},
-    "stream": {r"(\d%) +[\d,]+ ": r"\1 <rate> "},
+    "compare": {r"(?m) +\d\.\d{3} +\d+\.\d$": " <seconds> <MiB>"},
+    "stream": {r"(?m) +[\d,]+\.\d$": " <rate>"},
     "pretrain": {r" *\b\d+\.\d{3}\b(?: +\d+\.\d%)?": " <number>", r" +\d+\.\d% +\d+\.\d% ": " <shares> "},
     "finetune": {r" *\b\d+\.\d+\b%?": " <number>"},
     "predict": {r" *\b\d[\d,]*\.\d+\b%?": " <number>"},

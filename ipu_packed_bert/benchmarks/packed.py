@@ -21,8 +21,9 @@ from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import SideBySide, side_by_side
 from pack_data.cli.timing import Clock, quartiles, rounds_in_turn, seconds_in_turn, timed
-from pack_data.display.table import Column, Table, quantity_column, spread, with_interval
+from pack_data.display.table import Column, Table
 from pack_data.reading.fields import one_line
+from pack_data.store.quantities import quantity_of
 
 
 def host_engine(
@@ -244,6 +245,22 @@ def bfloat16_slowdown() -> float:
     return rates["float32"] / rates["bfloat16"]
 
 
+def _quantity_column(key: str) -> Column:
+    """Return the column of a quantity of `store.quantities`."""
+    quantity = quantity_of(key)
+    return Column(key, quantity.name, form=quantity.form)
+
+
+def _spread(key: str, interval: Sequence[float]) -> Dict[str, float]:
+    """Return a value and the ends of its interval under their keys. interval: (least, value, most)."""
+    return dict(zip((f"{key}_lower", key, f"{key}_upper"), interval))
+
+
+def _with_interval(key: str, title: str, source: str, form: str) -> Column:
+    """Return a column of `_spread` values."""
+    return Column(key, title, source, form, (f"{key}_lower", f"{key}_upper"))
+
+
 _LAYOUTS = (
     Column("ranks", "ranks"),
     Column("slots", "slots"),
@@ -252,13 +269,13 @@ _LAYOUTS = (
     Column("rows", "micro-batch"),
     Column("packed_sequences_per_second", "packed/s", form=".2f"),
     Column("unpacked_sequences_per_second", "unpacked/s", form=".2f"),
-    with_interval("speed_up", "speed-up", "", ".3f"),
-    with_interval("sorted_time", "sorted HF, time", "", ".3f"),
-    quantity_column("packing_factor"),
+    _with_interval("speed_up", "speed-up", "", ".3f"),
+    _with_interval("sorted_time", "sorted HF, time", "", ".3f"),
+    _quantity_column("packing_factor"),
 )
 _GPU = (
-    with_interval("dense_time", "dense mask, time", "", ".3f"),
-    with_interval("flash_time", "HF Flash, time", "", ".3f"),
+    _with_interval("dense_time", "dense mask, time", "", ".3f"),
+    _with_interval("flash_time", "HF Flash, time", "", ".3f"),
     Column("peak_memory_bytes", "peak GiB", form=".2f", scale=2**30),
     Column("useful_tflops", "useful TFLOP/s", form=",.3g"),
 )
@@ -278,7 +295,7 @@ def table(
             median = figures.get(name)
             if median is not None:
                 low, high = figures[f"{name}_quartiles"]
-                row.update(spread(name, (low, median, high)))
+                row.update(_spread(name, (low, median, high)))
         rows.append(row)
     on_device = any(row.get("peak_memory_bytes") is not None for row in rows)
     columns = (*_LAYOUTS, *_GPU) if on_device else _LAYOUTS

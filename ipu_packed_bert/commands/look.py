@@ -24,8 +24,9 @@ from pack_data.cli.command import (
 from pack_data.cli.reading_options import add_columns, add_record_limit, add_split
 from pack_data.display.page import Page
 from pack_data.display.picture import write
+from pack_data.inspection.lengths import summary
 from pack_data.inspection.page_sections import headline, page_of_data_set, page_of_histogram
-from pack_data.lengths.counting import count, picture, summary, what_was_read
+from pack_data.lengths.counting import count, picture, what_was_read
 from pack_data.packers import PACKERS, get_packer, packs_at_depth
 from pack_data.packing.histogram import PUBLISHED
 from pack_data.solver.free_slots import cost_of_depth

@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Union
 
-from pack_data.display.picture import plot_padding
-from pack_data.display.table import account, facts_table
+from pack_data.display.facts import (
+    Facts,
+    number,
+    printed,
+    quantities,
+)
+from pack_data.display.picture import packing_bars, write
 from pack_data.packing.packing import Packing, of_at_most
+from pack_data.reading.words import counted
 from pack_data.store.data_set import PackStore
 
 _BAR_CELLS = 30  # characters of the bar that shows the efficiency
@@ -23,43 +29,49 @@ def table(packing: Packing, name: str = "") -> str:
     Returns:
         An underlined title, and one line for each quantity.
     """
+    return printed(accounting(packing, name))
+
+
+def accounting(packing: Packing, name: str = "") -> Facts:
+    """Return the quantities of a packing.
+
+    Args:
+        packing: what to describe.
+        name: name of the histogram, for the title.
+    """
     D = packing.max_sequences_per_pack
     depth = f"at most {D} sequences"
     if D is None:
         depth = "any number of sequences"
     elif D == 1:
         depth = "one sequence"
-    title = (
-        f"{packing.algorithm.upper()}  {depth} in a pack of {packing.max_sequence_length:,} slots"
-    )
+    slots = number(packing.max_sequence_length)
+    title = f"{packing.algorithm.upper()}  {depth} in a pack of {slots} slots"
     if name:
         title += f"  ({name})"
 
     filled = int(packing.efficiency * _BAR_CELLS)
-    bar = "[" + "#" * filled + "." * (_BAR_CELLS - filled) + "]"
-    kinds = (
-        "1 strategy" if len(packing.strategies) == 1 else f"{len(packing.strategies):,} strategies"
-    )
+    verdict = "proven optimal"
+    if packing.gap:
+        share = number(packing.gap / packing.lower_bound, "%") if packing.lower_bound else ""
+        verdict = f"{counted(packing.gap, 'pack')} above it ({share})"
     notes = {
         "sequences": "",
         "tokens": "",
-        "packs": f"{kinds}, the deepest holds {packing.largest_depth}",
+        "packs": "",
+        "strategies": f"the deepest holds {packing.largest_depth}",
         "slots": "",
-        "padding_tokens": f"{packing.padding_share:.3%} of all slots",
-        "efficiency": bar,
+        "padding_tokens": f"{number(packing.padding_share, 'of the slots')} of all slots",
+        "efficiency": f"[{'#' * filled:.<{_BAR_CELLS}}]",
         "packing_factor": of_at_most(packing.theoretical_speedup),
+        "lower_bound": verdict,
+        "solve_seconds": "",
     }
-    if packing.lower_bound is not None:
-        verdict = "proven optimal"
-        if packing.gap:
-            share = f" ({packing.gap / packing.lower_bound:.2%})" if packing.lower_bound else ""
-            verdict = f"{packing.gap:,} packs above it{share}"
-        notes["lower_bound"] = verdict
-    facts = facts_table("accounting", title, packing, notes)
-    seconds = packing.solve_seconds
-    time = f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-    rows = [*facts.rows, {"what": "solved in", "value": time, "about": ""}]
-    return account(facts._replace(rows=rows))
+    rows = quantities(packing, notes)
+    rows["strategies"] = rows["strategies"]._replace(value=len(packing.strategies))
+    if packing.lower_bound is None:
+        del rows["lower_bound"]
+    return Facts(title, rows)
 
 
 def plot(value: Any, path: Union[str, Path]) -> None:
@@ -75,4 +87,5 @@ def plot(value: Any, path: Union[str, Path]) -> None:
     else:
         counts = getattr(value, "packing", value)
         slots = counts.max_sequence_length
-    plot_padding(path, counts.tokens, counts.sequences, counts.packs, slots)
+    title = f"{counted(counts.sequences, 'sequence')} in rows of {slots} slots"
+    write([packing_bars(title, counts.tokens, counts.sequences, counts.packs, slots)], path)

@@ -48,7 +48,7 @@ class Bars(NamedTuple):
     """Bars from 0, side by side or stacked.
 
     across: the bars are horizontal. edges: boundaries of adjacent bars on an axis of numbers. ends: a text at the end
-    of each bar. levels: (name, value) of vertical lines. limit: (name, value) of a vertical line in the warning colour.
+    of each bar. levels: (name, value) of vertical lines.
     """
 
     title: str
@@ -62,7 +62,6 @@ class Bars(NamedTuple):
     ends: Tuple[str, ...] = ()
     notes: Tuple[str, ...] = ()
     levels: Tuple[Tuple[str, float], ...] = ()
-    limit: Optional[Tuple[str, float]] = None
 
 
 class Line(NamedTuple):
@@ -118,9 +117,8 @@ Picture = Union[Bars, Lines, HeatMap, MaskPicture]
 COLOURS = {
     "page": "#ffffff",
     "ink": "#1f2328",
-    "soft": "#59636e",  # levels that are no limits
+    "soft": "#59636e",  # levels
     "line": "#d5d9de",
-    "limit": "#b3261e",
     "padding": "#c3cad3",  # empty slots
     "first": "#0b5fa5",  # sequence of a pack
     "second": "#cf7a00",
@@ -238,14 +236,6 @@ def packing_bars(
     return padding_bars(title, list(rows), tokens, paddings)
 
 
-def plot_padding(
-    path: Union[str, Path], tokens: int, sequences: int, packs: int, max_sequence_length: int
-) -> None:
-    """Draw `packing_bars` into a .png, .pdf or .svg file."""
-    title = f"{sequences:,} sequences in rows of {max_sequence_length:,} slots"
-    write([packing_bars(title, tokens, sequences, packs, max_sequence_length)], path)
-
-
 # ---- files and drawings ----------------------------------------------------------------------------------------------
 
 
@@ -347,9 +337,6 @@ def _bars(axes: Any, bars: Bars, sheet: _Sheet) -> List[Any]:
     handles, tops = _draw_series(axes, bars, starts, widths)
     for number, (name, value) in enumerate(bars.levels):
         handles.append(axes.axvline(value, label=name, **_level_style(number)))
-    if bars.limit is not None:
-        name, value = bars.limit
-        handles.append(axes.axvline(value, label=name, color=COLOURS["limit"], linewidth=1.6))
 
     value_axis, category_axis = ("x", "y") if bars.across else ("y", "x")
     _set_axis(axes, value_axis, bars.values, room=0.04)

@@ -12,8 +12,6 @@ from itertools import takewhile, zip_longest
 from numbers import Real
 from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from pack_data.store.quantities import quantity_of
-
 # Where the numbers of a column come from.
 HARDWARE = "hardware"
 PROFILE = "profile"
@@ -196,18 +194,6 @@ class Table(NamedTuple):
         said.update(self.notes)
         return "\n".join(lines)
 
-    def markdown(self) -> str:
-        """Return one Markdown table for each part, and the notes; without the title."""
-        parts = []
-        for table in self.printed():
-            if self.parts:
-                parts.append(f"{table.title}:\n")
-            heading = [column.title or column.key for column in table.columns]
-            rows = [[column.shown(row) for column in table.columns] for row in table.rows]
-            parts.append(markdown(heading, rows))
-            parts += [f"{note}\n" for note in (*table.source_note(), *table.notes)]
-        return "\n".join(parts)
-
 
 def plain(value: Any) -> Any:
     """Return a value as JSON has it: the value of a cell, null for what is not finite, lists for tuples."""
@@ -220,44 +206,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return value
-
-
-def quantity_column(key: str) -> Column:
-    """Return the column of a quantity of `store.quantities`."""
-    quantity = quantity_of(key)
-    return Column(key, quantity.name, form=quantity.form)
-
-
-def facts_table(name: str, title: str, facts: Any, notes: Mapping[str, str]) -> Table:
-    """Return a table of quantities of `store.quantities`.
-
-    Args:
-        name: name of the table.
-        title: title of the table.
-        facts: an object with the quantities as attributes.
-        notes: attribute of each quantity that is shown -> a note on it.
-    """
-    columns = (Column("what", "what"), Column("value", "value"), Column("about", "note"))
-    cells = []
-    for key, note in notes.items():
-        value = getattr(facts, key)
-        quantity = quantity_of(key)
-        shown = Cell(value, format(value, quantity.form))
-        cells.append({"what": Cell(key, quantity.name), "value": shown, "about": note})
-    return Table(name, title, columns, cells)
-
-
-# ---- values with an interval -----------------------------------------------------------------------------------------
-
-
-def spread(key: str, interval: Sequence[float]) -> Dict[str, float]:
-    """Return a value and the ends of its interval under their keys. interval: (least, value, most)."""
-    return dict(zip((f"{key}_lower", key, f"{key}_upper"), interval))
-
-
-def with_interval(key: str, title: str, source: str, form: str) -> Column:
-    """Return a column of `spread` values."""
-    return Column(key, title, source, form, (f"{key}_lower", f"{key}_upper"))
 
 
 # ---- lines of text ---------------------------------------------------------------------------------------------------
@@ -368,10 +316,3 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     rule = ["-" * len(cell) for cell in heading]
     rule[1:] = [dashes[:-1] + ":" for dashes in rule[1:]]
     return "".join(f"| {' | '.join(row)} |\n" for row in (heading, rule, *cells))
-
-
-def account(facts: Table) -> str:
-    """Return a `facts_table` as its underlined title and a line for each quantity."""
-    rows = [[column.shown(row) for column in facts.columns] for row in facts.rows]
-    lines = text_table(rows, left=(0, 2), indent="  ")
-    return "\n".join([facts.title, "-" * len(facts.title), *lines])

@@ -24,31 +24,27 @@ from pack_data.cli.command import (
     typed,
 )
 from pack_data.cli.terminal import progress_bar
+from pack_data.display.facts import Fact, Facts, depth_fact, number, printed, quantities, quantity
 from pack_data.display.picture import HeatMap, write
-from pack_data.display.table import Cell, Column, Table, quantity_column
 from pack_data.inspection.one_packer import Job, Row, measure_each
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.reading.durable import replacing
+from pack_data.reading.words import counted
 from pack_data.store.quantities import padding_share
 
 ALGORITHMS = ("none", "sort") + tuple(name for name in PACKERS if name != "none")
 _DEPTHS = (2, 3, 4, 8, None)
-
-_COLUMNS = (
-    Column("algorithm", "packer"),
-    Column("max_sequences_per_pack", "depth"),
-    *map(
-        quantity_column,
-        "packs padding_tokens efficiency packing_factor speedup strategies lower_bound gap".split(),
-    ),
-    Column("solve_seconds", "solved in s", form=",.3f"),
+_NOTES = (
+    "gap: packs above the lower bound.",
+    "SORT makes batches of similar length, each padded to its longest: no packing, and many engines.",
 )
-_MEMORY = Column("peak_memory", "memory, MiB", form=",.1f", scale=2.0**20)
-
+_QUANTITIES = (
+    "packs padding_tokens efficiency packing_factor speedup strategies lower_bound gap solve_seconds"
+).split()
+_PAPER = "paper: efficiency %, factor, realised"
 # Table 1 of the paper, Wikipedia at 512 on an IPU-M2000: efficiency in percent, packing factor, realised speed-up.
-_PAPER = Column("paper", "paper: efficiency %, factor, realised")
 _TABLE_1 = {
     ("none", 1): "50.0  1.00  1.000",
     ("sort", 1): "99.9  2.00  << 1",
@@ -95,10 +91,10 @@ def compare(
     bounds = {
         row.max_sequences_per_pack: row.lower_bound for row in rows if row.algorithm == "optimal"
     }
-    for number, row in enumerate(rows):
+    for place, row in enumerate(rows):
         bound = bounds.get(row.max_sequences_per_pack)
         if row.lower_bound is None and bound is not None and row.algorithm != "sort":
-            rows[number] = replace(row, lower_bound=bound, gap=row.packs - bound)
+            rows[place] = replace(row, lower_bound=bound, gap=row.packs - bound)
     rows = [row for row in rows if row.algorithm in algorithms]
     return sorted(
         rows,
@@ -123,39 +119,35 @@ def _jobs(algorithms: Sequence[str], depths: Sequence[Optional[int]]) -> List[Jo
 # ---- tables and pictures ---------------------------------------------------------------------------------------------
 
 
-def packers_table(title: str, rows: Sequence[Row]) -> Table:
+def packers_facts(title: str, rows: Sequence[Row]) -> Facts:
     """Return the rows of `compare` as a table."""
-    cells = []
-    for row in rows:
-        cells.append(
-            {
-                **asdict(row),
-                "algorithm": Cell(row.algorithm, row.algorithm.upper()),
-                "max_sequences_per_pack": Cell(
-                    row.max_sequences_per_pack, depth_text(row.max_sequences_per_pack)
-                ),
-                "paper": _TABLE_1.get((row.algorithm, row.max_sequences_per_pack), ""),
-            }
-        )
-    notes = (
-        "Padding in slots; packing factor: sequences in a pack; speed-up: slots without packing over slots with it; "
-        "gap: packs above the lower bound.",
-        "SORT makes batches of similar length, each padded to its longest: no packing, and many engines.",
-    )
-    return Table("packers", title, _COLUMNS, cells, notes)
+    return Facts(title, list(map(_facts_of, rows)), _NOTES, "packers")
+
+
+def _facts_of(row: Row) -> Dict[str, Fact]:
+    facts = {
+        "algorithm": Fact("packer", row.algorithm),
+        "max_sequences_per_pack": depth_fact(row.max_sequences_per_pack),
+    }
+    return {**facts, **quantities(row, dict.fromkeys(_QUANTITIES, ""))}
 
 
 def _printed(histogram: LengthHistogram, rows: Sequence[Row]) -> str:
     """Return the table with memory and, if the paper has this histogram, the paper's Table 1."""
-    table = packers_table(
-        f"{histogram.name}  {histogram.sequences:,} sequences, {histogram.tokens:,} tokens, packs of "
-        f"{histogram.max_sequence_length:,} slots; speed-up at most {histogram.theoretical_speedup:.3f}",
-        rows,
+    title = (
+        f"{histogram.name}  {counted(histogram.sequences, 'sequence')}, {counted(histogram.tokens, 'token')}, "
+        f"packs of {histogram.max_sequence_length} slots"
     )
-    columns = table.columns + (_MEMORY,)
-    if histogram.name == "wikipedia_512":
-        columns += (_PAPER,)
-    return table._replace(columns=columns).text()
+    table = []
+    for row in rows:
+        facts = {**_facts_of(row), "peak_memory": quantity("peak_memory", row.peak_memory)}
+        if histogram.name == "wikipedia_512":
+            quoted = _TABLE_1.get((row.algorithm, row.max_sequences_per_pack), "")
+            facts["paper"] = Fact(_PAPER, quoted)
+        table.append(facts)
+    most = number(histogram.theoretical_speedup, "times")
+    speed_up = f"speed-up: slots of one sequence a row over slots; at most {most}."
+    return printed(Facts(title, table, (speed_up, *_NOTES)))
 
 
 def heat_maps(rows: Sequence[Row]) -> Tuple[HeatMap, HeatMap]:

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from pack_data.cli.command import depth_text
+from pack_data.display.facts import Fact, Facts, columns_of, notes_of, number, quantities
 from pack_data.display.page import Figure, Page, Section
 from pack_data.display.picture import (
     SEQUENCES,
@@ -21,10 +22,11 @@ from pack_data.display.picture import (
     Series,
     padding_bars,
 )
-from pack_data.display.table import Cell, Column, Table, facts_table
-from pack_data.inspection.compare import ALGORITHMS, compare, heat_maps, packers_table
+from pack_data.display.table import Cell, Column, Table
+from pack_data.inspection.compare import ALGORITHMS, compare, heat_maps, packers_facts
+from pack_data.inspection.lengths import lengths_facts
 from pack_data.inspection.one_packer import Row
-from pack_data.lengths.counting import lengths_table, picture
+from pack_data.lengths.counting import picture
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, of_at_most, statement
@@ -111,12 +113,13 @@ def _filling_section(packing: Packing, packer: str) -> Section:
     strategies = len(packing.strategies)
     notes = {
         "packs": f"of {packing.max_sequence_length} slots; strategies: {strategies:,}",
-        "packing_factor": f"sequences per pack; at most {packing.theoretical_speedup:.3f}",
-        "efficiency": "of all slots hold a token",
-        "padding_tokens": "empty slots",
-        "largest_depth": "sequences",
+        "packing_factor": of_at_most(packing.theoretical_speedup),
+        "efficiency": "",
+        "padding_tokens": "",
+        "largest_depth": "",
     }
-    totals = facts_table("packing", f"The packing: {packer}", packing, notes)
+    rows = quantities(packing, notes)
+    totals = _table(Facts(f"The packing: {packer}", rows, name="packing"))
 
     numbers = range(len(packing.strategies))
     most_used = sorted(numbers, key=lambda n: (-packing.repeats[n], n))
@@ -157,30 +160,34 @@ def _depths_picture(packing: Packing) -> Bars:
 
 
 def _strategies_table(packing: Packing, most_used: Sequence[int]) -> Table:
-    columns = (
-        Column("strategy", "lengths of a pack"),
-        Column("sequences", "sequences"),
-        Column("packs", "packs"),
-        Column("share", "of all packs", form=".2%"),
-        Column("tokens", "tokens"),
-        Column("padding", "empty slots"),
-    )
     rows = []
     for n in most_used[:_MOST_LISTED_STRATEGIES]:
         strategy = packing.strategies[n]
+        packs = packing.repeats[n]
         tokens = sum(strategy)
-        rows.append(
-            {
-                "strategy": Cell(list(strategy), _sum_text(strategy)),
-                "sequences": len(strategy),
-                "packs": packing.repeats[n],
-                "share": packing.repeats[n] / packing.packs,
-                "tokens": tokens,
-                "padding": packing.max_sequence_length - tokens,
-            }
-        )
-    title = f"Strategies, the {len(rows)} most used of {len(packing.strategies):,}"
-    return Table("strategies", title, columns, rows)
+        row = {
+            "strategy": Fact("lengths of a pack", strategy, note=_sum_text(strategy)),
+            "sequences": Fact("sequences", len(strategy)),
+            "packs": Fact("packs", packs),
+            "share": Fact("share", packs / packing.packs, "of all packs"),
+            "tokens": Fact("tokens", tokens),
+            "padding": Fact("empty slots", packing.max_sequence_length - tokens),
+        }
+        rows.append(row)
+    title = f"Strategies, the {len(rows)} most used of {number(len(packing.strategies))}"
+    return _table(Facts(title, rows, name="strategies"))
+
+
+def _table(facts: Facts) -> Table:
+    shown = columns_of(facts)
+    rows: List[Dict[str, Any]] = [{} for _ in shown[0].cells]
+    columns = []
+    for column in shown:
+        form = "," if column.is_number else ""
+        columns.append(Column(column.key, column.heading, form=form))
+        for row, value, text in zip(rows, column.values, column.cells):
+            row[column.key] = Cell(value, text)
+    return Table(facts.name, facts.title, tuple(columns), rows, tuple(notes_of(facts)))
 
 
 # ---- waste by depth and packer ---------------------------------------------------------------------------------------
@@ -206,11 +213,11 @@ def _waste_section(
         notes=("Each depth by the packer that needs the fewest packs there.",),
     )
 
-    table = packers_table("Every packer at every depth", rows)
-    omissions = tuple(
+    facts = packers_facts("Every packer at every depth", rows)
+    omissions = [
         f"{name.upper()} takes long here: packed-bert compare has it." for name in left_out
-    )
-    table = table._replace(notes=table.notes + omissions)
+    ]
+    table = _table(facts._replace(notes=[*facts.notes, *omissions]))
     return Section("Waste by depth and packer", (by_depth, *heat_maps(rows), table))
 
 
@@ -257,14 +264,12 @@ def _capitalised(words: str) -> str:
 class _DrawnPack(NamedTuple):
     """One pack.
 
-    runs: (first slot, slot after the last, sequence from 1 on, or 0 for padding).
-    rows, columns: the table of its sequences.
+    runs: (first slot, slot after the last, sequence from 1 on, or 0 for padding). sequences: facts about each.
     """
 
     title: str
     runs: List[Tuple[int, int, int]]
-    rows: List[Dict[str, Any]]
-    columns: Tuple[Column, ...]
+    sequences: List[Dict[str, Fact]]
 
 
 def _drawn_pack(title: str, numbers: np.ndarray) -> _DrawnPack:
@@ -272,18 +277,17 @@ def _drawn_pack(title: str, numbers: np.ndarray) -> _DrawnPack:
     starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
     stops = [*starts[1:], len(numbers)]
     runs = [(start, stop, int(numbers[start])) for start, stop in zip(starts, stops)]
-    rows = [
-        {"sequence": number, "first": start, "last": stop - 1, "tokens": stop - start}
-        for start, stop, number in runs
-        if number
-    ]
-    columns = (
-        Column("sequence", "sequence"),
-        Column("first", "first slot"),
-        Column("last", "last slot"),
-        Column("tokens", "tokens"),
-    )
-    return _DrawnPack(title, runs, rows, columns)
+    sequences = []
+    for start, stop, sequence in runs:
+        if sequence:
+            values = {
+                "sequence": sequence,
+                "first slot": start,
+                "last slot": stop - 1,
+                "tokens": stop - start,
+            }
+            sequences.append({name.split()[0]: Fact(name, value) for name, value in values.items()})
+    return _DrawnPack(title, runs, sequences)
 
 
 def _drawn_strategy(packing: Packing) -> _DrawnPack:
@@ -306,31 +310,30 @@ def _stored_pack(store: PackStore, pack: int) -> _DrawnPack:
             f"--pack {pack}: no such pack; {store.folder} has packs 0 to {len(store) - 1}"
         )
     batch = {name: values[0] for name, values in store.batch(np.array([pack])).items()}
-    drawn = _drawn_pack(f"Pack {pack:,} of {store.folder.resolve().name}", batch["input_mask"])
-    columns = drawn.columns
-    if "masked_lm_weights" in batch:
-        columns += (Column("masked", "masked tokens"),)
-        for row in drawn.rows:
-            row["masked"] = int((batch["masked_lm_weights"] == row["sequence"]).sum())
-    if "segment_ids" in batch:
-        columns += (Column("second", "tokens of its second segment"),)
-        for row in drawn.rows:
-            row["second"] = int(batch["segment_ids"][row["first"] : row["last"] + 1].sum())
-    return drawn._replace(columns=columns)
+    drawn = _drawn_pack(f"Pack {pack} of {store.folder.resolve().name}", batch["input_mask"])
+    for facts in drawn.sequences:
+        sequence = facts["sequence"].value
+        if "masked_lm_weights" in batch:
+            masked = int((batch["masked_lm_weights"] == sequence).sum())
+            facts["masked"] = Fact("masked tokens", masked)
+        if "segment_ids" in batch:
+            second = int(batch["segment_ids"][batch["input_mask"] == sequence].sum())
+            facts["second"] = Fact("tokens of its second segment", second)
+    return drawn
 
 
 def _pack_section(drawn: _DrawnPack) -> Section:
     slots = drawn.runs[-1][1]
     pairs = slots**2
-    pairs_within = sum(row["tokens"] ** 2 for row in drawn.rows)
+    pairs_within = sum(facts["tokens"].value ** 2 for facts in drawn.sequences)
     words = (
         f"{drawn.title}: tokens see those of their own sequence only, whatever else shares the row. "
         f"{pairs_within:,} of the {pairs:,} pairs of slots are within a sequence, {pairs_within / pairs:.1%}. "
         "Padding sees padding, so that no row of the softmax is empty."
     )
     mask = MaskPicture("Its attention mask: which slot sees which", tuple(drawn.runs))
-    table = Table(
-        "pack", "The sequences of this pack", drawn.columns, drawn.rows, ("Slots count from 0.",)
+    table = _table(
+        Facts("The sequences of this pack", drawn.sequences, ["Slots count from 0."], "pack")
     )
     return Section("One pack and its attention mask", (words, mask, table))
 
@@ -445,7 +448,7 @@ def _page(
         title,
         headline(packing),
         (
-            Section("Lengths", (picture(histogram), lengths_table(histogram))),
+            Section("Lengths", (picture(histogram), _table(lengths_facts(histogram)))),
             filling,
             _waste_section(histogram, rows, left_out),
             _proof_section(packing, packer),

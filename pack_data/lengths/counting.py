@@ -19,7 +19,6 @@ import numpy as np
 from pack_data.cli.command import starting_workers
 from pack_data.cli.terminal import progress_bar
 from pack_data.display.picture import Axis, Bars, Series
-from pack_data.display.table import Table, account, facts_table
 from pack_data.packing.histogram import PUBLISHED, LengthHistogram, is_heading, unfit, whole_of
 from pack_data.reading.bad_records import MOST_RECORD_BYTES
 from pack_data.reading.compressed import open_unpacked, without_compression
@@ -35,8 +34,6 @@ _HEADINGS = ("length", "lengths")  # of a table with one column
 _BLOCK = 1 << 20  # lengths held in memory at a time
 _WORTH_PROCESSES = 1 << 25  # bytes; less is counted before the first process has started
 _HEADING_BYTES = 64  # of the first line of a histogram, with room for blanks
-_TEXT_BARS = 16  # of the picture below a summary
-_TEXT_BAR_CELLS = 50  # characters of its longest bar
 _MOST_BARS = 128  # of the drawn picture
 _SHOWN_LETTERS = 60  # of a wrong line, so that the message stays one line
 
@@ -261,50 +258,6 @@ def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> 
     if len(counts) < 2:  # a histogram has at least length 1
         counts = np.zeros(2, np.int64)
     return LengthHistogram(counts, Path(path).name)
-
-
-def lengths_table(histogram: LengthHistogram) -> Table:
-    """Return the statistics of the paper's Figure 1."""
-    S = histogram.max_sequence_length
-    full = int(histogram.counts[S])
-    reach = f"{full / histogram.sequences:.1%} fill all {S:,} slots" if full else f"of {S:,} slots"
-    notes = {
-        "sequences": "",
-        "tokens": "",
-        "max_sequence_length": "the longest sequence that is allowed",
-        "shortest": "",
-        "median_length": "",
-        "mean_length": "",
-        "longest": reach,
-        "padding_share": "of all slots, if each sequence is padded to the end",
-        "theoretical_speedup": "possible by packing without any padding",
-    }
-    return facts_table("lengths", "Lengths in numbers", histogram, notes)
-
-
-def summary(histogram: LengthHistogram) -> str:
-    """Return the statistics as text, with a small picture."""
-    title = f"{histogram.name or 'histogram'}  sequences of at most {histogram.max_sequence_length:,} tokens"
-    facts = lengths_table(histogram)
-    rows = [row for row in facts.rows if row["what"].value != "max_sequence_length"]
-    text = account(facts._replace(title=title, rows=rows))
-    return "\n".join([text, "", *_picture(histogram)]) if histogram.sequences else text
-
-
-def _picture(histogram: LengthHistogram) -> List[str]:
-    """Return a bar for each of at most 16 ranges of lengths."""
-    S = histogram.max_sequence_length
-    edges = np.unique(np.linspace(0, S, min(_TEXT_BARS, S) + 1).astype(int))
-    totals = np.add.reduceat(histogram.counts, edges[:-1] + 1)
-    digits = len(f"{S:,}")
-    lines = []
-    for low, high, total in zip(edges[:-1] + 1, edges[1:], totals.tolist()):
-        bar = "#" * round(_TEXT_BAR_CELLS * total / totals.max())
-        if total and not bar:
-            bar = "."
-        share = f"{total / histogram.sequences:6.1%}"
-        lines.append(f"  {low:>{digits},} to {high:>{digits},}  {share}  {bar}".rstrip())
-    return lines
 
 
 def picture(histogram: LengthHistogram) -> Bars:

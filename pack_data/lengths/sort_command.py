@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Callable, Optional, Sequence
 
 from pack_data.cli.command import ArgumentParser, count_from_zero, positive_int, run_main
-from pack_data.display.table import account, facts_table
+from pack_data.display.facts import Facts, number, printed, quantities
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 
 
@@ -41,21 +41,21 @@ def main(batch: Callable[..., Any], argv: Optional[Sequence[str]] = None) -> int
     if args.json:
         print(json.dumps(batching.to_json()))
     else:
-        print(_table(batching, histogram.name))
+        print(printed(_facts(batching, histogram.name)))
     return 0
 
 
-def _table(batching: Any, name: str) -> str:
+def _facts(batching: Any, name: str) -> Facts:
     title = f"SORT  batches of {batching.batch_size}, each padded to its longest sequence"
     if name:
         title += f"  ({name})"
     notes = {
         "sequences": "",
         "tokens": "",
-        "batches": f"of {batching.shapes:,} different lengths: a static engine compiles each",
+        "batches": f"of {number(batching.shapes)} different lengths: a static engine compiles each",
         "slots": "",
-        "padding_tokens": f"{batching.padding_share:.3%} of all slots",
+        "padding_tokens": f"{number(batching.padding_share, '%')} of all slots",
         "efficiency": "",
         "speedup": "fewer slots than unsorted; recompilation is not counted",
     }
-    return account(facts_table("batches", title, batching, notes))
+    return Facts(title, quantities(batching, notes))

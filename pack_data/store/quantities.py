@@ -134,6 +134,8 @@ QUANTITIES = {
         padding_avoided,
     ),
     "lower_bound": _Quantity("lower bound", "packs"),
+    "solve_seconds": _Quantity("solved in", "s", "measured"),
+    "peak_memory": _Quantity("memory", "bytes", "measured"),
     "gap": _Quantity("gap", "packs", "packs - lower_bound"),
     "sequences_per_second": _Quantity(
         "speed in sequences", "sequences/s", "sequences / seconds", ",.1f", sequences_per_second

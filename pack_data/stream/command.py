@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from itertools import groupby, product
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 
@@ -14,7 +25,6 @@ from pack_data.cli.command import (
     ArgumentParser,
     check_picture,
     count_from_zero,
-    depth_text,
     parse_depth,
     positive_int,
     positive_ints,
@@ -22,8 +32,16 @@ from pack_data.cli.command import (
 )
 from pack_data.cli.terminal import progress_bar
 from pack_data.cli.timing import timed
+from pack_data.display.facts import (
+    Fact,
+    Facts,
+    as_json,
+    depth_fact,
+    printed,
+    quantity,
+    shown,
+)
 from pack_data.display.picture import Axis, Line, Lines, write
-from pack_data.display.table import Column, text_table
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing.histogram import LengthHistogram
@@ -31,6 +49,7 @@ from pack_data.packing.packing import prove
 from pack_data.stream.baselines import WINDOW, open_rows, windows
 from pack_data.stream.pack_stream import PackStream
 
+_Row = Dict[str, Fact]
 _GRID_DEPTHS = (3, 4, 8, 16, None)
 
 
@@ -40,30 +59,6 @@ class _Case(NamedTuple):
     name: str
     lengths: np.ndarray  # int64, in order of arrival
     max_sequence_length: int
-
-
-class _Measured(NamedTuple):
-    """Results of one way to pack a stream at one depth."""
-
-    stream: str
-    depth: Optional[int]
-    way: str
-    buffer: int
-    packs: int
-    bound: int  # proven, for a packer that sees all lengths at once
-    cpu_seconds: float
-    longest_wait: Optional[int] = None  # packs
-    mean_wait: Optional[float] = None
-    forced: Optional[int] = None
-
-    def as_json(self, sequences: int) -> Dict[str, Any]:
-        """Return the values for one line of JSON."""
-        return {**self._asdict(), "sequences": sequences, "gap": self.gap}
-
-    @property
-    def gap(self) -> float:
-        """Packs above the bound, as a share of it."""
-        return self.packs / self.bound - 1
 
 
 def _in_random_order(histogram: LengthHistogram, seed: int) -> np.ndarray:
@@ -98,91 +93,90 @@ def _lower_bound(case: _Case, depth: Optional[int]) -> int:
     return prove(optimal.pack(histogram, max_sequences_per_pack=depth)).lower_bound
 
 
-def _measure(
-    case: _Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]
-) -> _Measured:
-    """Pack the stream by `PackStream`, including what waits at its end."""
+def _measured(
+    case: _Case, depth: Optional[int], bound: int, way: str, buffer: int, pack: Callable[[], int]
+) -> _Row:
+    """Pack a stream in one way. pack: returns the number of packs; bound: their proven least number."""
+    seconds, packs = timed(pack, time.process_time)
+    return {
+        "stream": Fact("stream", case.name),
+        "depth": depth_fact(depth),
+        "way": Fact("way", way),
+        "buffer": Fact("buffer", buffer),
+        "packs": quantity("packs", packs),
+        "bound": Fact("bound", bound, "packs"),
+        "gap": Fact("gap", packs / bound - 1, "of the bound"),
+        "cpu_seconds": Fact("processor", seconds, "s"),
+        "longest_wait": Fact("longest wait", None, "packs"),
+        "mean_wait": Fact("mean wait", None, "packs"),
+        "forced": Fact("forced", None),
+        "sequences": quantity("sequences", len(case.lengths)),
+    }
+
+
+def _rows(
+    case: _Case, depth: Optional[int], buffers: Sequence[int], longest_wait: Optional[int]
+) -> Iterator[_Row]:
+    """Yield the facts of every way to pack the stream at this depth, one after another."""
+    bound = _lower_bound(case, depth)
     lengths = case.lengths.tolist()
-    stream = PackStream(
-        case.max_sequence_length,
-        max_sequences_per_pack=depth,
-        buffer_sequences=buffer,
-        longest_wait=longest_wait,
-    )
-    seconds, _ = timed(lambda: list(stream.packs(enumerate(lengths))), time.process_time)
-    waits = stream.waits
-    return _Measured(
-        case.name,
-        depth,
-        "stream",
-        buffer,
-        waits.packs,
-        bound,
-        seconds,
-        waits.longest,
-        waits.mean,
-        waits.forced,
-    )
+    S = case.max_sequence_length
+    for buffer in buffers:
+        stream = PackStream(
+            S,
+            max_sequences_per_pack=depth,
+            buffer_sequences=buffer,
+            longest_wait=longest_wait,
+        )
+        # What waits at the end of the stream is packed, too.
+        packs = stream.packs(enumerate(lengths))
+        count = partial(sum, (1 for _ in packs))
+        row = _measured(case, depth, bound, "stream", buffer, count)
+        waits = stream.waits
+        yield {
+            **row,
+            "longest_wait": Fact("longest wait", waits.longest, "packs"),
+            "mean_wait": Fact("mean wait", waits.mean, "packs"),
+            "forced": Fact("forced", waits.forced),
+        }
+    pack = partial(windows, lengths, S, depth, WINDOW)
+    yield _measured(case, depth, bound, "windows", WINDOW, pack)
+    for buffer in buffers:
+        pack = partial(open_rows, lengths, S, depth, buffer)
+        yield _measured(case, depth, bound, "open rows", buffer, pack)
 
 
-def _measure_other(
-    case: _Case, depth: Optional[int], bound: int, way: str, buffer: int, packs: Callable[..., int]
-) -> _Measured:
-    """Count the packs of another way."""
-    lengths = case.lengths.tolist()
-    seconds, number = timed(
-        lambda: packs(lengths, case.max_sequence_length, depth, buffer), time.process_time
-    )
-    return _Measured(case.name, depth, way, buffer, number, bound, seconds)
+def _facts(rows: Sequence[_Row]) -> Facts:
+    """Return the rows with their speed in place of the time."""
+    with_speed = []
+    for row in rows:
+        shown_row = dict(row)
+        seconds = shown_row.pop("cpu_seconds").value or 1e-9
+        sequences = shown_row.pop("sequences").value
+        shown_row["speed"] = Fact("speed", sequences / seconds, "sequences/s")
+        with_speed.append(shown_row)
+    return Facts("Packs of a stream", with_speed, _NOTES)
 
 
-_COLUMNS = (
-    (Column("stream", "stream"), 21),
-    (Column("depth", "depth"), 9),
-    (Column("way", "way"), 9),
-    (Column("buffer", "buffer", form=","), 6),
-    (Column("packs", "packs", form=","), 9),
-    (Column("above", "above bound", form=","), 11),
-    (Column("gap", "gap", form=".3%"), 8),
-    (Column("rate", "sequences/s", form=",.0f"), 11),
-    (Column("longest_wait", "longest wait", form=",.0f"), 12),
-    (Column("mean_wait", "mean wait", form=",.0f"), 9),
-    (Column("forced", "forced", form=",.0f"), 6),
+_NOTES = (
+    "gap: packs above the proven bound for all lengths at once, the packs at the end of the stream counted.",
+    "speed: of processor time, of one core.",
+    "longest wait, mean wait: packs that were closed while a sequence waited.",
+    "forced: packs begun with the oldest sequence because it had waited so long.",
 )
 
 
-def _print_row(measured: _Measured, sequences: int) -> None:
-    """Print a row of the table as soon as it is known."""
-    row = measured.as_json(sequences)
-    row["depth"] = depth_text(measured.depth)
-    row["above"] = measured.packs - measured.bound
-    row["rate"] = sequences / max(measured.cpu_seconds, 1e-9)
-    _print_cells([column.shown(row) for column, _ in _COLUMNS])
-
-
-def _print_cells(cells: List[str]) -> None:
-    print(
-        "\n".join(text_table([cells], left=(0, 2), widths=[width for _, width in _COLUMNS])),
-        flush=True,
-    )
-
-
-_LEGEND = """
-gap: packs above the proven bound for all lengths at once, the packs at the end of the stream counted. sequences/s: of
-processor time, of one core. longest wait, mean wait: packs that were closed while a sequence waited. forced: packs
-begun with the oldest sequence because it had waited so long."""
-
-
-def _pictures(measured: Sequence[_Measured]) -> List[Lines]:
+def _pictures(rows: Sequence[_Row]) -> List[Lines]:
     """Draw the gap against the buffer, a picture for each stream and a line for each depth."""
     pictures = []
-    for stream, of_stream in groupby(measured, lambda result: result.stream):
+    for stream, of_stream in groupby(rows, lambda row: row["stream"].value):
         lines = []
-        for depth, results in groupby(of_stream, lambda result: result.depth):
-            gaps = {result.buffer: result.gap for result in results if result.way == "stream"}
+        for depth, of_depth in groupby(of_stream, lambda row: row["depth"]):
+            ours = [row for row in of_depth if row["way"].value == "stream"]
+            gaps = {row["buffer"].value: 100 * row["gap"].value for row in ours}
             buffers = sorted(gaps)
-            y = [100 * gaps[buffer] for buffer in buffers]
-            lines.append(Line(f"depth {depth_text(depth)}", tuple(map(float, buffers)), tuple(y)))
+            y = tuple(gaps[buffer] for buffer in buffers)
+            lines.append(Line(f"depth {shown(depth)}", tuple(map(float, buffers)), y))
         axes = Axis("sequences in the buffer", log=2), Axis("packs above the bound, %")
         pictures.append(Lines(stream, *axes, tuple(lines)))
     return pictures
@@ -248,22 +242,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         )
     cases, depths = _cases(args)
 
-    results: List[_Measured] = []
-    if not args.json:
-        _print_cells([column.title for column, _ in _COLUMNS])
+    rows: List[_Row] = []
     with progress_bar(len(cases) * len(depths), "streams") as bar:
         for case, depth in product(cases, depths):
-            for result in _results(case, depth, args.buffer, args.longest_wait):
-                results.append(result)
+            for row in _rows(case, depth, args.buffer, args.longest_wait):
+                rows.append(row)
                 if args.json:
-                    print(json.dumps(result.as_json(len(case.lengths))), flush=True)
-                else:
-                    _print_row(result, len(case.lengths))
+                    print(json.dumps(as_json(Facts("", row))), flush=True)
             bar.update(1)
     if args.plot:
-        write(_pictures(results), args.plot)
+        write(_pictures(rows), args.plot)
     if not args.json:
-        print(_LEGEND)
+        print(printed(_facts(rows)))
     return 0
 
 
@@ -276,15 +266,3 @@ def _cases(args: Any) -> Tuple[List[_Case], Sequence[Optional[int]]]:
     histogram = histogram_from(args)
     lengths = _in_random_order(histogram, args.seed)[: args.sequences]
     return [_Case(histogram.name, lengths, histogram.max_sequence_length)], (depth,)
-
-
-def _results(
-    case: _Case, depth: Optional[int], buffers: Sequence[int], longest_wait: Optional[int]
-) -> Iterator[_Measured]:
-    """Yield the results of every way to pack the stream at this depth, one after another."""
-    bound = _lower_bound(case, depth)
-    for buffer in buffers:
-        yield _measure(case, depth, bound, buffer, longest_wait)
-    yield _measure_other(case, depth, bound, "windows", WINDOW, windows)
-    for buffer in buffers:
-        yield _measure_other(case, depth, bound, "open rows", buffer, open_rows)

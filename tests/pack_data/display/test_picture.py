@@ -30,7 +30,7 @@ PICTURES = (
         stacked=True,
         across=True,
         ends=("x", "y"),
-        limit=("most", 6.0),
+        levels=(("most", 6.0),),
     ),
     Bars(
         "Edges",
@@ -113,20 +113,19 @@ def test_bars_are_as_long_as_their_numbers_and_stand_on_each_other(stacks, acros
                 bases[place] += value
 
 
-def test_intervals_limits_and_levels_have_room():
+def test_intervals_and_levels_have_room():
     low, high = axes_of(PICTURES[0]).get_ylim()
     assert low == 0.0
     assert high > 4.0
     band = Line("a", (0.0, 1.0, 2.0), (1.0, 2.0, 1.0), (0.5, 1.0, None), (4.0, 3.0, 2.0))
     assert axes_of(Lines("Lines", Axis("x"), Axis("x"), (band,))).get_ylim()[1] > 4.0
     series = (Series("a", (5.0,)),)
-    bars = Bars("b", ("$5e-4_$",), Axis("MiB"), series, across=True, limit=("all there is", 8.0))
+    bars = Bars("b", ("$5e-4_$",), Axis("MiB"), series, across=True, levels=(("all there is", 8.0),))
     axes = axes_of(bars)
     assert axes.get_xlim()[1] > 8.0
     assert [label.get_text() for label in axes.get_yticklabels()] == ["$5e-4_$"]
     (legend,) = axes.figure.legends
     assert [words.get_text() for words in legend.get_texts()] == ["a", "all there is"]
-    assert axes_of(bars._replace(limit=None, levels=(("twice", 10.0),))).get_xlim()[1] > 10.0
 
 
 def test_what_is_empty_is_drawn_too():

@@ -3,7 +3,6 @@
 import math
 import random
 import re
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -20,8 +19,6 @@ from pack_data.display.table import (
     Part,
     Table,
     _padded,
-    account,
-    facts_table,
     text_table,
 )
 
@@ -120,9 +117,3 @@ def test_a_column_has_one_width_and_keeps_its_cells(data, columns, left):
         assert [row[number] for row in padded] == [pad(cell, width) for cell in cells]
     lines = [("> " + "  ".join(row)).rstrip() for row in padded]
     assert text_table(rows, left=left, indent="> ") == lines
-
-
-def test_an_account():
-    facts = SimpleNamespace(packs=12, gap=0)
-    table = facts_table("packs", "Packs", facts, {"packs": "of 3", "gap": ""})
-    assert account(table) == "Packs\n-----\n  packs  12  of 3\n  gap     0"

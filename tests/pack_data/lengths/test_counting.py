@@ -8,7 +8,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pack_data.lengths.counting import count, lengths_in, lengths_table, picture, summary
+from pack_data.inspection.lengths import lengths_facts, summary
+from pack_data.lengths.counting import count, lengths_in, picture
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.store.data_set import StoreWriter
@@ -104,9 +105,9 @@ def test_lengths_as_spreadsheets_and_pandas_write_them(tmp_path, name, content):
 
 def test_the_table_of_lengths_has_the_values_of_the_histogram():
     histogram = LengthHistogram.published("wikipedia_512")
-    for row in lengths_table(histogram).rows:
-        assert row["value"].value == getattr(histogram, row["what"].value)
-    assert "23.4%" in summary(histogram)  # of all sequences fill the row: they were cut
+    for key, fact in lengths_facts(histogram).rows.items():
+        assert fact.value == getattr(histogram, key)
+    assert "23.43%" in summary(histogram)  # of all sequences fill the row: they were cut
     for lengths in ([], [1]):
         special = LengthHistogram.from_lengths(lengths, 3)
         assert "sequences" in summary(special)

@@ -1,0 +1,118 @@
+"""One list of facts: printed, as JSON and as Markdown it has the same values, and a unit decides how one is shown."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pack_data.display.facts import (
+    WIDTH,
+    Fact,
+    Facts,
+    as_json,
+    columns_of,
+    markdown,
+    number,
+    plain,
+    printed,
+    quantity,
+    shown,
+    unit_of,
+)
+from pack_data.store.quantities import QUANTITIES
+
+UNITS = ["", "slots", "of the slots", "times", "s", "bytes", "rows of a very long unit"]
+NAMES = st.text("abc", min_size=1, max_size=9)
+WORDS = st.text("xyz ", max_size=90).map(" ".join("ab").join)
+NUMBERS = st.integers(-(10**9), 10**9) | st.floats()
+VALUES = NUMBERS | st.booleans() | st.none() | WORDS | st.lists(st.integers(1, 9), max_size=3)
+
+
+@st.composite
+def rows_of_facts(draw):
+    """Return rows whose facts of one key share name, unit and source; some lack a fact."""
+    columns = draw(
+        st.dictionaries(
+            NAMES,
+            st.tuples(NAMES, st.sampled_from(UNITS), st.sampled_from(["", "measured", "quoted"])),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    rows = []
+    for _ in range(draw(st.integers(1, 3))):
+        row = {}
+        for key, (name, unit, source) in columns.items():
+            value = draw(VALUES)
+            is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+            interval = draw(st.none() | st.tuples(NUMBERS, NUMBERS)) if is_plain else None
+            row[key] = Fact(name, value, unit, source, draw(st.sampled_from(["", "a note"])), interval)
+        rows.append(row)
+    return rows
+
+
+@given(rows_of_facts(), st.booleans())
+def test_every_form_has_the_same_values(rows, is_account):
+    """And no printed line is too wide unless one cell is."""
+    facts = Facts("Title", rows[0] if is_account else rows, ["A note."])
+    stored = [as_json(facts)] if is_account else as_json(facts)
+    texts = [printed(facts), markdown(facts)]
+    for row, values in zip(rows, stored):
+        for key, fact in row.items():
+            assert values[key] == plain(fact.value)
+            assert (f"{key}_lower" in values) == (fact.interval is not None)
+            unit = unit_of(fact) if isinstance(fact.value, float) else ""
+            words = " ".join([shown(fact), fact.name, fact.note, fact.source, unit]).split()
+            assert all(word in text for text in texts for word in words)
+    cells = [cell for column in columns_of(facts) for cell in (column.heading, *column.cells)]
+    widest = 2 * max(map(len, cells)) + 30
+    assert max(map(len, texts[0].splitlines())) <= max(WIDTH, widest)
+
+
+@pytest.mark.parametrize(
+    "value, unit, text",
+    [
+        (12345, "", "12,345"),
+        (0.12345, "", "0.1235"),
+        (12345.678, "", "12,346"),
+        (math.nan, "s", "not finite"),
+        (0.98765, "of the slots", "98.765%"),
+        (1, "of the slots", "100.000%"),
+        (2, "times", "2"),
+        (2.0005, "times", "2.001"),
+        (3 * 2**20, "bytes", "3.0"),
+    ],
+)
+def test_a_unit_decides_how_a_number_is_shown(value, unit, text):
+    assert number(value, unit) == text == shown(Fact("name", value, unit))
+
+
+def test_an_interval_stands_beside_its_value_and_low_comes_first():
+    assert shown(Fact("a", 1.14, "times", interval=(2.8, 0.97))) == "1.140, 0.970 to 2.800"
+    assert shown(Fact("a", 2, interval=(2, 2))) == "2 exact"
+
+
+def test_an_account_has_a_line_for_each_fact():
+    row = {"packs": quantity("packs", 12), "gap": quantity("gap", 0, "optimal")}
+    lines = ["Packs", "-----", "  packs  12", "  gap     0  packs, optimal"]
+    assert printed(Facts("Packs", row)).splitlines() == lines
+
+
+def test_labels_are_repeated_where_a_table_does_not_fit_into_a_line():
+    names = {f"k{n}": Fact(f"heading {n}", 1.5, "times") for n in range(12)}
+    lines = printed(Facts("", [{"packer": Fact("packer", "spfhp"), **names}] * 2)).splitlines()
+    assert sum(line.startswith("packer ") for line in lines) == 1 + lines.count("") == 2
+    assert sum(line.count("1.500") for line in lines) == 24
+
+
+def test_a_column_has_one_name_and_one_unit():
+    rows = [{"time": Fact("time", 1, "s")}, {"time": Fact("time", 1, "ms")}]
+    with pytest.raises(ValueError, match="Times: time"):
+        printed(Facts("Times", rows))
+
+
+def test_a_quantity_brings_its_name_and_unit():
+    for key, named in QUANTITIES.items():
+        fact = quantity(key, 1)
+        assert (fact.name, fact.unit) == (named.name, named.unit)
