@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import sys
 
@@ -117,6 +118,8 @@ def test_answers_are_those_of_each_record_alone(models, tmp_path, kind):
             assert packed == alone
 
         answers = [json.loads(line) for line in alone]
+        if kind not in ("squad", "tokens"):
+            assert any(re.search(r"\.\d{6}\b", line) for line in alone)  # six decimal places
         records = records_of(file, kind)
         assert [answer.pop("record") for answer in answers] == list(range(1, len(records) + 1))
         identity = {"squad": "id", "tokens": "words"}.get(kind)

@@ -111,6 +111,7 @@ def test_products_of_codes_are_exactly_zero_or_multiples_of_1024(sequences, dtyp
     # term.
     columns = 2 * sequences.bit_length() + 3
     codes = _SequenceCodes(sequences, columns)(numbers[None], torch.float32)[0]
+    assert codes.shape[-1] == columns
     assert torch.equal(codes.to(dtype).float(), codes)
     assert set(codes.abs().unique().tolist()) == {0.0, 32.0}
     product = codes[0].double() @ codes[1].double().T

@@ -209,6 +209,11 @@ def test_a_checkpoint_known_to_be_good_is_never_evicted(store, tmp_path, keep):
     assert steps_saved(tmp_path) == [6, 7]
 
 
+def test_the_first_checkpoint_may_be_the_good_one(store, tmp_path):
+    with pytest.raises(NotFinite, match=r"update 3: .*step_00000001; delete the newer ones, then --resume "):
+        run(store, tmp_path, [3.0, 2.0, NAN], "run.checkpoint_every=1", "run.keep_checkpoints=1")
+
+
 @pytest.mark.parametrize("losses, first_step", [([6.0, 5.0, 4.0, 3.0, 2.0, NAN], 0), ([NAN], 4)])
 def test_the_newest_checkpoint_is_where_a_run_goes_on_if_it_is_good_or_none_is_known_to_be(
     store, tmp_path, losses, first_step

@@ -8,7 +8,7 @@ import pytest
 from ipu_profiling.cycles import calibration
 from ipu_profiling.cycles.lowering import SCORES
 from ipu_profiling.cycles.parameters import Parameters
-from ipu_profiling.report import calibrate, command, paper
+from ipu_profiling.report import calibrate, command, headline, paper
 from ipu_profiling.report.breakdown import _overhead_shares, breakdown
 from pack_data import sort
 from pack_data.cli.command import run_main
@@ -125,6 +125,15 @@ def test_the_parts_of_an_update_add_up_to_its_seconds(small):
         assert sum(part[side] for part in parts) == pytest.approx(together[side])
     marks = [row.get("mark") for row in table.rows]
     assert marks.count("slowest") == 1
+
+
+def test_the_answer_stands_beside_the_papers(small):
+    answer = headline.headline(small, small.config, 3, 1.995)
+    overhead, graph, _ = (row["ours"] for row in answer.tables[0].rows)
+    assert overhead == pytest.approx(100 * small.overhead(3))
+    assert graph == pytest.approx(1.995 / (1 + small.overhead(3)))
+    assert len(answer.lines) == 3
+    assert all("paper" in line for line in answer.lines)
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
