@@ -9,7 +9,6 @@ import torch
 
 from ipu_packed_bert.benchmarks import packed
 from ipu_packed_bert.benchmarks.layouts import LAYOUTS, HuggingFaceSide
-from ipu_packed_bert.benchmarks.profile import where_time_goes
 from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
 from ipu_packed_bert.commands.benchmark import main
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
@@ -154,17 +153,15 @@ def test_shares_of_several_processes_are_the_whole_work(packing):
         )
 
 
-def test_the_profile_has_all_time_once(work, capsys, monkeypatch, tmp_path):
+def test_the_profile_has_all_time_once(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(SIZES, "tiny", (16, 1, 2, 16))
-    config = config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2)
-    shares = where_time_goes(config, work)
+    options = options_of(tmp_path, "40,6 24,6", "--packs 2 --precision float32 --threads 1 --profile")
+    assert main(options + ["--json"]) == 0
+    shares = json.loads(capsys.readouterr().out)["float32, 64 slots"]
     useful = shares.pop("useful products in forward and backward pass")
     assert sum(shares.values()) == pytest.approx(1.0)
     assert min(shares.values()) >= 0.0 < useful
     assert all(shares[part] > 0.0 for part in ("dropout", "layer products", "vocabulary product", "attention", "loss"))
-    options = options_of(tmp_path, "40,6 24,6", "--packs 2 --precision float32 --threads 1 --profile")
-    assert main(options + ["--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)) == ["float32, 64 slots"]
     refusal_of(main, [*options, "--ranks", "1"], capsys, "--ranks", "--profile")
 
 
@@ -182,6 +179,12 @@ def test_command(capsys, monkeypatch, tmp_path):
     assert figures["rounds"] == 7
     assert figures["speed_up"] > 0
     assert figures["packing_factor"] == output["sequences"] / 2
+
+
+@pytest.mark.slow
+def test_it_says_that_the_sides_are_compiled(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(SIZES, "tiny", (16, 1, 2, 16))
     count_graphs(monkeypatch)
-    assert main([*options, "--compile"]) == 0
+    options = "--packs 2 --precision float32 --threads 1 --packer spfhp --compile"
+    assert main(options_of(tmp_path, "64,5 40,9 24,9", options)) == 0
     assert "compiled" in capsys.readouterr().out

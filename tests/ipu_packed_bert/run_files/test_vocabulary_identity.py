@@ -21,7 +21,7 @@ from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.refusals import refused
 from tests.tiny_runs import tiny_config, tiny_data, tiny_settings
 
-SIZE = 8192
+SIZE = 512
 WORDS = tuple(f"w{number}" for number in range(SIZE - len(SPECIAL_TOKENS)))
 ONE = Vocabulary(SPECIAL_TOKENS + WORDS)
 OTHER = Vocabulary(SPECIAL_TOKENS + WORDS[::-1])

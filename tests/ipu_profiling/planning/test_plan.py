@@ -65,7 +65,7 @@ def test_every_configuration_has_a_plan_that_fits(capsys):
     assert len(NAMES) > 50
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     name=st.sampled_from([LARGE, "packed_phase1_base_pod16", "unpacked_phase2_pod16"]),
     micro_batch=st.integers(1, 40),
