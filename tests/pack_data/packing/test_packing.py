@@ -9,7 +9,7 @@ from hypothesis import given
 
 import pack_data
 from pack_data import spfhp
-from pack_data.display import picture
+from pack_data.display import accounting
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, prove
@@ -127,7 +127,7 @@ def test_a_notebook_shows_the_accounting():
 def test_results_and_data_sets_draw_their_padding(tmp_path, monkeypatch):
     """A stored data set draws the numbers of its packing: one row a sequence, and the packs."""
     drawn = []
-    monkeypatch.setattr(picture, "write", lambda pictures, path: drawn.extend(pictures))
+    monkeypatch.setattr(accounting, "write", lambda pictures, path: drawn.extend(pictures))
     packed = pack_data.pack([300, 200, 512, 17], max_sequence_length=512)
     with build_small(write_corpus(tmp_path / "texts", 6), tmp_path / "data") as store:
         for value in (packed, packed.packing, store):
