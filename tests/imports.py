@@ -28,49 +28,55 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in SOURCES}
 
 
-def imported_modules(path: Path):
+@lru_cache(None)
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of a source file; nobody changes it."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported_modules(path: Path, *, without: Collection[str] = ()):
     """Yield every module that a file imports, late imports and strings passed to `import_module` included.
 
     `from package import name` yields `package.name`, and `package` too if the name is no module.
+
+    Args:
+        path: a source file.
+        without: names of conditions, such as TYPE_CHECKING. Imports below an `if` that names one are left out.
     """
-    yield from modules_imported_by(path.read_text(encoding="utf-8"))
+    yield from _imported_below(tree_of(path), set(without))
 
 
 def modules_imported_by(source: str, *, without: Collection[str] = ()):
-    """Yield the modules that this source text imports; see `imported_modules`.
-
-    Args:
-        source: the text of a Python file.
-        without: names of conditions, such as TYPE_CHECKING. Imports below an `if` that names one are left out.
-    """
-    tree = _WithoutConditions(without).visit(ast.parse(source))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from names
-            if not MODULES.keys() >= set(names):
-                yield node.module
-        elif isinstance(node, ast.Call) and node.args:
-            function = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            argument = node.args[0]
-            if function == "import_module" and isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                yield argument.value
+    """Yield the modules that a source text imports; see `imported_modules`."""
+    yield from _imported_below(ast.parse(source), set(without))
 
 
-class _WithoutConditions(ast.NodeTransformer):
-    """Remove the bodies of `if` statements whose conditions contain one of these names."""
-
-    def __init__(self, names):
-        self.names = set(names)
-
-    def visit_If(self, node):
+def _imported_below(node, without):
+    yield from _imported_by(node)
+    children = ast.iter_child_nodes(node)
+    if without and isinstance(node, ast.If):
         names = {inner.id for inner in ast.walk(node.test) if isinstance(inner, ast.Name)}
-        if names & self.names:
-            return [self.visit(statement) for statement in node.orelse]
-        return self.generic_visit(node)
+        if names & without:
+            children = node.orelse
+    for child in children:
+        yield from _imported_below(child, without)
+
+
+def _imported_by(node):
+    """Yield the modules that one node of a syntax tree imports."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield alias.name
+    elif isinstance(node, ast.ImportFrom) and node.level == 0:
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+        yield from names
+        if not MODULES.keys() >= set(names):
+            yield node.module
+    elif isinstance(node, ast.Call) and node.args:
+        function = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        argument = node.args[0]
+        if function == "import_module" and isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+            yield argument.value
 
 
 @lru_cache(None)
@@ -82,7 +88,7 @@ def graph(*, at_run_time: bool = False):
     without = ("__name__", "TYPE_CHECKING") if at_run_time else ("__name__",)
     imports = {}
     for path in SOURCES:
-        names = modules_imported_by(path.read_text(encoding="utf-8"), without=without)
+        names = imported_modules(path, without=without)
         targets = {MODULES[name] for name in names if name in MODULES}
         imports[path] = targets - {path}
     return imports

@@ -3,7 +3,7 @@
 import ast
 from functools import lru_cache
 
-from tests.imports import SOURCES
+from tests.imports import SOURCES, tree_of
 
 
 def text_of(node):
@@ -27,4 +27,4 @@ def texts_of(tree):
 @lru_cache(None)
 def texts_of_the_program():
     """(file, text), in the order of the files."""
-    return [(path, text) for path in SOURCES for text in texts_of(ast.parse(path.read_text(encoding="utf-8")))]
+    return [(path, text) for path in SOURCES for text in texts_of(tree_of(path))]

@@ -24,7 +24,7 @@ from ipu_packed_bert.training import summary
 from pack_data.cli.command import run_main
 from pack_data.text.vocabulary import SPECIAL_TOKENS
 from tests.command_files import command_files
-from tests.imports import ROOT, SOURCES
+from tests.imports import ROOT, SOURCES, tree_of
 from tests.source_texts import texts_of
 from tests.tiny_runs import not_drawn
 
@@ -209,7 +209,7 @@ def advice_texts():
     for path in SOURCES:
         if path.relative_to(ROOT).parts[0] in ("evidence", "examples"):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             is_error = isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "error"
             if isinstance(node, ast.Raise) or is_error:
                 for text in texts_of(node):

@@ -1,26 +1,31 @@
 """Without torch, where only the packers' packages are installed, a command that needs it ends in one line with the way
 to get it."""
 
-import subprocess
 import sys
 
 import pytest
 
 from pack_data.reading.packages import load_package, package_of, require
+from tests.fresh import run_fresh
 from tests.imports import ROOT
 from tests.tiny_runs import tiny_config, tiny_data
 
+_WITHOUT = """
+import runpy, sys
+blocked, target, *arguments = sys.argv[1:]
+sys.modules.update(dict.fromkeys(blocked.split()))
+sys.argv = [target, *arguments]
+run = runpy.run_path if target.endswith(".py") else runpy.run_module
+run(target, run_name="__main__")
+"""
 
-def without(modules, target, arguments, *, script=False):
-    """Run a command as `python -m target` or `python target` does, in a process that cannot import these."""
-    blocked = [modules] if isinstance(modules, str) else list(modules)
-    how = "run_path" if script else "run_module"
-    code = (
-        f"import runpy, sys; sys.modules.update(dict.fromkeys({blocked!r})); "
-        f"sys.argv = [{target!r}, *{list(map(str, arguments))!r}]; "
-        f"runpy.{how}({target!r}, run_name='__main__')"
-    )
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+
+def without(rows):
+    """Run commands, each as `python -m target` or `python target` does, in a process that cannot import some modules.
+
+    rows: (modules, separated by spaces; target; arguments) of each command.
+    """
+    return run_fresh(_WITHOUT, [[modules, target, *arguments] for modules, target, arguments in rows])
 
 
 @pytest.fixture(scope="module")
@@ -42,52 +47,48 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_that_trains_names_torch(tiny, tmp_path, name):
-    target, arguments = COMMANDS[name]
+def test_a_command_that_trains_names_torch(tiny, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yml").write_text(tiny.read_text())
     places = {"TINY": tiny, "RUN": tmp_path / "run", "OUT": tmp_path / "out"}
-    done = without("torch", target, [places.get(each, each) for each in arguments], script=target.endswith(".py"))
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and "pip install torch" in done.stderr
+    rows = [
+        ("torch", target, [places.get(each, each) for each in arguments]) for target, arguments in COMMANDS.values()
+    ]
+    for name, done in zip(COMMANDS, without(rows)):
+        assert done.returncode == 2, (name, done)
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, (name, done)
+        assert "pip install torch" in done.stderr, (name, done)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "target, arguments",
-    [
-        ("run_pretraining.py", ["--config", "configs/packed_phase2_pod16.yml", "--plan", "--packing-factor", "2.0"]),
-        ("ipu_packed_bert", ["report", "--help"]),
-        ("evidence", []),
-    ],
-)
-def test_what_needs_no_torch_works_without(target, arguments):
-    done = without("torch", target, arguments, script=target.endswith(".py"))
-    assert done.returncode == 0, done.stderr
+def test_what_needs_no_torch_works_without():
+    plan = ["--config", "configs/packed_phase2_pod16.yml", "--plan", "--packing-factor", "2.0"]
+    rows = [("torch", "run_pretraining.py", plan), ("torch", "ipu_packed_bert", ["report", "--help"])]
+    for done in without([*rows, ("torch", "evidence", [])]):
+        assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "target, arguments, packages",
-    [
-        ("ipu_packed_bert", ["compare", "--plot", "OUT.png"], "matplotlib"),
-        ("ipu_packed_bert", ["look", "wikipedia_512", "--plot", "OUT.png"], "matplotlib"),
-        ("ipu_packed_bert", ["stream", "--plot", "OUT.svg"], "matplotlib"),
-        ("profiling/overhead_report.py", ["--html", "OUT.html"], "matplotlib jinja2"),
-        ("ipu_packed_bert", ["look", "wikipedia_512", "--html", "OUT.html"], "matplotlib jinja2"),
-        (
-            "run_pretraining.py",
-            [*"--config packed_phase2_pod16 --whole --engine host --out OUT".split()],
-            "safetensors",
-        ),
-    ],
-)
-def test_a_command_that_writes_names_what_is_missing_before_it_works(tmp_path, target, arguments, packages):
-    arguments = [each.replace("OUT", str(tmp_path / "out")) for each in arguments]
-    done = without(packages.split(), target, arguments, script=target.endswith(".py"))
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: ") and done.stderr.endswith(f": pip install {packages}\n")
-    assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+# Command that writes OUT -> the packages that it needs for that.
+WRITES = {
+    "ipu_packed_bert compare --plot OUT.png": "matplotlib",
+    "ipu_packed_bert look wikipedia_512 --plot OUT.png": "matplotlib",
+    "ipu_packed_bert stream --plot OUT.svg": "matplotlib",
+    "profiling/overhead_report.py --html OUT.html": "matplotlib jinja2",
+    "ipu_packed_bert look wikipedia_512 --html OUT.html": "matplotlib jinja2",
+    "run_pretraining.py --config packed_phase2_pod16 --whole --engine host --out OUT": "safetensors",
+}
+
+
+def test_a_command_that_writes_names_what_is_missing_before_it_works(tmp_path):
+    rows = []
+    for line, packages in WRITES.items():
+        target, *arguments = line.replace("OUT", str(tmp_path / "out")).split()
+        rows.append((packages, target, arguments))
+    for (packages, *row), done in zip(rows, without(rows)):
+        assert done.returncode == 2 and done.stdout == "", (row, done)
+        assert done.stderr.startswith("error: ") and done.stderr.endswith(f": pip install {packages}\n"), (row, done)
+        assert done.stderr.count("\n") == 1, (row, done)
+    assert not list(tmp_path.iterdir())
 
 
 def test_all_that_is_missing_is_named_at_once(monkeypatch):

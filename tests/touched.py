@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.imports import ROOT, SOURCES, module_name, modules_imported_by
+from tests.imports import ROOT, SOURCES, imported_modules, module_name, tree_of
 
 TESTS = ROOT / "tests"
 TEST_FILES = sorted(TESTS.rglob("test_*.py"))
@@ -43,8 +43,7 @@ def _public_names():
     for name, path in MODULES.items():
         if path.name != "__init__.py":
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        blocks = [node for node in tree.body if isinstance(node, ast.If)]
+        blocks = [node for node in tree_of(path).body if isinstance(node, ast.If)]
         for statement in sum((block.body for block in blocks), []):
             if isinstance(statement, ast.ImportFrom):
                 public_name = statement.names[0].asname
@@ -76,13 +75,12 @@ def _named_in(tree, *, follows_texts):
 def _imported_files(path):
     """Return the files that a file imports at run time or names in a text, with the `__init__.py` of their packages."""
     reached = set()
-    source = path.read_text(encoding="utf-8")
-    names = set(modules_imported_by(source, without=("TYPE_CHECKING",)))
+    names = set(imported_modules(path, without=("TYPE_CHECKING",)))
     # A package loads its public names when they are first used.
     if path.name != "__init__.py":
         # A message of the product may advise a command; a test may start it, a fixture does not.
         follows_texts = TESTS in path.parents and path.name != "conftest.py"
-        named = set(_named_in(ast.parse(source), follows_texts=follows_texts))
+        named = set(_named_in(tree_of(path), follows_texts=follows_texts))
         places = _public_names()
         names |= {places[name] for name in places.keys() & (names | named)}
         names |= named & MODULES.keys()
@@ -115,7 +113,7 @@ def closure(test_file):
 def _words(path):
     """Return the words of a program's texts: parts of paths, and patterns of file names."""
     words = set()
-    for text in _texts(ast.parse(path.read_text(encoding="utf-8"))):
+    for text in _texts(tree_of(path)):
         words.update(_WORD.findall(text))
     return words
 
