@@ -9,22 +9,24 @@ from tests.tiny_runs import not_drawn, tiny_config, tiny_data
 
 @pytest.fixture(scope="session", autouse=True)
 def picture_of_a_run():
-    """No run draws its picture, but for those of a test that asks for the fixture `pictures`; gives what draws it."""
+    """No run draws its picture, but for those of a test that asks for the fixture `pictures`."""
     # Not imported: most tests make no run, and the module leads to most of the package.
     summary = sys.modules.get("ipu_packed_bert.training.summary")
     if summary is None:
-        yield None
+        yield
         return
     draw = summary.draw_curves
     summary.draw_curves = not_drawn
-    yield draw
+    yield
     summary.draw_curves = draw
 
 
 @pytest.fixture
 def pictures(picture_of_a_run, monkeypatch):
     """Runs draw their picture, as they do for users."""
-    monkeypatch.setattr(sys.modules["ipu_packed_bert.training.summary"], "draw_curves", picture_of_a_run)
+    # From its own module: tests of another directory, which has this fixture too, may have replaced it in the summary.
+    draw = sys.modules["ipu_packed_bert.training.picture"].draw_curves
+    monkeypatch.setattr(sys.modules["ipu_packed_bert.training.summary"], "draw_curves", draw)
 
 
 @pytest.fixture(scope="session")
