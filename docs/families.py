@@ -29,8 +29,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from evidence.writer import markdown
 from pack_data.cli.terminal import progress_bar
-from pack_data.display.table import markdown
 from pack_data.reading.fields import one_line
 from padding_free.attention import NAME
 from padding_free.choice import use_padding_free

@@ -16,8 +16,7 @@ import numpy as np
 
 from evidence import leaks_trl
 from evidence.runner import Cell, Row, Runner
-from evidence.writer import Part, Shown, small
-from pack_data.display.table import markdown
+from evidence.writer import Part, Shown, markdown, small
 from pack_data.reading.fields import one_line
 from pack_data.reading.words import counted
 

@@ -24,7 +24,6 @@ import numpy as np
 from evidence.runner import Cell, read_results
 from evidence.statistics import Interval
 from pack_data.display.picture import Axis, Bars, Line, Lines, Picture, Series, write
-from pack_data.display.table import markdown
 
 # ---- numbers in words ------------------------------------------------------------------------------------------------
 
@@ -42,6 +41,18 @@ def small(value: float) -> str:
     if value == 0 or math.isnan(value):
         return "0"
     return f"{value:.1e}"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table, padded so that it also reads as text; all but the first column stand flush right."""
+    columns = []
+    for number, cells in enumerate(zip(header, *rows)):
+        width = max(map(len, cells))
+        pad = str.rjust if number else str.ljust
+        heading, *padded = [pad(cell, width) for cell in cells]
+        rule = "-" * (width - 1) + (":" if number else "-")
+        columns.append([heading, rule, *padded])
+    return "".join(f"| {' | '.join(row)} |\n" for row in zip(*columns))
 
 
 # ---- the parts of an experiment's page -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from ipu_packed_bert.run_files.folder import read_log
 from ipu_packed_bert.training.trackers import Tracker
-from pack_data.display.table import plain
+from pack_data.display.lines import plain
 from pack_data.reading.durable import not_through_links, sync_file, sync_folder, write_atomically
 from pack_data.reading.fields import one_line
 

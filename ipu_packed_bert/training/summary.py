@@ -19,7 +19,8 @@ from ipu_packed_bert.training.loop import Outcome
 from ipu_packed_bert.training.picture import draw_curves
 from ipu_packed_bert.training.prepared import Prepared, resume_command
 from pack_data.cli.command import NotFinite, runnable
-from pack_data.display.table import plain, text_table
+from pack_data.display.lines import plain
+from pack_data.display.table import text_table
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import one_line
 from pack_data.reading.words import counted

@@ -22,8 +22,9 @@ from ipu_profiling.report import DEFAULT, FIGURES, TABLES, figures, paper, pictu
 from ipu_profiling.report.breakdown import breakdown
 from ipu_profiling.report.headline import Headline, headline
 from pack_data import sort
+from pack_data.display.lines import wrapped
 from pack_data.display.page import Page
-from pack_data.display.table import Table, wrapped
+from pack_data.display.table import WIDTH, Table
 from pack_data.lengths.options import histogram_from
 from pack_data.packers import get_packer
 
@@ -217,7 +218,7 @@ class Report:
         if any(table.name not in _WITHOUT_MODEL for table in self.tables):
             lines: List[str] = []
             for words in self._words():
-                lines += wrapped(words)
+                lines += wrapped(words, width=WIDTH)
             parts.append("\n".join(lines))
         return "\n\n".join(parts)
 

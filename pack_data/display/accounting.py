@@ -5,12 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Union
 
-from pack_data.display.facts import (
-    Facts,
-    number,
-    printed,
-    quantities,
-)
+from pack_data.display.facts import Facts, number, printed, quantities
 from pack_data.display.picture import packing_bars, write
 from pack_data.packing.packing import Packing, of_at_most
 from pack_data.reading.words import counted
@@ -29,16 +24,10 @@ def table(packing: Packing, name: str = "") -> str:
     Returns:
         An underlined title, and one line for each quantity.
     """
-    return printed(accounting(packing, name))
+    return printed(_facts(packing, name))
 
 
-def accounting(packing: Packing, name: str = "") -> Facts:
-    """Return the quantities of a packing.
-
-    Args:
-        packing: what to describe.
-        name: name of the histogram, for the title.
-    """
+def _facts(packing: Packing, name: str) -> Facts:
     D = packing.max_sequences_per_pack
     depth = f"at most {D} sequences"
     if D is None:

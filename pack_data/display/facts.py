@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
-from itertools import takewhile
+import sys
 from numbers import Integral, Real
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+from pack_data.display.lines import GAP, ShownColumn, plain, table_lines, wrapped
 from pack_data.store.quantities import quantity_of
 
-WIDTH = 100  # characters of a printed line
-_GAP = "  "  # between columns
 _INDENT = "  "  # of accounts and notes
 _LONGEST_SYMBOL = 3  # letters of a unit in a heading, such as s, MiB or %; longer ones stand below
 _MOST_PLAIN = 1e4  # numbers from here on are shown without decimals, never with an exponent
@@ -129,7 +127,7 @@ def number(value: Any, unit: str = "") -> str:
     return format(float(value), form)
 
 
-def shown(fact: Fact) -> str:
+def _shown(fact: Fact) -> str:
     """Return the text of a value, without its unit.
 
     With an interval it is `1.1, 1.0 to 2.8`, or `1.1 exact` if the interval is the value.
@@ -150,7 +148,7 @@ def shown(fact: Fact) -> str:
     return f"{text}, {number(low, fact.unit)} to {number(high, fact.unit)}"
 
 
-def unit_of(fact: Fact) -> str:
+def _unit_of(fact: Fact) -> str:
     """Return the unit as it is shown beside a number; empty if the name states it."""
     if fact.unit == fact.name or not _is_number(fact):
         return ""
@@ -190,42 +188,7 @@ def _values(row: _Row) -> Dict[str, Any]:
     return values
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it: null for what is not finite, lists for tuples, Python's numbers for NumPy's."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return value
-    if isinstance(value, Integral):
-        return int(value)
-    return float(value) if math.isfinite(value) else None
-
-
 # ---- columns ---------------------------------------------------------------------------------------------------------
-
-
-class ShownColumn(NamedTuple):
-    """A column as it is shown.
-
-    key: of its values. values: as JSON has them. is_number: flush right. is_label: repeated if the table does not fit
-    into a line.
-    """
-
-    key: str
-    heading: str
-    cells: Sequence[str]
-    values: Sequence[Any]
-    is_number: bool = False
-    is_label: bool = False
-
-    def padded(self) -> List[str]:
-        """Return heading and cells, all as long as the longest."""
-        texts = [self.heading, *self.cells]
-        width = max(map(len, texts))
-        pad = str.rjust if self.is_number else str.ljust
-        return [pad(text, width) for text in texts]
 
 
 def columns_of(facts: Facts) -> List[ShownColumn]:
@@ -242,7 +205,7 @@ def columns_of(facts: Facts) -> List[ShownColumn]:
         if len({(fact.name, fact.unit) for fact in named}) > 1:
             raise ValueError(f"{facts.title}: {key}: two names or units; pass one for all rows")
         first = named[0]
-        symbol = max(map(unit_of, named))
+        symbol = max(map(_unit_of, named))
         columns.append(
             ShownColumn(
                 key,
@@ -265,18 +228,18 @@ def _by_key(facts: Facts) -> Dict[str, List[Optional[Fact]]]:
 def _cell(fact: Fact) -> str:
     """Return the text of a cell of a table: the value and its note."""
     note = _remark(fact)
-    return f"{shown(fact)} ({note})" if note else shown(fact)
+    return f"{_shown(fact)} ({note})" if note else _shown(fact)
 
 
 def _columns_of_account(row: _Row) -> List[ShownColumn]:
     facts = list(row.values())
-    abouts = [", ".join(filter(None, (unit_of(fact), _remark(fact)))) for fact in facts]
+    abouts = [", ".join(filter(None, (_unit_of(fact), _remark(fact)))) for fact in facts]
     return [
         ShownColumn("what", "what", [fact.name for fact in facts], list(row)),
         ShownColumn(
             "value",
             "value",
-            list(map(shown, facts)),
+            list(map(_shown, facts)),
             [plain(fact.value) for fact in facts],
             is_number=all(map(_is_number, facts)),
         ),
@@ -293,7 +256,7 @@ def notes_of(facts: Facts) -> List[str]:
 
 
 def _long_unit(fact: Fact) -> str:
-    unit = unit_of(fact)
+    unit = _unit_of(fact)
     return unit if len(unit) > _LONGEST_SYMBOL else ""
 
 
@@ -320,75 +283,20 @@ def printed(facts: Facts) -> str:
     if isinstance(facts.rows, Mapping):
         lines += _account(columns)
     else:
-        lines += _table(columns)
+        lines += table_lines(columns)
     for note in notes_of(facts):
         lines += wrapped(note, _INDENT)
     return "\n".join(lines)
 
 
-def wrapped(words: str, head: str = "") -> List[str]:
-    """Break a sentence at `WIDTH`.
-
-    Args:
-        words: the sentence.
-        head: stands before its first line; blanks as long stand before all others.
-    """
-    lines = textwrap.wrap(
-        words,
-        WIDTH,
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return lines or [head.rstrip()]
-
-
 def _account(columns: Sequence[ShownColumn]) -> List[str]:
-    """Return a line for each fact, without headings; the last column that is not empty is wrapped."""
-    *others, last = (column._replace(heading="") for column in columns if any(column.cells))
-    heads = zip(*(column.padded()[1:] for column in others))
+    """Return a line for each fact, without headings; the last column is wrapped: the notes, or else the values."""
+    what, value, about = (column._replace(heading="") for column in columns)
+    *others, last = [what, value, about] if any(about.cells) else [what, value]
+    # Without a limit, because the last column begins where the longest of these ends.
+    _, *heads = table_lines(others, width=sys.maxsize)
+    width = max(map(len, heads), default=0)
     lines = []
     for head, words in zip(heads, last.cells):
-        lines += wrapped(words, _INDENT + "".join(cell + _GAP for cell in head))
+        lines += wrapped(words, _INDENT + head.ljust(width) + GAP)
     return lines
-
-
-def _table(columns: Sequence[ShownColumn]) -> List[str]:
-    """Return the rows; columns that do not fit into a line stand below, after the labels again."""
-    labels = list(takewhile(lambda column: column.is_label, columns))
-    if len(labels) == len(columns):
-        labels = labels[:1]
-    texts = [column.padded() for column in columns]
-    labelled = texts[: len(labels)]
-    blocks = [list(labelled)]
-    for cells in texts[len(labels) :]:
-        width = sum(len(column[0]) + len(_GAP) for column in (*blocks[-1], cells))
-        if width > WIDTH + len(_GAP) and len(blocks[-1]) > len(labels):
-            blocks.append(list(labelled))
-        blocks[-1].append(cells)
-
-    lines: List[str] = []
-    for block in blocks:
-        if lines:
-            lines.append("")
-        lines += [_GAP.join(cells).rstrip() for cells in zip(*block)]
-    return lines
-
-
-# ---- Markdown --------------------------------------------------------------------------------------------------------
-
-
-def markdown(facts: Facts) -> str:
-    """Return a Markdown table that also reads as text, and the notes; without the title."""
-    columns = []
-    for column in columns_of(facts):
-        escaped = [cell.replace("|", "\\|") for cell in column.cells]
-        heading, *cells = column._replace(cells=escaped).padded()
-        rule = "-" * len(heading)
-        if column.is_number:
-            rule = f"{rule[1:]}:"
-        columns.append([heading, rule, *cells])
-    lines = [f"| {' | '.join(cells)} |\n" for cells in zip(*columns)]
-    notes = [f"\n{note}\n" for note in notes_of(facts)]
-    return "".join([*lines, *notes])

@@ -1,4 +1,4 @@
-"""Tables: one value for a terminal, Markdown, CSV, JSON and pages; and columns of plain text.
+"""Tables: one value for a terminal, JSON and pages; and columns of plain text.
 
 A `Table` has rows of values, and columns with the format and the source of their values.
 """
@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 from numbers import Real
 from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from pack_data.display import lines as text
+from pack_data.display.lines import GAP, ShownColumn, table_lines, wrapped
 
 # Where the numbers of a column come from.
 HARDWARE = "hardware"
@@ -31,8 +34,6 @@ _SOURCES = {
     PUBLISHED: "measured and published by others",
 }
 WIDTH = 110  # characters of a printed line
-_GAP = "  "  # between columns
-_ROOM = WIDTH + len(_GAP)  # of columns, each with a gap behind it
 _LETTERS = "abcdefghijkl"  # marks of sources
 _MOST_LETTERS = 40  # of a line in a cell of words, if the table is wider than a line
 _MOST_PLAIN = 1e4  # numbers from here on are shown without decimals, never with an exponent
@@ -190,44 +191,17 @@ class Table(NamedTuple):
             lines += _lines_of(table)
             notes = [note for note in table.notes if note not in said]
             for note in (*table.source_note(), *notes):
-                lines += wrapped(note, "  ")
+                lines += wrapped(note, "  ", WIDTH)
         said.update(self.notes)
         return "\n".join(lines)
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: the value of a cell, null for what is not finite, lists for tuples."""
-    if isinstance(value, Cell):
-        return plain(value.value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
+    """Return a value as JSON has it; of a cell, its value."""
+    return text.plain(value.value if isinstance(value, Cell) else value)
 
 
 # ---- lines of text ---------------------------------------------------------------------------------------------------
-
-
-def wrapped(line: str, indent: str = "") -> List[str]:
-    """Break a line at `WIDTH`; all lines keep its indentation."""
-    words = line.lstrip(" ")
-    indent += " " * (len(line) - len(words))
-    return textwrap.wrap(
-        words, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False
-    )
-
-
-class _TextColumn(NamedTuple):
-    cells: List[str]  # the heading first
-    is_left: bool  # flush left
-    is_label: bool  # repeated if the table does not fit into a line
-
-    @property
-    def width(self) -> int:
-        return max(map(len, self.cells)) + len(_GAP)
 
 
 def _lines_of(table: Table) -> List[str]:
@@ -236,45 +210,31 @@ def _lines_of(table: Table) -> List[str]:
     columns = []
     for column in table.columns:
         mark = marks.get(column.source)
-        heading = f"{column.title}[{mark}]" if mark and column.title else column.title
-        cells = [heading] + [column.shown(row) for row in table.rows]
-        is_label = not column.form and column.source in ("", CONFIGURED)
-        columns.append(_TextColumn(cells, not column.form, is_label))
-    if sum(column.width for column in columns) > _ROOM:
+        columns.append(
+            ShownColumn(
+                column.key,
+                f"{column.title}[{mark}]" if mark and column.title else column.title,
+                [column.shown(row) for row in table.rows],
+                is_number=bool(column.form),
+                is_label=not column.form and column.source in ("", CONFIGURED),
+            )
+        )
+    widths = [max(map(len, (column.heading, *column.cells))) for column in columns]
+    if sum(widths) + len(GAP) * (len(widths) - 1) > WIDTH:
         columns = _folded(columns)
-
-    labels = list(takewhile(lambda column: column.is_label, columns))
-    if len(labels) == len(columns):
-        labels = []
-    room_beside_labels = _ROOM - sum(label.width for label in labels)
-    blocks = [list(labels)]
-    room = room_beside_labels
-    for text_column in columns[len(labels) :]:
-        if text_column.width > room and len(blocks[-1]) > len(labels):
-            blocks.append(list(labels))
-            room = room_beside_labels
-        blocks[-1].append(text_column)
-        room -= text_column.width
-
-    lines: List[str] = []
-    for number, block in enumerate(blocks):
-        if number:
-            lines.append("")
-        left = [place for place, column in enumerate(block) if column.is_left]
-        lines += text_table(list(zip(*(column.cells for column in block))), left=left)
-    return lines
+    return table_lines(columns, WIDTH)
 
 
-def _folded(columns: Sequence[_TextColumn]) -> List[_TextColumn]:
+def _folded(columns: Sequence[ShownColumn]) -> List[ShownColumn]:
     """Break the long cells of words over several lines."""
     rows: List[Tuple[str, ...]] = []
     for cells in zip(*(column.cells for column in columns)):
         broken = []
         for column, cell in zip(columns, cells):
-            lines = textwrap.wrap(cell, _MOST_LETTERS) or [""] if column.is_left else [cell]
+            lines = [cell] if column.is_number else textwrap.wrap(cell, _MOST_LETTERS) or [""]
             broken.append(lines)
         rows += zip_longest(*broken, fillvalue="")
-    return [column._replace(cells=list(cells)) for column, cells in zip(columns, zip(*rows))]
+    return [column._replace(cells=cells) for column, cells in zip(columns, zip(*rows))]
 
 
 def text_table(
@@ -289,7 +249,7 @@ def text_table(
     rows: cells [rows][columns]. left: the numbers of the columns that stand flush left; the others stand flush right.
     widths: characters of each column at least; None: as the widest cell needs. indent: stands before each line.
     """
-    return [(indent + _GAP.join(cells)).rstrip() for cells in _padded(rows, left, widths)]
+    return [(indent + GAP.join(cells)).rstrip() for cells in _padded(rows, left, widths)]
 
 
 def _padded(
@@ -308,11 +268,3 @@ def _padded(
         pad = str.ljust if number in left else str.rjust
         padded_columns.append([pad(cell, width) for cell in cells])
     return [list(row) for row in zip(*padded_columns)]
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, padded so that it also reads as text; all but the first column stand flush right."""
-    heading, *cells = _padded([header, *rows])
-    rule = ["-" * len(cell) for cell in heading]
-    rule[1:] = [dashes[:-1] + ":" for dashes in rule[1:]]
-    return "".join(f"| {' | '.join(row)} |\n" for row in (heading, rule, *cells))

@@ -6,17 +6,7 @@ import json
 import time
 from functools import partial
 from itertools import groupby, product
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -25,6 +15,7 @@ from pack_data.cli.command import (
     ArgumentParser,
     check_picture,
     count_from_zero,
+    depth_text,
     parse_depth,
     positive_int,
     positive_ints,
@@ -32,15 +23,7 @@ from pack_data.cli.command import (
 )
 from pack_data.cli.terminal import progress_bar
 from pack_data.cli.timing import timed
-from pack_data.display.facts import (
-    Fact,
-    Facts,
-    as_json,
-    depth_fact,
-    printed,
-    quantity,
-    shown,
-)
+from pack_data.display.facts import Fact, Facts, as_json, depth_fact, printed, quantity
 from pack_data.display.picture import Axis, Line, Lines, write
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.lengths.synthetic import synthetic_histogram
@@ -176,7 +159,7 @@ def _pictures(rows: Sequence[_Row]) -> List[Lines]:
             gaps = {row["buffer"].value: 100 * row["gap"].value for row in ours}
             buffers = sorted(gaps)
             y = tuple(gaps[buffer] for buffer in buffers)
-            lines.append(Line(f"depth {shown(depth)}", tuple(map(float, buffers)), y))
+            lines.append(Line(f"depth {depth_text(depth.value)}", tuple(map(float, buffers)), y))
         axes = Axis("sequences in the buffer", log=2), Axis("packs above the bound, %")
         pictures.append(Lines(stream, *axes, tuple(lines)))
     return pictures

@@ -1,4 +1,4 @@
-"""One list of facts: printed, as JSON and as Markdown it has the same values, and a unit decides how one is shown."""
+"""One list of facts: printed and as JSON it has the same values, and a unit decides how one is shown."""
 
 import math
 
@@ -6,20 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.display.facts import (
-    WIDTH,
-    Fact,
-    Facts,
-    as_json,
-    columns_of,
-    markdown,
-    number,
-    plain,
-    printed,
-    quantity,
-    shown,
-    unit_of,
-)
+from pack_data.display.facts import Fact, Facts, _shown, _unit_of, as_json, columns_of, number, printed, quantity
+from pack_data.display.lines import WIDTH, plain
 from pack_data.store.quantities import QUANTITIES
 
 UNITS = ["", "slots", "of the slots", "times", "s", "bytes", "rows of a very long unit"]
@@ -57,17 +45,17 @@ def test_every_form_has_the_same_values(rows, is_account):
     """And no printed line is too wide unless one cell is."""
     facts = Facts("Title", rows[0] if is_account else rows, ["A note."])
     stored = [as_json(facts)] if is_account else as_json(facts)
-    texts = [printed(facts), markdown(facts)]
+    text = printed(facts)
     for row, values in zip(rows, stored):
         for key, fact in row.items():
             assert values[key] == plain(fact.value)
             assert (f"{key}_lower" in values) == (fact.interval is not None)
-            unit = unit_of(fact) if isinstance(fact.value, float) else ""
-            words = " ".join([shown(fact), fact.name, fact.note, fact.source, unit]).split()
-            assert all(word in text for text in texts for word in words)
+            unit = _unit_of(fact) if isinstance(fact.value, float) else ""
+            words = " ".join([_shown(fact), fact.name, fact.note, fact.source, unit]).split()
+            assert all(word in text for word in words)
     cells = [cell for column in columns_of(facts) for cell in (column.heading, *column.cells)]
     widest = 2 * max(map(len, cells)) + 30
-    assert max(map(len, texts[0].splitlines())) <= max(WIDTH, widest)
+    assert max(map(len, text.splitlines())) <= max(WIDTH, widest)
 
 
 @pytest.mark.parametrize(
@@ -85,29 +73,40 @@ def test_every_form_has_the_same_values(rows, is_account):
     ],
 )
 def test_a_unit_decides_how_a_number_is_shown(value, unit, text):
-    assert number(value, unit) == text == shown(Fact("name", value, unit))
+    assert number(value, unit) == text == _shown(Fact("name", value, unit))
 
 
 def test_an_interval_stands_beside_its_value_and_low_comes_first():
-    assert shown(Fact("a", 1.14, "times", interval=(2.8, 0.97))) == "1.140, 0.970 to 2.800"
-    assert shown(Fact("a", 2, interval=(2, 2))) == "2 exact"
+    assert _shown(Fact("a", 1.14, "times", interval=(2.8, 0.97))) == "1.140, 0.970 to 2.800"
+    assert _shown(Fact("a", 2, interval=(2, 2))) == "2 exact"
 
 
 def test_an_account_has_a_line_for_each_fact():
-    row = {"packs": quantity("packs", 12), "gap": quantity("gap", 0, "optimal")}
+    packs = quantity("packs", 12)
+    gap = quantity("gap", 0, "optimal")
+    row = {"packs": packs, "gap": gap}
     lines = ["Packs", "-----", "  packs  12", "  gap     0  packs, optimal"]
     assert printed(Facts("Packs", row)).splitlines() == lines
 
 
+def test_an_account_of_nothing_and_of_empty_words():
+    assert printed(Facts("", {})) == ""
+    account = {"a": Fact("name", "")}
+    assert printed(Facts("", account)) == "  name"
+
+
 def test_labels_are_repeated_where_a_table_does_not_fit_into_a_line():
     names = {f"k{n}": Fact(f"heading {n}", 1.5, "times") for n in range(12)}
-    lines = printed(Facts("", [{"packer": Fact("packer", "spfhp"), **names}] * 2)).splitlines()
+    row = {"packer": Fact("packer", "spfhp"), **names}
+    lines = printed(Facts("", [row, row])).splitlines()
     assert sum(line.startswith("packer ") for line in lines) == 1 + lines.count("") == 2
     assert sum(line.count("1.500") for line in lines) == 24
 
 
 def test_a_column_has_one_name_and_one_unit():
-    rows = [{"time": Fact("time", 1, "s")}, {"time": Fact("time", 1, "ms")}]
+    seconds = Fact("time", 1, "s")
+    milliseconds = Fact("time", 1, "ms")
+    rows = [{"time": seconds}, {"time": milliseconds}]
     with pytest.raises(ValueError, match="Times: time"):
         printed(Facts("Times", rows))
 

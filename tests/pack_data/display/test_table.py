@@ -39,7 +39,9 @@ TABLE = Table("one", "A table", COLUMNS, ROWS, ("A note. " + "word " * 60,))
 
 def test_an_interval_is_one_cell_and_low_comes_first():
     lines = TABLE.text().splitlines()
-    assert lines[2].split("  ")[0] == "name" and "OH %[b]" in lines[2] and "paper[c]" in lines[2]
+    assert lines[2].split("  ")[0] == "name"
+    assert "OH %[b]" in lines[2]
+    assert "paper[c]" in lines[2]
     assert lines[3].split() == ["a", "1.50", "1.1,", "1.0", "to", "2.8", "4.3", "12.35"]
     assert lines[4].split() == ["b", "2.00", "-1.0,", "-1.1", "to", "-0.9", "-", "-"]
     assert lines[5].split() == ["c", "1.00", "508", "engines", ">>100", "-"]
@@ -48,15 +50,20 @@ def test_an_interval_is_one_cell_and_low_comes_first():
 
 def test_json_keeps_every_number():
     made = TABLE.to_json()
-    assert [column["key"] for column in made["columns"]] == [column.key for column in TABLE._every_column()]
-    assert {key: value for key, value in made["rows"][0].items() if value is not None} == ROWS[0]
+    keys = [column["key"] for column in made["columns"]]
+    assert keys == [column.key for column in TABLE._every_column()]
+    first = {key: value for key, value in made["rows"][0].items() if value is not None}
+    assert first == ROWS[0]
 
 
 def test_parts_stand_below_each_other_with_the_rows_that_they_have():
     parts = (Part("theirs", ("name", "p", "paper")), Part("ours", ("name", "overhead")))
     theirs, ours = TABLE._replace(parts=parts).printed()
-    assert [row["name"] for row in theirs.rows] == ["a", "c"] and [row["name"] for row in ours.rows] == ["a", "b", "c"]
-    assert theirs.name != ours.name and (theirs.notes, ours.notes) == ((), TABLE.notes)
+    assert [row["name"] for row in theirs.rows] == ["a", "c"]
+    assert [row["name"] for row in ours.rows] == ["a", "b", "c"]
+    assert theirs.name != ours.name
+    assert theirs.notes == ()
+    assert ours.notes == TABLE.notes
     assert TABLE._replace(parts=parts).to_json() == TABLE.to_json()
 
 
@@ -71,7 +78,8 @@ def test_no_line_is_too_wide_and_nothing_is_lost(seed):
     rows = []
     for place in range(4):
         words = ["w" * numbers.randint(1, 12) for _ in range(numbers.randint(1, 15))]
-        row = {"name": " ".join([str(place), *words]), "other": "o", "use": "used"}
+        name = " ".join([str(place), *words])
+        row = {"name": name, "other": "o", "use": "used"}
         for n in range(12):
             row[f"k{n}"] = numbers.random() * 10 ** numbers.randint(0, 9)
         rows.append(row)
