@@ -93,7 +93,7 @@ def test_the_page_of_contributing_names_these():
 
 @pytest.mark.slow
 def test_they_keep_the_laws_and_the_import_rules(contributed):
-    """In one process, which starts and collects once; an import rule is one test over all files."""
+    """In one process, which starts and collects once."""
     files = [
         "tests/pack_data/test_packers_laws.py",
         "tests/pack_data/formats/test_lines.py",
@@ -106,7 +106,7 @@ def test_they_keep_the_laws_and_the_import_rules(contributed):
         contributed[0], "-m", "pytest", "-n", "0", "-q", "-rA", "-p", "no:cacheprovider", *files, "-k", wanted
     )
     assert "SKIPPED" not in printed
-    for file, least in zip(files, (10, 2, 6, 2, 2)):
+    for file, least in zip(files, (10, 2, 8, 100, 2)):
         assert printed.count(f"PASSED {file}") >= least, file
 
 
