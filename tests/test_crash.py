@@ -15,7 +15,7 @@ from tests.kills import DRIVES, Drive, memory_folder
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="calls of pathlib are seen from Python 3.11 on")
 
 # Training forks from a process with threads of torch, which may wait without end: the command tries it.
-SAMPLE = {"build": 8, "replace": 12, "stages": 8, "convert": 4}
+SAMPLE = {"build": 20, "replace": 20, "stages": 20, "convert": 5}
 SLOW_SAMPLE = {"build": 120, "replace": 120, "stages": 120, "convert": 40}
 
 
@@ -74,7 +74,7 @@ def test_the_model_notices_whatever_is_not_synced(folder, monkeypatch, synced, i
         return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".part"}
 
     monkeypatch.setitem(DRIVES, "build", Drive(lambda folder: None, work, result))
-    states = try_states("build", folder, states=20, seed=0)
+    states = try_states("build", folder, states=60, seed=0)
     is_wrong = any(tried.wrong for tried in states)
     assert is_wrong != is_right
 
