@@ -1,19 +1,22 @@
 """Claims of the page: shown only if A/A passes and the control fails; the page has what the committed results show."""
 
 import re
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.ndimage import maximum_filter, minimum_filter
 
 from evidence import claims, figures
 from evidence.__main__ import main
 from evidence.runner import RESULTS, Cell, Results, Runner, read_results, write_results
-from evidence.statistics import Interval, holm
+from evidence.statistics import Interval, equivalence, holm, power, students
 from evidence.training_shown import OrderShown, UpdatesShown
 from tests.evidence import recompute
 from tests.imports import ROOT
 from tests.refusals import faults_of_refusals
+from tests.tolerances import PICTURES_APART
 
 PAGES = ROOT / figures.PICTURES
 
@@ -215,3 +218,78 @@ REFUSED = [
     ("main(['position_ids', '--size', 'quick', data, out])", ["gsm8k/train.jsonl.xz", "--data-dir"]),
     ("main(['fine_tuning', out])", ["--data-dir", "squad/"]),
 ]
+
+
+def read_png(path):
+    """Return the title of a picture and its pixels."""
+    image = pytest.importorskip("matplotlib.image", reason="needs matplotlib")
+    content = path.read_bytes()
+    start = content.index(b"tEXtTitle\0")
+    (length,) = struct.unpack(">I", content[start - 4 : start])
+    title = content[start + 4 :][:length]
+    return title.decode("latin-1"), image.imread(path)
+
+
+def share_elsewhere(pixels, others):
+    """Return the share of pixels whose colour is not between those of the other picture's pixels, 4 around."""
+    around = (9, 9, 1)
+    darker = pixels < minimum_filter(others, around) - 0.1
+    lighter = pixels > maximum_filter(others, around) + 0.1
+    return (darker | lighter).any(axis=2).mean()
+
+
+def test_a_committed_picture_shows_the_results(tmp_path):
+    pytest.importorskip(
+        "matplotlib", minversion="3.8", reason="3.7 draws other letters than the committed pictures have"
+    )
+    """One is drawn again: the same titles and size, and labels and curves in the same places."""
+    path = ROOT / figures.COMMITTED / "updates_topics.jsonl"
+    shown = figures.shown_by(path.stem)(path)
+
+    def curves(stem):
+        (drawn,) = [picture for picture in shown.draw(tmp_path, stem) if "curves" in picture.name]
+        return read_png(drawn)
+
+    title, pixels = curves("again_")
+    committed_title, committed_pixels = read_png(PAGES / "updates_topics_curves.png")
+    assert title == committed_title == "Title\0masked tokens; next sentence"
+    assert pixels.shape == committed_pixels.shape
+    assert share_elsewhere(pixels, committed_pixels) < PICTURES_APART
+    assert share_elsewhere(committed_pixels, pixels) < PICTURES_APART
+    # So small a part is the curve of an arm whose losses differ by 0.05 nats.
+    for seed in (11, 12, 13):
+        for row in shown.cells[Cell("no_mask", seed)]:
+            row["mlm_loss"] += 0.05
+    _, other_pixels = curves("other_")
+    assert share_elsewhere(other_pixels, committed_pixels) > PICTURES_APART
+
+
+@pytest.mark.slow
+def test_the_interval_of_some_values_is_students():
+    """95 % of Student's t with 2 degrees of freedom is 2.9200."""
+    interval = students([0.0, 1.0, 2.0])
+    assert interval.mean == 1.0
+    assert interval.high - 1 == pytest.approx(1 - interval.low) == pytest.approx(2.9200 / 3**0.5, abs=1e-4)
+    assert students([0.5]) == (0.5, -np.inf, np.inf, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("margin", [0.2, 0.3, 0.4])
+def test_a_p_value_below_5_percent_is_an_interval_within_the_margin(margin):
+    random = np.random.default_rng(0)
+    both = set()
+    for _ in range(300):
+        values = random.normal(0.1, 0.2, 4)
+        inside = students(values).within(margin)
+        assert (equivalence(values, margin) < 0.05) == inside
+        both.add(inside)
+    assert both == {True, False}
+    assert equivalence([0.1, float("nan")], 0.2) == 1.0  # of a run that diverged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deviation, margin, seeds", [(0.03, 0.05, 8), (0.01, 0.012, 6), (0.01, 0.025, 3)])
+def test_power_is_how_often_the_test_passes(deviation, margin, seeds):
+    draws = np.random.default_rng(1).normal(0, deviation, (4000, seeds))
+    passed = np.mean([equivalence(values, margin) < 0.05 for values in draws])
+    assert power(deviation, margin, seeds) == pytest.approx(passed, abs=0.03)  # four standard errors of 4,000 draws

@@ -4,6 +4,7 @@ Each in a process of its own, which imports the stand-ins of `tests/fakes/instal
 All are slow: `make test` runs the suite and such commands in its own process, without a package on the path.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import yaml
 
 from ipu_packed_bert.run_files.folder import read_log
 from tests import on_ipus
-from tests.fine_tuning_files import PIPELINE
+from tests.fine_tuning_files import PIPELINE, tiny_checkpoint, training_file
+from tests.fine_tuning_files import tiny_config as fine_tuning
 from tests.imports import ROOT
 from tests.tiny_runs import tiny_data, tiny_settings
 
@@ -121,3 +123,19 @@ def test_a_poptorch_for_torch_1_13_is_refused(tmp_path, version, refused):
     status, _, error = packed_bert("pretrain", *config, folder=tmp_path, path=[tmp_path])
     assert status == 2 and error.count("\n") == 1
     assert (version in error and "torch 1.13.1" in error and "SDK 3.4" in error) == refused, error
+
+
+def test_fine_tuning_and_prediction(tmp_path):
+    checkpoint = tiny_checkpoint(tmp_path / "bert")
+    training = training_file(tmp_path, "single_label")
+    sections = {"engine": {"half_weights": False, "loss_scaling": 16.0}, "placement": PIPELINE, "run": {"epochs": 1}}
+    sections["batch"] = {"sequences_per_update": 24, "micro_batch": 2}
+    config = fine_tuning(checkpoint, training, task="single_label", **sections)
+    (tmp_path / "pod.yml").write_text(config.to_yaml())
+    words = ("finetune", "--config", "pod.yml", "--engine", "ipu", "--out", "run")
+    status, out, error = packed_bert(*words, folder=tmp_path)
+    assert status == 0 and "IPU hardware: 4 IPUs (2 x 2)" in out, error
+    status, out, error = packed_bert("predict", "run", training, "--out", "found.jsonl", folder=tmp_path)
+    assert status == 0, error
+    lines = (tmp_path / "found.jsonl").read_text().splitlines()
+    assert len(lines) == 40 and all(isinstance(json.loads(line), dict) for line in lines)

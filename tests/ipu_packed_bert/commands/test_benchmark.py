@@ -11,8 +11,10 @@ from ipu_packed_bert.benchmarks import packed
 from ipu_packed_bert.benchmarks.layouts import LAYOUTS, HuggingFaceSide
 from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
 from ipu_packed_bert.commands.benchmark import main
+from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
 from ipu_packed_bert.settings.schema import EngineConfig, LossConfig, ModelConfig
+from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from tests.graphs import count_graphs
@@ -188,3 +190,42 @@ def test_it_says_that_the_sides_are_compiled(capsys, monkeypatch, tmp_path):
     options = "--packs 2 --precision float32 --threads 1 --packer spfhp --compile"
     assert main(options_of(tmp_path, "64,5 40,9 24,9", options)) == 0
     assert "compiled" in capsys.readouterr().out
+
+
+def test_both_sides_hold_the_same_sequences(work):
+    def sequences(batch):
+        numbers = batch["input_mask"]
+        return sorted(
+            tuple(ids[mask == number]) for ids, mask in zip(batch["input_ids"], numbers) for number in set(mask) - {0}
+        )
+
+    assert sequences(work.packed) == sequences(work.unpacked)
+    assert len(sequences(work.packed)) == work.sequences == len(work.unpacked["input_ids"])
+    assert sum(map(len, sequences(work.packed))) == work.tokens
+    assert work.packing_factor == work.sequences / 6 > 1.2
+    assert work.sequences % 2 == 0
+
+
+def test_the_sorted_rival_does_the_same_work(work):
+    """Hugging Face's BERT, a token budget, heads on masked tokens alone: the loss of our packs in float64."""
+    pytest.importorskip("transformers", minversion="4.48", reason="needs transformers 4.48 or newer")
+    config = config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2, dropout=0.0)
+    engine = HostEngine(config, Pretraining(config), packing_factor=work.packing_factor)
+    forwards = LAYOUTS["sorted"].lay_out(work.unpacked, 2 * work.slots)
+    shapes = [tuple(each.inputs["input_ids"].shape) for each in forwards]
+    assert sum(rows for rows, _ in shapes) == work.sequences
+    assert all(rows * slots <= 128 for rows, slots in shapes)
+    assert [slots for _, slots in shapes] == sorted(slots for _, slots in shapes)
+    rival = HuggingFaceSide(config, engine.weights(), forwards, torch.device("cpu"), "sdpa")
+    engine.model.double()
+    rival._model.double()
+    rows = len(work.packed["input_ids"])
+    batch = work.packed
+    ours = engine.model(*(torch.from_numpy(batch[name]) for name in BATCH_FIELDS)).loss * 2 / rows
+    # The scales are float32.
+    assert rival() == pytest.approx(float(ours.detach()), rel=1e-6)
+    # Sequences of 40 and of 8 tokens agree in length somewhere: those batches have no mask.
+    masked = ["attention_mask" in each.inputs for each in forwards]
+    assert any(masked)
+    assert not all(masked)
+    assert all(each.inputs["attention_mask"].min() == 0 for each in forwards if "attention_mask" in each.inputs)

@@ -13,6 +13,7 @@ import yaml
 
 from ipu_packed_bert.commands import finetune
 from ipu_packed_bert.data.global_batches import GlobalBatches
+from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.model.hugging_face import read_folder
 from ipu_packed_bert.run_files.checkpoints import load_checkpoint, newest_checkpoint
 from ipu_packed_bert.run_files.folder import read_log
@@ -223,3 +224,25 @@ def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task)
     metrics = set(scores[0]) - {"step", "seconds"}
     assert len(metrics) > 2
     assert all(scores[0][name] == scores[1][name] for name in metrics)
+
+
+def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, capsys, monkeypatch):
+    run = tmp_path / "run"
+    config = written(tmp_path, checkpoint, run={"checkpoint_every": 1, "evaluate_every": 1})
+    step = HostEngine.step
+
+    def breaking(engine, batch, rate):
+        update = step(engine, batch, rate)
+        if engine.optimizer.param_groups[0]["step"] == 3:
+            with torch.no_grad():
+                next(engine.model.parameters())[0, 0] = float("nan")
+        return update
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HostEngine, "step", breaking)
+        assert command("--config", config, "--out", run, "--set", "optimizer.warmup_fraction=0.0") == 3
+    error = capsys.readouterr().err
+    assert error.startswith("error: update 3: the held-out loss is nan")
+    assert error.count("\n") == 1
+    assert load_checkpoint(newest_checkpoint(run / "checkpoints")).step == 2
+    assert command("--resume", run) == 0

@@ -1,5 +1,7 @@
 """The command line when things go wrong: kill -9 at any moment, damaged files, settings that cannot be."""
 
+import json
+import math
 import shutil
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import yaml
 
 from ipu_packed_bert import __main__ as packed_bert
 from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_files import checkpoints as checkpoint
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
 from ipu_packed_bert.run_files.folder import LOG, read_log
@@ -130,3 +133,63 @@ def test_a_full_disk_ends_a_run_which_resumes_as_if_nothing_had_happened(tiny, t
     newest = [checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("undisturbed", "run")]
     expected, other = (load_checkpoint(checkpoint).engine["model"] for checkpoint in newest)
     assert all(torch.equal(other[name], tensor) for name, tensor in expected.items())
+
+
+def not_finite(capsys, *arguments):
+    """The error of a training that must end with status 3."""
+    assert run_main(pretrain.main, list(arguments)) == 3
+    text = capsys.readouterr().err
+    assert text.startswith("error: update ")
+    assert text.count("\n") == 1
+    return text
+
+
+def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
+    folder = tmp_path / "run"
+    pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "6"])
+    older, newest = checkpoints(folder / "checkpoints")
+    before = losses(folder)
+    weights = load_checkpoint(newest).engine["model"]
+    moments = newest / "optimizer.safetensors"
+    moments.write_bytes(moments.read_bytes()[:-200])
+    capsys.readouterr()
+    assert pretrain.main(["--resume", str(folder), "--steps", "6"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "is damaged" in line]
+    assert str(newest) in line
+    assert "optimizer.safetensors" in line
+    assert older.name in line
+    assert losses(folder) == before
+    again = load_checkpoint(newest).engine["model"]  # made again, in its place
+    assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
+
+
+@pytest.mark.parametrize("every", [1, 5])  # saved right after the update that broke the weights, and later
+def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_path, capsys, monkeypatch, every):
+    folder = tmp_path / "run"
+    original = HostEngine.step
+    made = []
+
+    def breaking(engine, batch, rate):
+        result = original(engine, batch, rate)
+        made.append(result.loss)
+        if len(made) == 4:
+            with torch.no_grad():
+                next(engine.model.parameters())[0, 0] = float("inf")
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostEngine, "step", breaking)
+        options = ["--set", f"run.checkpoint_every={every}", "--set", "run.evaluate_every=0"]
+        text = not_finite(capsys, "--config", tiny, "--out", str(folder), *options)
+    assert all(math.isfinite(loss) for loss in made[:4])
+    if every == 1:
+        assert text.startswith("error: update 4: model bert.")
+        assert len(made) == 4
+        assert [load_checkpoint(path).step for path in checkpoints(folder / "checkpoints")] == [2, 3]
+        assert pretrain.main(["--resume", str(folder)]) == 0
+    else:
+        assert "update 5: the loss is nan and the gradient norm is nan; no checkpoint was saved" in text
+        assert not checkpoints(folder / "checkpoints")
+        last = json.loads((folder / LOG).read_text().split("\n")[4], parse_constant=pytest.fail)  # strict JSON
+        assert last["step"] == 5
+        assert last["loss"] is None

@@ -12,13 +12,17 @@ import pytest
 import torch
 import yaml
 
+from ipu_packed_bert import __main__ as packed_bert
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.loading import load_config
+from ipu_packed_bert.training import pretraining
+from ipu_packed_bert.training import run as training
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore
+from tests.pack_data.text_corpus import write_corpus
 from tests.pretraining import global_batches, host_engine
 
 STEPS = 12
@@ -174,3 +178,49 @@ def test_the_same_line_starts_a_run_and_goes_on_with_it(tiny, undisturbed, tmp_p
     assert pretrain.main(line) == 0  # done
     assert "has already made its 12 updates" in capsys.readouterr().out
     assert run_main(pretrain.main, ["--config", tiny, "--resume-if-there"]) == 2
+
+
+def test_two_processes_cannot_write_one_run(tiny, tmp_path, monkeypatch, capsys):
+    """A second run or resumption, started while the first one trains, is refused; the first one is undisturbed."""
+    folder = tmp_path / "run"
+    original = HostEngine.step
+    met = []
+
+    def meeting(engine, batch, rate):
+        if not met and checkpoints(folder / "checkpoints"):
+            with monkeypatch.context() as patch:  # it is refused before anything costly
+                patch.setattr(pretraining, "open_packs", lambda *_, **__: pytest.fail("the data set was opened"))
+                patch.setattr(training, "load_newest", lambda *_: pytest.fail("a checkpoint was read"))
+                met.append(run_main(pretrain.main, ["--resume", str(folder)]))
+        return original(engine, batch, rate)
+
+    monkeypatch.setattr(HostEngine, "step", meeting)
+    assert pretrain.main(["--config", tiny, "--out", str(folder)]) == 0
+    error = f"error: {folder}: another process writes this run; wait for it (process {os.getpid()} on "
+    text = capsys.readouterr().err
+    assert met == [2]
+    assert text.startswith(error)
+    assert text.count("\n") == 1
+    steps = [record["step"] for record in read_log(folder / LOG)]
+    assert steps == list(range(1, STEPS + 1))
+
+
+def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monkeypatch):
+    corpus = write_corpus(tmp_path / "text", 30)
+    settings = yaml.safe_load(Path(tiny).read_text())
+    settings["data"].update(directory=str(tmp_path / "data"), corpus=str(corpus))
+    config = tmp_path / "missing.yml"
+    config.write_text(yaml.safe_dump(settings))
+    arguments = ["pretrain", "--config", str(config), "--steps", "2", "--set", "run.evaluate_every=0"]
+    assert packed_bert.main(arguments + ["--out", str(tmp_path / "one")]) == 0
+    assert f"{tmp_path / 'data'} is missing" in capsys.readouterr().out
+    assert packed_bert.main(arguments + ["--out", str(tmp_path / "two")]) == 0
+    assert "building" not in capsys.readouterr().out
+    assert results(tmp_path / "one") == results(tmp_path / "two")
+    others = ["--set", "data.packer=lpfhp", "--set", "data.seed=6", "--set", "batch.gradient_accumulation=500"]
+    place = str(tmp_path / "three")
+    arguments += [*others, "--out", place, "--steps", "1"]
+    assert packed_bert.main(arguments) == 0
+    third = capsys.readouterr().out
+    assert "packer spfhp (data.packer is lpfhp)" in third
+    assert "seed 5 (data.seed is 6)" in third

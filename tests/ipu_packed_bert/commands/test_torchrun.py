@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from datetime import timedelta
 from functools import partial
@@ -16,14 +17,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.commands import finetune, pretrain
 from ipu_packed_bert.commands.run_options import _train_with
 from ipu_packed_bert.processes import beats
 from ipu_packed_bert.processes.ranks import joined
 from ipu_packed_bert.run_files.checkpoints import newest_checkpoint
-from ipu_packed_bert.run_files.folder import CHECKPOINTS, LOG, read_log
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, EVALUATIONS, LOG, read_log
 from ipu_packed_bert.training import summary as run_summary
 from pack_data.cli.command import NotFinite, run_main
+from tests.fine_tuning_files import tiny_config as fine_tuning_config
+from tests.fine_tuning_files import tiny_table
 from tests.kill_ranks import differences, disturbed
 from tests.ranks_at_work import forking
 from tests.tiers import slow
@@ -281,3 +284,60 @@ def _stop_of_rank_1(processes):
 
 def test_all_stop_at_the_same_update():
     assert [status for status, _ in ended(_stop_of_rank_1)] == [signal.SIGUSR1] * 2
+
+
+def _fine_tune(file, out, processes):
+    # More rows than divide an update evenly: the run has fewer, and goes on by the same line.
+    sys.argv[1:] = ["--config", str(file), "--out", str(out), "--resume-if-there", "--set", "batch.micro_batch=3"]
+    return _train_with(finetune._start, finetune.parse(None), processes)
+
+
+def _told_to_end(tiny, out, processes):
+    told = []
+
+    def tell():
+        while _updates(out) <= 2:
+            time.sleep(0.02)
+        told.append(_updates(out))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=tell, daemon=True).start()
+    status = _run(tiny, out, processes, steps=1_000_000)
+    assert _updates(out) - told[0] < 20
+    return status
+
+
+def _updates(out):
+    log = out / LOG
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+def test_ranks_that_are_told_to_end_save_and_end_after_a_few_updates(tmp_path):
+    """torchrun kills ranks after 30 seconds."""
+    run = tmp_path / "run"
+    tiny = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
+    assert ended(partial(_told_to_end, tiny, run)) == [(143, ""), (143, "")]
+    assert newest_checkpoint(run / CHECKPOINTS).name == f"step_{len(read_log(run / LOG)):08d}"
+
+
+def test_fine_tuning_in_two_ranks_is_one_run(tmp_path):
+    table = tiny_table(tmp_path / "train.csv", "single_label")
+    config = fine_tuning_config(
+        None, table, task="single_label", batch={"micro_batch": 1}, optimizer={"learning_rate": 1.0e-4}
+    )
+    file = tmp_path / "tiny.yml"
+    alone = tmp_path / "alone"
+    run = tmp_path / "run"
+    file.write_text(config.to_yaml())
+    assert finetune.main(["--config", str(file), "--out", str(alone)]) == 0
+    for _ in range(2):  # the second time it is done, and only evaluated again
+        assert [status for status, _ in ended(partial(_fine_tune, file, run))] == [0, 0]
+    ours = read_log(alone / LOG)
+    theirs = read_log(run / LOG)
+    assert len(ours) == len(theirs) > 4
+    for one, two in zip(ours, theirs):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+        assert two["sequences"] == one["sequences"]
+    assert (run / "model").is_dir()
+    assert (run / "predictions.json").exists()
+    assert [record["step"] for record in read_log(run / EVALUATIONS)] == [len(theirs)]

@@ -5,12 +5,15 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.commands.first_build import build_missing
 from ipu_packed_bert.data import global_batches as global_batches_
 from ipu_packed_bert.data.data_sets import open_packs
 from ipu_packed_bert.data.global_batches import StoredPacks
 from ipu_packed_bert.settings.loading import load_config
+from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore
+from tests.ipu_packed_bert.commands.test_resume import results, stop_at
 from tests.pretraining import global_batches
 from tests.tiny_runs import tiny_config, tiny_data
 
@@ -77,3 +80,23 @@ def test_two_ranks_have_the_updates_of_one(mix, monkeypatch):
                 assert np.array_equal(joined[: len(values)], values), name
         for item in ranks:
             item.close()
+
+
+def test_resumed_it_has_the_losses_of_a_run_that_was_not_stopped(mix, tmp_path, monkeypatch, capsys):
+    line = ["--config", mix[0], *(word for each in mix[1] for word in ("--set", each))]
+    assert run_main(pretrain.main, [*line, "--out", str(tmp_path / "undisturbed")]) == 0
+    with monkeypatch.context() as patch:
+        stop_at(patch, 7, None)
+        assert run_main(pretrain.main, [*line, "--out", str(tmp_path / "run")]) == 2
+    assert run_main(pretrain.main, ["--resume", str(tmp_path / "run")]) == 0
+    assert results(tmp_path / "run") == results(tmp_path / "undisturbed")
+    other = [
+        "--resume",
+        str(tmp_path / "run"),
+        "--steps",
+        "14",
+        "--set",
+        "optimizer.schedule_steps=14",
+    ]
+    assert run_main(pretrain.main, [*other, "--set", "data.shares=[1, 1]"]) == 2
+    assert "data.shares" in capsys.readouterr().err

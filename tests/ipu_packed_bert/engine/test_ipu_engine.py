@@ -4,6 +4,7 @@ test_ipu_tier.py has what also runs on what the stand-in stands for.
 """
 
 import contextlib
+import copy
 import json
 import re
 import sys
@@ -738,3 +739,99 @@ def test_a_run_compiles_once_and_continues_on_the_host(tmp_path, capsys):
     assert losses(ipu) == pytest.approx(losses(host), rel=1e-4)
     assert command(*f"--resume {half} --engine host --steps 8 --set optimizer.schedule_steps=8".split()) == 0
     assert len(losses(half)) == 8
+
+
+def test_the_order_of_rows_decides_nothing(sdk):
+    """Any order of an update's rows, so any split into replicas and times, and any ids in padding."""
+    config = make_config(replicas=2, accumulation=3)
+    batch = make_batch(config)
+    order = np.random.default_rng(1).permutation(len(batch["input_ids"]))
+    garbage = {**batch, "input_ids": np.where(batch["input_mask"] == 0, 7, batch["input_ids"])}
+    states = []
+    for update in (batch, {name: field[order] for name, field in garbage.items()}):
+        engine = make_engine(sdk, config)
+        engine.step(update, 0.01)
+        states.append(engine.state())
+        engine.close()
+    assert_same_weights(*states)
+
+
+def test_evaluation_and_training_share_the_ipus():
+    """A machine with exactly the IPUs of the run."""
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5)
+    with installed(ipus=2) as sdk:
+        engine = make_engine(sdk, config)
+        for seed in range(2):
+            batch = make_batch(config, seed=seed)
+            engine.step(batch, 0.01)
+            engine.evaluate(batch)
+        engine.close()
+        assert machine.attached == 0
+
+
+def test_state_is_plain_and_survives_saving(sdk, tmp_path):
+    config = make_config()
+    engine = make_engine(sdk, config)
+    fresh = engine.state()["optimizer"]
+    assert fresh["step"] == 0
+    assert not any(moment.any() for moment in fresh["exp_avg"].values())
+    engine.step(make_batch(config), 0.01)
+    torch.save(engine.state(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert {t.dtype for t in state["model"].values()} == {torch.float32}
+    engine.load_state(state)
+    # It is a copy: training on does not change it.
+    kept = copy.deepcopy(state)
+    engine.step(make_batch(config), 0.01)
+    assert_same_weights(state, kept, tolerance=0.0)
+
+
+def test_the_readers_process_ends_without_a_traceback(loading, tmp_path):
+    """SystemExit with a number: Python prints nothing of it, in the main process or another."""
+    from ipu_packed_bert.engine.ipu.feed import Reader
+
+    _, _, batches = loading()
+    complaint = tmp_path / "complaint"
+    reader = Reader(batches.packs.again(), batches.layout, (0, 1), batches.state(), 1, error_file=str(complaint))
+    for shard in (tmp_path / "data").glob("packs-*.npy"):
+        shard.write_bytes(b"")
+    with pytest.raises(SystemExit) as ended:
+        next(iter(reader))
+    assert ended.value.code == 1 and complaint.read_text().count("packs-") == 1
+
+
+def test_auto_runs_on_the_ipu_model_where_there_is_no_hardware(tmp_path, capsys):
+    """The SDK without an IPU: what `auto` found is what the engine builds, instead of looking for hardware again."""
+    config = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
+    run = tmp_path / "model"
+    options = f"--config {config} --out {run} --set engine.kind=auto --set engine.half_weights=false --steps 2"
+    with installed(ipus=0):
+        assert command(*options.split()) == 0
+    assert "IPU Model" in capsys.readouterr().out
+    assert len(losses(run)) == 2
+
+
+def test_fewer_ipus_than_asked_for():
+    """Nothing is simulated in silence; one line has what is there, what is wanted and what fits."""
+    for name, kind, ipus, way_out in (
+        ("packed_phase2_pod16", "ipu", 8, "replicas=2 --set batch.gradient_accumulation=4096"),
+        ("packed_phase1_base_bow_pod64", "auto", 16, "--set placement.replicas=4 "),
+        ("packed_phase2_pod16", "auto", 2, "too few for one replica"),
+    ):
+        config = load_config(Path("configs") / f"{name}.yml", [f"engine.kind={kind}"])
+        with installed(ipus=ipus), refused(f"needs {config.ipus} IPU", f"has {ipus} IPU", way_out):
+            choose_engine(config)
+
+
+def test_a_program_is_exported_and_run_by_the_command(tmp_path, capsys):
+    run = tmp_path / "run"
+    config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
+    file = tmp_path / "training.poptorch"
+    line = ["--config", config, "--engine", "ipu", "--set", "engine.half_weights=false"]
+    with installed(ipus=0):
+        assert command(*line, "--out", str(run), "--set", f"engine.offline_export={file}") == 0
+    assert f"--set engine.executable={file}" in capsys.readouterr().out
+    assert file.exists() and not (run).exists()
+    with installed(ipus=16):
+        assert command(*line, "--out", str(run), "--set", f"engine.executable={file}") == 0
+        assert machine.compilations == ["inference"]  # the evaluation at the end

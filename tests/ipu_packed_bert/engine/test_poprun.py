@@ -11,11 +11,13 @@ import torch
 
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine import build_engine, choose_engine
+from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.processes.ranks import joined
 from ipu_packed_bert.run_files.checkpoints import newest_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from pack_data.store.data_set import PackStore
 from tests.fakes.popdist import PopRun
 from tests.fakes.sdk import installed
 from tests.fine_tuning_files import tiny_checkpoint, training_file
@@ -30,6 +32,7 @@ from tests.instances_at_work import (
     ran,
     trained,
 )
+from tests.pretraining import global_batches, ipu_engine
 from tests.refusals import refusal_of, refused
 from tests.tiny_runs import tiny_config, tiny_data
 from tests.tolerances import same_records, same_state
@@ -267,3 +270,37 @@ def test_one_instance_is_one_process(by_poprun):
 def test_poprun_without_popdist_is_one_line(by_poprun, capsys):
     with installed():
         refusal_of(pretrain.main, ["--config", "packed_host"], capsys, "poprun", "popdist")
+
+
+def test_options_and_rows_of_an_instance(by_poprun, tmp_path):
+    """Its replicas, the seed of all; the rows of all instances are the global batch, scales included."""
+    data = tiny_data(tmp_path / "data")
+    config = load_config(
+        tiny_config(tmp_path / "tiny.yml", data),
+        [*ON_IPUS, "engine.profile_directory=profile"],
+    )
+    parts = []
+    with PackStore.open(data) as store:
+        whole = next(global_batches(store, config))
+        for index in range(2):
+            with installed(ipus=2, poprun=PopRun(index=index, instances=2, replicas=4)) as (sdk, _):
+                from ipu_packed_bert.engine.ipu import poprun
+
+                ranks = poprun.Instances(None, index, 2, index)
+                engine = ipu_engine(sdk, config, store.schema, processes=ranks)
+                values = engine._training.options.toDict()
+                assert (
+                    values["replication_factor"],
+                    values["num_distributed_processes"],
+                ) == (2, 2)
+                assert (values["distributed_process_id"], values["random_seed"]) == (
+                    index,
+                    config.run.seed,
+                )
+                assert values["engineOptions"]["autoReport.directory"] == f"profile-{index}-of-2"
+                parts.append(next(global_batches(store, config, share=engine.share)))
+    for name in BATCH_FIELDS:
+        assert torch.equal(
+            torch.from_numpy(whole[name]),
+            torch.cat([torch.from_numpy(part[name]) for part in parts]),
+        )

@@ -1,5 +1,6 @@
 """LAMB against a few lines of its definition, AdamW against torch's, the paper's law of the betas, the schedule."""
 
+import copy
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -18,6 +19,9 @@ from ipu_packed_bert.model.optimizer import (
     clip,
     gradient_norm,
     learning_rate,
+    load_neutral_state,
+    neutral_state,
+    warmup_linear,
 )
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.settings.config import Config
@@ -231,3 +235,35 @@ def test_fewer_steps_leave_the_schedule_as_it_is(steps, more, fraction):
     part = replace(whole, run=RunConfig(steps=steps))
     assert [learning_rate(step, part) for step in range(steps)] == [learning_rate(step, whole) for step in range(steps)]
     assert part.with_schedule() == part and not cross_check(part)
+
+
+def give_gradients(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def test_neutral_state_continues_bit_by_bit(model):
+    optimizer = build_optimizer(model, OptimizerConfig(), betas=(0.9, 0.999))
+    for step in range(2):
+        give_gradients(model, step)
+        optimizer.step()
+    state = neutral_state(optimizer, model)
+    weights = copy.deepcopy(model.state_dict())
+    assert state["step"] == 2 and set(state["exp_avg"]) == set(state["exp_avg_sq"]) == set(weights)
+    give_gradients(model, 2)
+    optimizer.step()
+    expected = copy.deepcopy(model.state_dict())
+
+    model.load_state_dict(weights)
+    fresh = build_optimizer(model, OptimizerConfig(), betas=(0.9, 0.999))
+    load_neutral_state(fresh, model, state)
+    give_gradients(model, 2)
+    fresh.step()
+    assert all(torch.equal(parameter, expected[name]) for name, parameter in model.named_parameters())
+
+
+def test_schedule_by_hand():
+    # 10 updates, 4 of warm-up: up in quarters, then 6/6, 5/6, .. 1/6, and 0 afterwards.
+    shares = [warmup_linear(step, steps=10, warmup_steps=4) for step in range(11)]
+    assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0])

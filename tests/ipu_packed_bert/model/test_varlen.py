@@ -15,6 +15,8 @@ from ipu_packed_bert.engine.host.attention import OPERATOR_FROM, block_rule
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from ipu_packed_bert.model.varlen import (
     BlockRule,
+    _SequenceBlocks,
+    _SequenceBoundaries,
     attend_within_sequences,
 )
 from ipu_packed_bert.settings.config import Config
@@ -212,3 +214,26 @@ def config(slots=SLOTS, **engine):
         batch=BatchConfig(micro_batch=3, gradient_accumulation=1),
         engine=EngineConfig(kind="host", **engine),
     )
+
+
+BLOCKS = BlockRule(eager=lambda tokens, dropout: True, pays=lambda *sizes: True)
+
+
+NUMBERS = [[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 0, 2, 0, 0, 0]]
+
+
+def test_boundaries_are_static_and_count_the_padding():
+    found = _SequenceBoundaries(2)(torch.tensor(NUMBERS, dtype=torch.int32), torch.float32)
+    assert found.tolist() == [0, 2, 2, 5, 6, 12, 12, 12, 12, 12, 18, 18, 18, 19, 20, 21, 24]
+    assert found.dtype == torch.int32
+
+
+def test_blocks_leave_padding_out():
+    numbers = torch.tensor(NUMBERS, dtype=torch.int32)
+    found = _SequenceBlocks(BLOCKS)(numbers, torch.float32)
+    assert found.slots.tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 18, 20]
+    assert found.blocks.groups == blocks_of([2, 3, 6, 1, 1]).groups
+    full = _SequenceBlocks(BLOCKS)(numbers[1:2], torch.float32)
+    assert full.slots is None and full.blocks.groups == ((1, 6),)
+    empty = _SequenceBlocks(BLOCKS)(numbers[2:3], torch.float32)
+    assert empty.slots.tolist() == [0] and empty.blocks.groups == ((1, 1),)  # one token, for the gradients

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.base import StepResult
+from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.model.optimizer import build_optimizer, gradient_norm
 from ipu_packed_bert.processes.ranks import ONE
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
@@ -20,7 +22,7 @@ from ipu_packed_bert.settings.rules import check_on_ipus
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.log import RunLog
 from ipu_packed_bert.training.loop import train
-from pack_data.cli.command import NotFinite
+from pack_data.cli.command import NotFinite, run_main
 from pack_data.store.data_set import PackStore
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import global_batches, host_engine
@@ -267,3 +269,46 @@ def test_what_ipus_do_not_have_is_refused():
         with refused("optimizer.max_gradient_norm", "1.0", "null", kind=ConfigError):
             call()
     check_on_ipus(configured("engine.kind=ipu", "optimizer.name=adamw", clipped))
+
+
+def breaking(monkeypatch, at):
+    """The updates of these numbers, of this process, have a gradient that is no number."""
+    original = HostEngine._accumulate
+    made = []
+
+    def accumulate(engine, batch):
+        totals = original(engine, batch)
+        if len(batch["input_ids"]) > 2:  # compiling takes one micro-batch
+            made.append(True)
+            if len(made) in at:
+                next(engine.model.parameters()).grad.view(-1)[0] = NAN
+        return totals
+
+    monkeypatch.setattr(HostEngine, "_accumulate", accumulate)
+
+
+def losses_of(folder):
+    return [(record["step"], record["loss"]) for record in read_log(folder / LOG)]
+
+
+def test_a_broken_gradient_ends_a_run_with_status_3_and_it_resumes(tiny, tmp_path, monkeypatch, capsys):
+    options = [
+        "--config",
+        tiny,
+        "--steps",
+        "6",
+        "--set",
+        "run.evaluate_every=0",
+        "--set",
+        "run.checkpoint_every=2",
+    ]
+    assert pretrain.main([*options, "--out", str(tmp_path / "undisturbed")]) == 0
+    with monkeypatch.context() as patch:
+        breaking(patch, at=(4,))
+        assert run_main(pretrain.main, [*options, "--out", str(tmp_path / "run")]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("error: update 4: the gradient norm is nan; ") and error.count("\n") == 1
+    last = read_log(tmp_path / "run" / LOG)[-1]
+    assert last["step"] == 4 and last["gradient_norm"] is None and last["loss"] is not None
+    assert pretrain.main(["--resume", str(tmp_path / "run")]) == 0
+    assert losses_of(tmp_path / "run") == losses_of(tmp_path / "undisturbed")

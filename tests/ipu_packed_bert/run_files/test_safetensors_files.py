@@ -1,12 +1,16 @@
 """Files of tensors: every type comes back bit for bit, and nothing in a file is run, whatever is in it."""
 
+from typing import Tuple
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from ipu_packed_bert.commands import export
 from ipu_packed_bert.run_files.safetensors_files import file_pieces, read_tensors, tensor_bytes
+from pack_data.cli.command import run_main
 from tests.imports import SOURCES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -100,3 +104,52 @@ def test_nothing_unpickles_a_file():
         words = ("torch.load(", "jit.load", *(() if path.name == "ranks.py" else unpickling))
         faults += [f"{path}: {word}" for word in words if word in text]
     assert not faults and len(SOURCES) > 100, "\n".join(faults)
+
+
+@pytest.fixture
+def archive(tmp_path, written):
+    """The bytes of a TorchScript archive; loading it writes a file."""
+    torch.jit.save(torch.jit.script(Trap(str(written))), str(tmp_path / "trap.pt"))
+    torch.jit.load(str(tmp_path / "trap.pt"))
+    assert written.exists()  # the trap works
+    written.unlink()
+    return (tmp_path / "trap.pt").read_bytes()
+
+
+@pytest.fixture
+def written(tmp_path):
+    return tmp_path / "written"
+
+
+class Trap(torch.nn.Module):
+    """A module whose loading writes a file."""
+
+    def __init__(self, path: str):
+        super().__init__()
+        self.path = path
+
+    @torch.jit.export
+    def __getstate__(self) -> Tuple[str, bool]:
+        return self.path, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: Tuple[str, bool]):
+        self.path = state[0]
+        self.training = state[1]
+        torch.ops.aten.save(torch.zeros(1), self.path)
+
+    def forward(self, x):
+        return x
+
+
+def test_a_hugging_face_folder_runs_no_code(tmp_path, archive, written, capsys):
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    (folder / "pytorch_model.bin").write_bytes(archive)
+    assert run_main(export.main, ["--import", str(folder), str(tmp_path / "run")]) == 2
+    message = capsys.readouterr().err
+    assert "pytorch_model.bin" in message
+    assert message.count("\n") == 1
+    assert not written.exists()
+    assert not (tmp_path / "run").exists()

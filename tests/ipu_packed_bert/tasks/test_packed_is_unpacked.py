@@ -17,7 +17,8 @@ from ipu_packed_bert.tasks.questions import _span_log_probabilities
 from ipu_packed_bert.training.compare_unpacked import compare_unpacked
 from ipu_packed_bert.training.examples import prepare
 from tests.fine_tuning_files import KINDS, SLOTS, tiny_config, training_file
-from tests.graphs import count_programs
+from tests.graphs import count_graphs, count_programs, graphs_of
+from tests.tiers import sample
 from tests.tolerances import assert_same, relative_error, relative_tolerance
 
 
@@ -71,7 +72,7 @@ def without_key_bias(network):
 def gradients_of(engine, batch):
     """The outcome of a batch and its gradients."""
     outcome = engine.accumulate(batch)
-    gradients = [item.grad.clone() for item in without_key_bias(engine.model) if item.grad is not None]
+    gradients = [each.grad.clone() for each in without_key_bias(engine.model) if each.grad is not None]
     engine.optimizer.zero_grad(set_to_none=True)
     return outcome, gradients
 
@@ -104,10 +105,7 @@ def test_a_sequence_has_the_probabilities_it_has_alone(dtype, attention, value):
         assert torch.exp(of_sequence).sum() == torch.exp(of_sequence[slots]).sum()  # others: exactly 0
     logits[0, [0, 1, 5, 6, 7]] = value
     changed = _span_log_probabilities(logits, MASK, PRESENT, hidden)
-    assert torch.equal(
-        changed[0, 1, PARTS[1]],
-        log_probabilities[0, 1, PARTS[1]],
-    )
+    assert torch.equal(changed[0, 1, PARTS[1]], log_probabilities[0, 1, PARTS[1]])
 
 
 def test_a_sequence_that_is_not_there_is_finite():
@@ -118,6 +116,28 @@ def test_a_sequence_that_is_not_there_is_finite():
     (of_absent * 0.0 + log_probabilities[0, 0, 0]).backward()
     assert torch.isfinite(logits.grad).all()
     assert float(logits.grad[0, 2:].abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
+def test_other_sequences_tokens_have_no_effect(checkpoint, tmp_path, attention, kind):
+    """The whole network: other tokens in the other sequences of a row leave a sequence's predictions as they were."""
+    run = prepared(
+        checkpoint,
+        tmp_path,
+        kind,
+        engine={"attention": attention, "threads": 1},
+    )
+    batch = run.batches.first()
+    row = int(np.argmax((batch["input_mask"] == 2).any(axis=1)))
+    others = (batch["input_ids"] * 7 + 3) % 40
+    ids = np.where(batch["input_mask"] == 1, batch["input_ids"], others).astype(np.int32)
+    before = dict(run.task.outputs_of(run.engine.predict(batch), batch))
+    changed = {**batch, "input_ids": ids}
+    after = dict(run.task.outputs_of(run.engine.predict(changed), changed))
+    first, second = batch["sequence_numbers"][row, :2] - 1
+    assert float(np.abs(before[first] - after[first]).max()) <= 1e-12
+    assert float(np.abs(before[second] - after[second]).max()) > 1e-6
 
 
 def random_inputs(number):
@@ -149,10 +169,7 @@ def sequences_in(batch, inputs):
         assert np.flatnonzero(batch["input_mask"][row] == place + 1).tolist() == list(range(slot, slot + length))
         assert np.array_equal(batch["positions"][row, slots], np.arange(length))
         for name, values in inputs.tokens.items():
-            assert np.array_equal(
-                batch[name][row, slots],
-                values[starts[number] :][:length],
-            )
+            assert np.array_equal(batch[name][row, slots], values[starts[number] :][:length])
     return sorted(numbers.tolist())
 
 
@@ -252,6 +269,16 @@ def test_packed_updates_are_the_unpacked_ones(checkpoint, tmp_path, kind, packer
     assert relative_error(*weights) < 1e-10
 
 
+def test_a_mean_over_each_micro_batch_would_be_another_update(checkpoint, tmp_path):
+    """Negative control: the usual normalisation gives another gradient."""
+    run = prepared(checkpoint, tmp_path, "squad", batch={"micro_batch": 1})
+    batch, _ = pairs(run)[0]
+    _, expected = gradients_of(run.engine, batch)
+    of_each_row = 1.0 / np.maximum(1, (batch["sequence_numbers"] > 0).sum(axis=1))
+    _, gradients = gradients_of(run.engine, {**batch, "scale": of_each_row})
+    assert relative_error(gradients, expected) > 0.01
+
+
 def test_packed_inference_gives_what_unpacked_inference_gives(run):
     task = run.task
     packing = pack_inputs(
@@ -322,3 +349,41 @@ def test_a_task_keeps_its_contract(run):
     expected = GlobalBatches(task.training_packs, layout).first()
     for name, values in GlobalBatches(task.training_packs.again()(), layout).first().items():
         assert np.array_equal(values, expected[name])
+
+
+@pytest.mark.parametrize("kind", sample(KINDS, 2))
+def test_compiled_its_graphs_are_static(checkpoint, tmp_path, kind, monkeypatch):
+    """engine.compile, as in pre-training: one training program for the whole data set, the same losses."""
+    graphs = count_graphs(monkeypatch)
+    losses = []
+    for compiled in (False, True):
+        run = prepared(
+            checkpoint,
+            tmp_path,
+            kind,
+            dtype=torch.float32,
+            engine={"compile": compiled},
+        )
+        steps = range(run.batches.updates_per_epoch)
+        losses.append([run.engine.step(next(run.batches), 1e-3).loss for _ in steps])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(graphs) == graphs_of(run.engine.model)
+
+
+def test_an_update_is_clipped_as_a_whole(checkpoint, tmp_path):
+    moments = []
+    for bound in (None, 1e-3):
+        run = prepared(
+            checkpoint,
+            tmp_path,
+            "squad",
+            optimizer={"max_gradient_norm": bound, "name": "lamb"},
+        )
+        run.engine.step(pairs(run)[0][0], 1e-3)
+        first_moments = run.engine.state()["optimizer"]["exp_avg"].values()
+        moments.append(torch.cat([moment.flatten() for moment in first_moments]))
+    # The first moment is a tenth of the gradient.
+    assert float(moments[0].norm()) > 2e-4
+    assert float(moments[1].norm()) == pytest.approx(1e-4, rel=1e-3)
+    similarity = torch.nn.functional.cosine_similarity(*moments, dim=0)
+    assert similarity.item() == pytest.approx(1.0)

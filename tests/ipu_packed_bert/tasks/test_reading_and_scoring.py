@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from ipu_packed_bert.tasks import questions as module
 from ipu_packed_bert.tasks.classification import _shortened
 from ipu_packed_bert.tasks.examples import _in_order
+from ipu_packed_bert.tasks.questions import _gold
+from pack_data.text.vocabulary import Vocabulary
 from tests.fine_tuning_files import VOCABULARY, json_lines, tiny_squad, tiny_table, tiny_task
 
 
@@ -340,3 +342,25 @@ def test_predictions_of_every_kind(tmp_path):
     assert [answer["prediction"] for answer in answers] == [["0", "1"], ["1"]]
     answers = table(path, "regression").score(logits[:, :1]).answers
     assert answers == [{"prediction": 2.0}, {"prediction": -1.0}]
+
+
+@pytest.mark.parametrize(
+    "name, answerable, windows",
+    [("dev_half_v2.json.xz", 2910, 3050), ("xquad_en.json.xz", 1190, 1232)],
+)
+def test_as_many_windows_as_published(data_dir, name, answerable, windows):
+    """The histograms squad_v2_dev_half_answerable_384 and xquad_en_384 beside the data have the same counts."""
+    text = lzma.decompress((data_dir / "vocab" / "bert-base-uncased-vocab.txt.xz").read_bytes()).decode()
+    vocabulary = Vocabulary(tuple(text.rstrip("\n").split("\n")))
+    file = data_dir / "squad" / name
+    task = tiny_task("squad", evaluation=file, slots=384, vocabulary=vocabulary, max_answer_length=60)
+    assert len(task.windows.questions) == len(_gold(task.windows.questions)) == answerable
+    assert len(task.windows.windows) == windows
+    # Nearly every answer, read out of its window with perfect logits, is the answer.
+    logits = []
+    for length, start, end in zip(task.evaluation.lengths, *targets_of(task)):
+        values = np.zeros((int(length), 2))
+        values[start, 0] = values[end, 1] = 9.0
+        logits.append(values)
+    scores = task.score(logits).metrics
+    assert scores["exact"] > 97.0 and scores["f1"] > 99.0

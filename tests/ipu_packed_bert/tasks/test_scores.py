@@ -188,3 +188,17 @@ def test_span_scores_are_seqevals():
     values = of_spans("B-A O B-B B-A I-A", "B-A B-A B-B I-B B-A")
     assert values == pytest.approx((100 / 3, 25.0, 200 / 7))
     assert of_spans("O", "O") == of_spans("B-A", "O") == (0.0, 0.0, 0.0)
+
+
+def classes(rows):
+    """Return the classes of texts, a row of 0 and 1 for each, as bool [n, C]."""
+    return np.array([list(map(int, row)) for row in rows.split()], bool)
+
+
+def test_f1_of_classes_by_hand():
+    predicted = classes("110 001")
+    wanted = classes("100 011")
+    assert scores.micro_f1(predicted, wanted) == pytest.approx(2 * 2 / (3 + 3))
+    assert scores.micro_f1(predicted & False, wanted & False) == 0.0
+    # By class: 2 * 1 / (1 + 1); nothing of the second in both, though each has it once: 0; 2 * 1 / (1 + 1).
+    assert scores.macro_f1(predicted, wanted) == pytest.approx((1 + 0 + 1) / 3)

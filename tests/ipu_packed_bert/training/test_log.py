@@ -267,3 +267,9 @@ def test_a_full_disk_ends_the_run_with_the_file_and_resume_and_no_whole_line_is_
         lines.append({"step": 2})
     lines.close()
     assert read_log(tmp_path / LOG, note=lambda _: None) == [{"step": 1, "loss": None}]
+
+
+def test_not_on_a_terminal_about_twenty_lines(tmp_path):
+    _, text = written(tmp_path, range(1, 201), total=200)
+    lines = [line for line in text.splitlines() if line.startswith("step")]
+    assert 20 <= len(lines) <= 22 and "1/200" in lines[0] and "200/200" in lines[-1]

@@ -1,5 +1,6 @@
 """The report: Tables 1 and 2 of the paper, the answer, and what adds up."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from pack_data import sort
 from pack_data.cli.command import run_main
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
+from tests.pages import check_page
 
 LARGE = "packed_phase2_pod16.yml"
 SMALL = (
@@ -108,7 +110,9 @@ def test_the_overhead_is_the_sum_of_its_causes(machine, load, mask):
     overhead = shares.pop("sum: a micro-batch (OH)")
     assert shares.pop("a pipeline cycle") < overhead == comparison.overhead(3)
     assert sum(shares.values()) == pytest.approx(overhead)
-    assert (shares[SCORES] == pytest.approx(0.0, abs=1e-9)) == (mask == "additive")
+    nothing = pytest.approx(0.0, abs=1e-9)
+    is_free = shares[SCORES] == nothing
+    assert is_free == (mask == "additive")
 
 
 def test_the_parts_of_an_update_add_up_to_its_seconds(small):
@@ -166,3 +170,69 @@ def test_check_compares_with_the_stored_fit_and_writes_nothing(monkeypatch, caps
         monkeypatch.setattr(calibration, "calibrate", lambda observations, fitted=fitted: fitted)
         assert run_main(calibrate.main, ["--check"]) == status
         assert str(calibration.STORED) in capsys.readouterr().err or status == 0
+
+
+def test_the_throughput_of_an_update_by_hand(comparison):
+    """2048 micro-batches and 8 to fill and drain, 1027 and 8 packed; an update and the host in each."""
+    parameters = comparison.calibration.parameters
+    host = 4 * parameters.replica_seconds * 1.33e9  # four replicas, one process
+    rates = []
+    sides = ((1027, 1.995, comparison.packed(3)), (2048, 1.0, comparison.unpacked))
+    for number, factor, pipeline in sides:
+        once = pipeline._update_cost(parameters).device * 1.33e9 + host
+        cycles = (number + 8) * pipeline.pipeline_cycle(parameters)
+        rates.append(number * factor / (cycles + once))
+    assert comparison.speed_up(3, 1.995) == pytest.approx(rates[0] / rates[1])
+
+
+def test_ratios_throughputs_and_days_by_hand(small):
+    """96 micro-batches become 49 of packs; 8 more fill and drain, an update and the host come on top."""
+    config = small.config
+    answer = headline.headline(small, config, 3, 1.995)
+    assert len(answer.lines) == 3
+    overhead, graph, run = (row["ours"] for row in answer.tables[0].rows)
+    assert overhead == pytest.approx(100 * small.overhead(3))
+    assert graph == pytest.approx(1.995 / (1 + small.overhead(3)))
+    parameters = small.calibration.parameters
+    packed = small.packed(3).step(49, parameters).seconds
+    unpacked = small.unpacked.step(96, parameters).seconds
+    sequences = 49 * 1.995
+    assert run == pytest.approx(sequences / packed / (96 / unpacked))
+    accumulation, rates, _, days = answer.tables[1].rows
+    assert accumulation["packed"] == "49"
+    assert accumulation["unpacked"] == "96"
+    rate = sequences * 2 * 4 / packed
+    assert rates["packed"] == f"{rate:,.0f}"
+    per_second = config.run.steps / 86400
+    assert days["packed"] == pytest.approx(packed * per_second)
+    assert days["unpacked"] == pytest.approx(unpacked * per_second)
+
+
+def test_the_points_are_the_stored_fits():
+    fitted = calibration.load()
+    for row, point in zip(paper.points(fitted).rows, fitted.report["points"]):
+        fitted_error = 100 * point["fitted_error"]
+        left_out_error = 100 * point["left_out_error"]
+        assert row["error"] == fitted_error
+        assert row["left_out"] == left_out_error
+
+
+def test_the_page_holds_the_tables_as_json_has_them(report, tmp_path):
+    """The machine of a configuration is its target: Bow's rate is at most that of its clock."""
+    asked = [*SET, "--packing-factor", "1.996"]
+    page_file = tmp_path / "page.html"
+    _, printed, _ = report(*asked, "--table", "breakdown", "--table", "points", "--html", page_file)
+    page = check_page(page_file.read_text(encoding="utf-8"))
+    drawn = list(itertools.chain(*page.tables.values()))
+    whole = list(itertools.chain(*(table["rows"] for table in printed["tables"])))
+    assert len(drawn) == len(whole) > 30
+    for row, other in zip(drawn, whole):
+        assert row.items() <= other.items()
+    rates = {}
+    for name in ("mk2", "bow"):
+        _, printed, _ = report(*asked, "--set", f"placement.machine={name}")
+        answer, run = printed["tables"]
+        assert printed["unknown_operators"] == {}
+        rate = run["rows"][1]["packed"]
+        rates[name] = float(rate.replace(",", ""))
+    assert 1.0 < rates["bow"] / rates["mk2"] < 1.85 / 1.33
