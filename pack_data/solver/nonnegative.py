@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Tuple
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from pack_data.cli.terminal import progress_bar
 
@@ -95,7 +96,8 @@ def _interior_point(
     x = np.full(number, size / number)
     r = d - times(x)
     s = np.maximum(-transposed(r), 0.01) + 0.1
-    with progress_bar(None, "nnls, interior point") as bar:
+    # The matrices are small: on a busy machine the threads of BLAS wait for each other much longer than they work.
+    with threadpool_limits(1, "blas"), progress_bar(None, "nnls, interior point") as bar:
         for _ in range(_MAX_STEPS):
             dual = s + transposed(r)
             primal = d - times(x) - r

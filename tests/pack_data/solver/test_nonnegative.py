@@ -1,8 +1,11 @@
 """Non-negative least squares: the mixture meets the conditions of the optimum, which are sufficient."""
 
 import numpy as np
+import scipy.linalg
 import scipy.optimize
 from hypothesis import given
+from scipy.linalg import cho_factor
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from pack_data import nnlshp
 from pack_data.packing.histogram import LengthHistogram
@@ -46,3 +49,25 @@ def test_few_strategies_are_used_unless_the_linear_programme_fails(monkeypatch):
     interior = check_optimum(histogram)
     assert np.count_nonzero(interior) > np.count_nonzero(vertex)
     nnlshp.pack(histogram, max_sequences_per_pack=3).check(histogram)
+
+
+def blas_threads():
+    """Return the numbers of threads that the BLAS libraries of this process use."""
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
+def test_the_solver_uses_one_thread_of_blas_and_gives_the_others_back(monkeypatch):
+    """Small products wait for each other's threads: beside a busy process, nnlshp took 20 times its processor time."""
+    threads_at_steps = []
+
+    def factor_and_count(matrix, **options):
+        threads_at_steps.append(blas_threads())
+        return cho_factor(matrix, **options)
+
+    monkeypatch.setattr(scipy.linalg, "cho_factor", factor_and_count)
+    histogram = LengthHistogram.from_lengths([3, 5, 8, 8, 13], 16)
+    with threadpool_limits(2, "blas"):
+        nnlshp.pack(histogram, max_sequences_per_pack=3)
+        assert blas_threads() == {2}
+    assert threads_at_steps
+    assert all(threads == {1} for threads in threads_at_steps)
