@@ -52,7 +52,7 @@ SESSIONS = {
     "predict": ["predict tuned train.csv --output answers.csv"],
     "export": ["export run hf --vocabulary vocab.txt"],
     "check-model": ["check-model hf"],
-    "benchmark": ["benchmark --size tiny --histogram squad_1_1_384 --rounds 1 --packs 4 --vocabulary-size 200"],
+    "benchmark": ["benchmark --size tiny --histogram data --rounds 1 --packs 4 --vocabulary-size 200"],
     "report": ["report --config ipu.yml --histogram data --table breakdown", "report --table points"],
     "ipu-check": ["ipu-check --config ipu.yml --out check"],
 }

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from importlib.util import find_spec
 
 import pytest
 
@@ -11,7 +12,8 @@ from pack_data.building.verify import verify
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.refusals import refused
 
-pytest.importorskip("distributed", reason="needs the extra 'dask'")
+# Collection need not load Dask.
+pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="needs the extra 'dask'")
 
 
 class DeadlyRunner(_DaskRunner):

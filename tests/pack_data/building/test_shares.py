@@ -25,12 +25,14 @@ FORK = multiprocessing.get_context("fork")
 FILES = 13
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def small():
     """A group of one or two files, parts of 20 sequences, a dozen shards."""
-    monkeypatch.setattr(inputs, "GROUP_BYTES", 1500)
-    monkeypatch.setattr(inputs, "SOURCE_PART", 20)
-    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 32 * 10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs, "GROUP_BYTES", 1500)
+        patch.setattr(inputs, "SOURCE_PART", 20)
+        patch.setattr(stages, "SLOTS_PER_SHARD", 32 * 10)
+        yield
 
 
 def options_of(folder, out="data", **more):
@@ -56,10 +58,12 @@ def in_tasks(options, counting, dealing):
     return done
 
 
-@pytest.fixture
-def expected(tmp_path):
-    build(options_of(tmp_path, "whole")).close()
-    return content(tmp_path / "whole")
+@pytest.fixture(scope="module")
+def expected(small, tmp_path_factory):
+    """Return the files of a data set that one process builds."""
+    folder = tmp_path_factory.mktemp("expected")
+    build(options_of(folder)).close()
+    return content(folder / "data")
 
 
 @pytest.mark.parametrize("counting, dealing", [(1, 1), (3, 2), (7, 64)])
