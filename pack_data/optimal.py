@@ -45,11 +45,11 @@ def pack(
     if budget is not None and not (isinstance(budget, (int, float)) and budget > 0):
         raise ValueError(f"budget = {shown(budget)}; must be a number of seconds above 0")
     start = time.perf_counter()
-    best = _search(histogram, max_sequences_per_pack, budget)
+    best = _search(histogram, Limits.of(histogram, max_sequences_per_pack, budget))
     if budget is None:
         # A larger limit must not lead to more packs, so the packs of smaller limits count as well.
-        for depth in best.smaller_depths():
-            smaller = _search(histogram, depth, None)
+        for limits in best.smaller_limits():
+            smaller = _search(histogram, limits)
             best = best.with_fewer(smaller.packs)
             # The bounds of still smaller limits are at least as high.
             if smaller.lower_bound >= count_packs(best.packs):
@@ -66,13 +66,9 @@ def pack(
     )
 
 
-def _search(
-    histogram: LengthHistogram,
-    max_sequences_per_pack: Optional[int],
-    budget: Optional[float],
-) -> ProvedPacks:
+def _search(histogram: LengthHistogram, limits: Limits) -> ProvedPacks:
     """Return the packs found at one limit on sequences per pack."""
-    best = pack_quickly(histogram, Limits.of(histogram, max_sequences_per_pack, budget))
+    best = pack_quickly(histogram, limits)
     if not best.pays(best.programme_seconds):
         return best
     # Imported here because loading SciPy takes longer than most packings.

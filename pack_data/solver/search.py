@@ -87,6 +87,7 @@ class Limits(NamedTuple):
     max_sequences_per_pack: Optional[int]  # None = unlimited
     until: float  # time of `time.perf_counter` after which no step is begun; inf without a budget
     programmes: float = math.inf  # linear programmes of a search, at most
+    patience: float = math.inf  # seconds of a step, at most
 
     @classmethod
     def of(
@@ -163,7 +164,7 @@ class ProvedPacks(NamedTuple):
 
     @property
     def _patience(self) -> float:
-        """Seconds that the packs above the bound are worth."""
+        """Seconds that the packs above the bound are worth, at most those of the limits."""
         gap = self.gap
         long_rows = self.histogram.max_sequence_length > LONG_ROWS
         if long_rows and gap <= _SMALL_GAP_SHARE * self.lower_bound:
@@ -175,7 +176,8 @@ class ProvedPacks(NamedTuple):
         allowed = _SECONDS_PER_SEQUENCE_SHORT_ROWS
         if long_rows:
             allowed = _SECONDS_PER_SEQUENCE
-        return max(worth, self.histogram.sequences * allowed)
+        seconds = max(worth, self.histogram.sequences * allowed)
+        return min(seconds, self.limits.patience)
 
     @property
     def _usual_depth(self) -> int:
@@ -211,8 +213,19 @@ class ProvedPacks(NamedTuple):
             seconds *= math.hypot(1, S / _PRODUCT_SLOTS)
         return seconds
 
-    def smaller_depths(self) -> List[int]:
-        """Return the smaller limits that may lead to fewer packs, in descending order.
+    def smaller_limits(self) -> List[Limits]:
+        """Return the limits with smaller depths that may lead to fewer packs, the deepest first.
+
+        Such packs can only close the gap that is left, so each step may take the time that this gap is worth.
+        """
+        patience = self._patience
+        if patience == 0:
+            return []
+        limits = [Limits.of(self.histogram, depth, None) for depth in self._smaller_depths()]
+        return [smaller._replace(patience=patience) for smaller in limits]
+
+    def _smaller_depths(self) -> List[int]:
+        """Return the smaller depths that may lead to fewer packs, in descending order.
 
         Beyond the usual depth the limit hardly matters, so only powers of two are tried, which users choose most. If
         the searches take long, only powers of two up to the usual depth are. Below the mean of these packs no packing
