@@ -154,6 +154,18 @@ def test_the_batches_of_all_ranks_in_turn():
     assert len(sampler_of(None)) == len(in_turn) == 3 * len(sampler_of(1))
 
 
+def test_updates_asked_for_inside_a_loop_begin_with_the_micro_batches_that_are_left():
+    sampler = sampler_of(1)
+    updates = list(sampler.updates())
+    steps = sum(updates)
+    for taken, _ in enumerate(sampler.counted(sampler), start=1):
+        left = list(sampler.updates())
+        assert sum(left) == steps - taken
+        assert left[1:] == updates[len(updates) - len(left) + 1 :]
+        if taken == steps - 1:
+            break
+
+
 def test_stopping_anywhere_and_going_on_gives_the_same_batches():
     sampler = sampler_of(1)
     updates = list(sampler.updates())

@@ -66,6 +66,16 @@ def seal(data, manifest):
     (data / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: _checksum(manifest)}))
 
 
+def test_a_shard_has_the_sha256_of_the_manifest(data):
+    """The checksums of blocks find changed bytes as well, but other programs compare the sha256."""
+    manifest = json.loads((data / MANIFEST).read_text())
+    shard = manifest["shards"][0]
+    shard["sha256"] = shard["sha256"][::-1]
+    seal(data, manifest)
+    with pytest.raises(ValueError, match=rf"{shard['file']}.*sha256"):
+        verify(data)
+
+
 def forge(data, change):
     """Applies `change` to the records of the first shard and makes checksums, lengths and manifest fit again, except
     the digest."""
