@@ -187,6 +187,21 @@ def own_state(tmp_path_factory):
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
+@pytest.fixture(scope="session")
+def cycle_cache(tmp_path_factory):
+    """The directory of traces and plans of the cycle model, which all processes of a test run fill and read."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    return folder / "cycles"
+
+
+@pytest.fixture
+def cached_cycles(cycle_cache, monkeypatch):
+    """Let commands keep their traces and plans there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """Each test starts from the same seeds, whatever ran before it in the process."""

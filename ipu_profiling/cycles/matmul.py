@@ -87,16 +87,12 @@ class _MatmulPlan:
         )
 
 
-def _inner_half(rows_per_worker: np.ndarray, *, accumulates: bool) -> np.ndarray:
-    """Return the tile cycles of one 16x16 block in half precision.
-
-    The first pass over the inputs writes its results; later passes accumulate, a cycle more.
-    """
+def _inner_half(rows_per_worker: np.ndarray) -> np.ndarray:
+    """Return the tile cycles of one 16x16 block in half precision, in the pass that writes its results."""
     few_rows = np.array([14, 25, 34])  # cycles of no row, of one and of two
     short_loop = few_rows[np.minimum(rows_per_worker, 2)]
     long_loop = 30 + 4 * (rows_per_worker - 3)
-    cycles = np.where(rows_per_worker >= 3, long_loop, short_loop)
-    return 6 * (cycles + int(accumulates))
+    return 6 * np.where(rows_per_worker >= 3, long_loop, short_loop)
 
 
 def _coefficient_load(target: Target, *, element_bytes: int, partial_bytes: int) -> int:
@@ -128,8 +124,8 @@ def _amp_vertex(
         later = 6 * (46 + np.maximum(worker_rows - 3, 0) * 8)
         first = later + 6 * (2 + 8 * worker_rows)
     else:
-        first = _inner_half(worker_rows, accumulates=False)
-        later = _inner_half(worker_rows, accumulates=True)
+        first = _inner_half(worker_rows)
+        later = first + 6  # later passes accumulate, a cycle more on each worker
         if partial_bytes != HALF:
             passes = 2  # 8 units take two passes for 16 outputs
 
@@ -209,29 +205,28 @@ def _plan(product: Product, target: Target) -> _MatmulPlan:
     # All splits (g, m, k, n) that use no more tiles than there are.
     limit = target.tiles
     axes = np.meshgrid(
-        np.array(_splits(product.matrices, limit), dtype=np.int64),
-        np.array(_splits(product.rows, limit), dtype=np.int64),
-        np.array(_splits(inner_groups, limit, largest=True), dtype=np.int64),
-        np.array(_splits(column_groups, limit, even=True), dtype=np.int64),
+        _splits(product.matrices, limit),
+        _splits(product.rows, limit),
+        _splits(inner_groups, limit, largest=True),
+        _splits(column_groups, limit, even=True),
         indexing="ij",
         sparse=True,
     )
     used = axes[0] * axes[1] * axes[2] * axes[3]
-    keep = np.nonzero(used <= limit)
-    g, m, k, n = (np.broadcast_to(axis, used.shape)[keep] for axis in axes)
-
-    # What a tile gets of each dimension.
-    matrices = -(-product.matrices // g)
-    rows = -(-product.rows // m)
-    inner = -(-inner_groups // k)
-    split = k > 1
-    pair = np.where(n % 2 == 0, 2, 1)  # both tiles of a pair take the same rows
+    splits = np.stack([axis[used <= limit] for axis in np.broadcast_arrays(*axes)])
     rate = target.exchange_bytes_per_cycle
 
     best: Optional[Tuple[float, float, _MatmulPlan]] = None
     serial = 1
-    while serial <= max(1, column_groups):
+    while serial <= max(1, column_groups) and splits.size:
+        # What a tile gets of each dimension.
+        g, m, k, n = splits
+        matrices = -(-product.matrices // g)
+        rows = -(-product.rows // m)
+        inner = -(-inner_groups // k)
         columns = -(-column_groups // (n * serial))
+        split = k > 1
+        pair = np.where(n % 2 == 0, 2, 1)  # both tiles of a pair take the same rows
         inputs = matrices * rows * inner * inner_group
         weights = matrices * inner * inner_group * columns * _GROUP
         outputs = matrices * rows * columns * _GROUP
@@ -287,6 +282,9 @@ def _plan(product: Product, target: Target) -> _MatmulPlan:
                     fits=bool(fits[at]),
                 ),
             )
+        # More parts cost more cycles: drop splits that fit already, and those that cost more than the best that fits.
+        if best[2].fits:
+            splits = splits[:, ~fits & (total < best[1])]
         serial *= 2
     assert best is not None
     return best[2]

@@ -3,20 +3,20 @@
 import pytest
 
 from ipu_packed_bert.settings.loading import load_config
-from ipu_profiling.cycles.target import MK2
-from ipu_profiling.cycles.workload import Machine
+from ipu_profiling.cycles import calibration
 from tests.imports import CONFIGS
 from tests.ipu_packed_bert.conftest import picture_of_a_run  # noqa: F401
 
 
 @pytest.fixture(scope="session")
-def cycle_cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cycle_cache")
+def machines(cycle_cache):
+    """One machine for each target, by name."""
+    return calibration.machines(cycle_cache / "ipu_packed_bert")
 
 
 @pytest.fixture(scope="session")
-def machine(cycle_cache):
-    return Machine(MK2, cycle_cache)
+def machine(machines):
+    return machines["mk2"]
 
 
 @pytest.fixture(scope="session")

@@ -128,8 +128,7 @@ def test_calls_are_refused(scope):
     assert not faults, "\n".join(faults)
 
 
-def test_options_are_refused(cycle_cache, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
+def test_options_are_refused(cached_cycles, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     faults = []
     for main, options, names in REFUSED_OPTIONS:

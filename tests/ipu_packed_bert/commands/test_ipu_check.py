@@ -38,12 +38,6 @@ STAGES = ["predicted", "compiled", "updates"]
 PODS = [name for name in shipped_names() if "packed_phase" in name and "gpu" not in name] + ["packed_small_ipu1"]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """Return a directory for the cache of the cycle model, so that each network is traced once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 def configuration(folder):
     """Two replicas of two IPUs, float32 so that the stand-in is fast."""
     settings = tiny_settings()
@@ -90,10 +84,10 @@ class Whole(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, cache):
+def whole(tmp_path_factory, cycle_cache):
     folder = tmp_path_factory.mktemp("whole")
     config = load_config(configuration(folder))
-    pipeline = Machine(MK2, Path(cache, "ipu_packed_bert")).pipeline(config)
+    pipeline = Machine(MK2, cycle_cache / "ipu_packed_bert").pipeline(config)
     fitted = calibration.load()
     cycles = list(fitted.duration(lambda each: pipeline.step(5, each).cycles))
 
@@ -101,18 +95,18 @@ def whole(tmp_path_factory, cache):
         machine.cycles = int(cycles[1])
 
     (folder / "profiled").mkdir()
-    status, bundle = checked(folder, cache, before=count)
-    profiled, with_profile = checked(folder / "profiled", cache, "--profile", before=count)
+    status, bundle = checked(folder, cycle_cache, before=count)
+    profiled, with_profile = checked(folder / "profiled", cycle_cache, "--profile", before=count)
     assert profiled == 0
     return Whole(status, bundle, with_profile, config, folder / "check", cycles)
 
 
 @pytest.fixture
-def check(tmp_path, cache):
+def check(tmp_path, cycle_cache):
     """check(*options, ipus=..., before=...) -> (exit status, bundle)"""
 
     def run(*options, **more):
-        return checked(tmp_path, cache, *options, **more)
+        return checked(tmp_path, cycle_cache, *options, **more)
 
     run.folder, run.config = tmp_path / "check", load_config(configuration(tmp_path))
     return run

@@ -280,7 +280,7 @@ def test_a_run_is_saved_and_resumed(tier, tmp_path, capsys):
     assert ("IPU hardware: 1 IPU" in capsys.readouterr().out) == tier.ipus(1)
 
 
-def test_the_first_days_check(tier, tmp_path, monkeypatch):
+def test_the_first_days_check(tier, cached_cycles, tmp_path, monkeypatch):
     """`packed-bert ipu-check` on four IPUs, with a profile."""
     import yaml
 
@@ -293,7 +293,6 @@ def test_the_first_days_check(tier, tmp_path, monkeypatch):
         pytest.skip("needs four IPUs")
     if not tier.real:
         monkeypatch.setitem(sys.modules, "pva", pva)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(ipu_updates, "UPDATES", 2)
     settings = tiny_settings()
     settings["model"]["num_layers"] = 3

@@ -10,11 +10,6 @@ from tests.imports import ROOT
 
 
 @pytest.fixture(scope="session")
-def machines(cycle_cache):
-    return calibration.machines(cycle_cache)
-
-
-@pytest.fixture(scope="session")
 def observations(machines):
     return calibration.observe(machines)
 

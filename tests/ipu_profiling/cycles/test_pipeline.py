@@ -5,9 +5,8 @@ import pytest
 from ipu_profiling.cycles.layout import total
 from ipu_profiling.cycles.lowering import COPIES, MASK_APPLICATION
 from ipu_profiling.cycles.pipeline import Parameters
-from ipu_profiling.cycles.target import BOW
 from ipu_profiling.cycles.tracing import ADDITIVE, PACKED, POPART
-from ipu_profiling.cycles.workload import Machine, shape_of
+from ipu_profiling.cycles.workload import shape_of
 from tests.refusals import refused
 from tests.tolerances import same
 
@@ -81,10 +80,10 @@ def test_a_mask_made_once_travels_and_one_made_in_each_layer_does_not(machine, l
     assert sent[POPART] == [0] * 4
 
 
-def test_bow_takes_equal_cycles_on_chip_and_less_time(machine, load, cycle_cache):
+def test_bow_takes_equal_cycles_on_chip_and_less_time(machines, load):
     config = load(LARGE, *NARROW)
-    mk2 = machine.pipeline(config)
-    bow = Machine(BOW, cycle_cache, machine.traces).pipeline(config)
+    mk2 = machines["mk2"].pipeline(config)
+    bow = machines["bow"].pipeline(config)
     assert [ipu.total for ipu in mk2.ipus] == [ipu.total for ipu in bow.ipus]
     rates = [pipeline.sequences_per_second(1024, 2.0, PLAIN) for pipeline in (mk2, bow)]
     assert 1.0 < rates[1] / rates[0] < 1.85 / 1.33

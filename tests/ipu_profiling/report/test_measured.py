@@ -136,9 +136,8 @@ def test_settings_that_differ_are_refused_by_name(bundle_of, load):
 
 
 def test_the_command_compares_with_the_micro_batches_that_a_source_states(
-    tmp_path, bundle_of, pipeline, cycle_cache, monkeypatch, capsys
+    tmp_path, bundle_of, pipeline, cached_cycles, monkeypatch, capsys
 ):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
     monkeypatch.setitem(sys.modules, "pva", pva)
     bundle = bundle_of()
     page = tmp_path / "page.html"

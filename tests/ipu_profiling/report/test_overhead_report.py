@@ -40,9 +40,8 @@ def small(machine, load):
 
 
 @pytest.fixture
-def report(cycle_cache, monkeypatch, capsys):
+def report(cached_cycles, capsys):
     """report(*options) -> (exit status, JSON, what is on stderr)"""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
 
     def run(*options):
         status = run_main(command.main, [*map(str, options), "--json"])

@@ -278,8 +278,7 @@ LONG = re.compile("--table|compare|evidence")
 
 
 @pytest.mark.parametrize("command", [slow(each) if LONG.search(each) else each for each in COMMANDS])
-def test_a_command_of_the_page_runs_and_the_page_has_its_values(command, cycle_cache, monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
+def test_a_command_of_the_page_runs_and_the_page_has_its_values(command, cached_cycles, monkeypatch, tmp_path):
     monkeypatch.setattr(evidence_figures, "write", lambda *picture: None)
     monkeypatch.setattr(evidence_figures.Shown, "draw", lambda self, folder, prefix: [])
     printed.cache_clear()
