@@ -141,8 +141,11 @@ def _real_gpu():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def gpu_hidden():
-    """torch reports no GPU, from the first fixture of the session on; gives (why there is none, what was hidden)."""
+def gpu_hidden(request):
+    """Hide the GPU from the first fixture of the session on; give (why there is none, what was hidden)."""
+    if not any(item.get_closest_marker("cuda") for item in request.session.items):
+        yield "no test needs a GPU", {}  # and torch need not be loaded
+        return
     why, kept = _real_gpu()
     yield why, kept
     if kept:
@@ -207,12 +210,10 @@ def seeded():
     """Each test starts from the same seeds, whatever ran before it in the process."""
     random.seed(0)
     np.random.seed(0)
-    try:
-        import torch
-    except ImportError:
-        return
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module")

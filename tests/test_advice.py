@@ -207,7 +207,8 @@ def advice_texts():
     found = {}
     typed = re.compile(r"(?<![\w-])--[a-z]|did you mean|packed-bert [a-z]+")
     for path in SOURCES:
-        if path.relative_to(ROOT).parts[0] in ("evidence", "examples"):
+        is_product = path.relative_to(ROOT).parts[0] not in ("evidence", "examples")
+        if not is_product or not typed.search(path.read_text(encoding="utf-8")):
             continue
         for node in ast.walk(tree_of(path)):
             is_error = isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "error"

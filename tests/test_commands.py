@@ -155,7 +155,7 @@ def test_ipus_that_are_not_there_are_one_line(checkout):
 def test_a_stream_waits_no_longer_than_it_may(capsys):
     waits = []
     for longest in ("16", "64"):
-        arguments = ["stream", "--synthetic", "sample:wikipedia_512,n=600", "--buffer", "16", "--json"]
+        arguments = ["stream", "--synthetic", "sample:squad_1_1_384,n=600", "--buffer", "16", "--json"]
         assert main([*arguments, "--longest-wait", longest]) == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         waits.append(max(row["longest_wait"] or 0 for row in rows))
