@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import gc
 import hashlib
 import importlib
 import os
@@ -61,16 +62,21 @@ class Outcome(NamedTuple):
         return sum(self.signals.values())
 
 
-def forget() -> None:
-    """Empty every cache of the product: a process that begins anew has none of what this one has read."""
+def _caches() -> List[Any]:
+    """List the cached functions of the product.
+
+    The parent looks for them: a child would copy every page of memory that holds an object of a module.
+    """
+    caches: List[Any] = []
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("pack_data", "ipu_packed_bert"):
-            for value in list(vars(module).values()):
-                getattr(value, "cache_clear", int)()
+            caches += [value for value in vars(module).values() if hasattr(value, "cache_clear")]
+    return caches
 
 
 def in_child(work: Callable[[], Optional[int]]) -> int:
-    """Starts the work in a child of this process, silent and without its caches; its process number."""
+    """Start the work in a child of this process, silent and with empty caches, as a new one; return its number."""
+    caches = _caches()
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -84,7 +90,9 @@ def in_child(work: Callable[[], Optional[int]]) -> int:
                 os.dup2(nothing.fileno(), number)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        forget()
+        for cache in caches:
+            cache.cache_clear()
+        gc.disable()  # a collection would copy the parent's memory
         status = run_main(lambda _: work(), None)
     except SystemExit as error:
         status = int(error.code or 0)
