@@ -233,7 +233,7 @@ def _parser(command: str) -> ArgumentParser:
         "--packing-factor",
         type=parse_factor,
         metavar="P",
-        help="sequences per pack for the plan, if the data do not exist yet",
+        help="sequences per pack for the plan; default: those of the data set, if it exists",
     )
     parser.add_argument(
         "--show-config",

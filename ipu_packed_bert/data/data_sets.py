@@ -38,7 +38,7 @@ _FOLLOWED = (
 def known_packing_factor(
     config: Config, manifest: Optional[Manifest], given: Optional[float] = None
 ) -> Optional[PackingFactor]:
-    """Return the factor of the data set, else the stated one, else the published one for packs of this length.
+    """Return the stated factor, else that of the data set, else the published one for packs of this length.
 
     The published one is that of the histogram, packed as configured, else the paper's.
 
@@ -50,13 +50,13 @@ def known_packing_factor(
     Returns:
         The factor and its source, None if none of them exists.
     """
+    data = config.data
     if given is not None:
-        checked_factor(given, config.data.max_sequences_per_pack)
-    if manifest is not None:
-        return PackingFactor(manifest.packing_factor, f"the data set in {config.data.named}")
+        checked_factor(given, data.max_sequences_per_pack)
+    elif manifest is not None:
+        return PackingFactor(manifest.packing_factor, f"the data set in {data.named}")
     if not config.packed:
         return PackingFactor(1.0, "one sequence in a pack")
-    data = config.data
     return planned_factor(
         data.max_sequence_length, data.packer, data.max_sequences_per_pack, given=given
     )

@@ -14,6 +14,8 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import DataConfig
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
+from pack_data.store.data_set import read_manifest
+from tests.tiny_runs import tiny_data
 
 
 def test_a_number_given_comes_first_then_a_histogram_then_the_paper():
@@ -57,3 +59,9 @@ def test_without_packing_it_is_one():
     for data in (DataConfig(packer="none", max_sequences_per_pack=1), DataConfig(max_sequences_per_pack=1)):
         assert known_packing_factor(Config(data=data), None).value == 1.0
     assert known_packing_factor(Config(), None).value > 1.9
+
+
+def test_a_stated_factor_replaces_that_of_the_data_set(tmp_path):
+    manifest = read_manifest(tiny_data(tmp_path / "data"))
+    assert known_packing_factor(Config(), manifest).value == manifest.packing_factor
+    assert known_packing_factor(Config(), manifest, 1.25) == (1.25, "--packing-factor")
