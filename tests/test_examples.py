@@ -158,7 +158,7 @@ def test_the_walk_through_a_pod_plans_and_compiles_as_far_as_it_can(sdk, tmp_pat
             printed = run_here("pod16_walkthrough", monkeypatch, *arguments)
     else:
         printed = run_here("pod16_walkthrough", monkeypatch, *arguments)
-    assert "verdict   fits" in printed and "predicted by the cycle model" in printed
+    assert "verdict  fits" in printed and "predicted by the cycle model" in printed
     assert Path("pod16/program.poptorch").is_file() is sdk
     assert bool(re.search("^compiled  pod16/program.poptorch", printed, re.MULTILINE)) is sdk
     assert bool(re.search("^not compiled: .*Poplar SDK", printed, re.MULTILINE)) is not sdk

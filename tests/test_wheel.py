@@ -136,7 +136,7 @@ def test_it_builds_verifies_and_trains(installed, trained):
 @pytest.mark.slow
 def test_it_plans_by_name(installed):
     text = packed_bert(installed, "plan", *"--config packed_phase2_pod16 --packing-factor 2".split())
-    assert "4 replicas of 4 IPUs = 16 IPUs" in text and "verdict   fits" in text
+    assert "4 replicas of 4 IPUs = 16 IPUs" in text and "verdict  fits" in text
     too_large = "--config packed_phase2_pod16 --packing-factor 2 --set batch.micro_batch=64".split()
     packed_bert(installed, "plan", *too_large, status=1)
     assert "mean packed_phase2_pod16" in packed_bert(installed, "plan", "--config", "packed_phase3_pod16", status=2)

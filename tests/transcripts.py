@@ -66,17 +66,19 @@ _WORDS = {
     r"(?m)^.*: \d+ of \d+ \w+(?:,.*)?\n": "",  # progress
     r" +<seconds> left": "",
 }
+# Blanks depend on the width of measured numbers, and so do the places where a line is broken.
+_WRAPPED = {r"\n {12,}": " ", r"(?m)^(  \S+(?: \S+)*)  +": r"\1  "}
 # Transcript -> further patterns: measured columns of its tables, and numbers that another processor rounds otherwise.
 _MEASURED = {
     "compare": {r"(?m) +\d\.\d{3} +\d+\.\d$": " <seconds> <MiB>"},
     "stream": {r"(?m) +[\d,]+\.\d$": " <rate>"},
-    "pretrain": {r" *\b\d+\.\d{3}\b(?: +\d+\.\d%)?": " <number>", r" +\d+\.\d% +\d+\.\d% ": " <shares> "},
-    "finetune": {r" *\b\d+\.\d+\b%?": " <number>"},
+    "pretrain": {**_WRAPPED, r" *\b\d+\.\d{3}\b(?: +\d+\.\d%)?": " <number>", r"(?<=  )\d[\d,]*\.\d\b%?": "<number>"},
+    "finetune": {**_WRAPPED, r" *\b\d[\d,]*\.\d+\b%?": " <number>"},
     "predict": {r" *\b\d[\d,]*\.\d+\b%?": " <number>"},
-    "ipu-check": {r"  +": "  ", r" *\b\d[\d,]*[.,]\d+%?": " <number>"},
+    "ipu-check": {**_WRAPPED, r"  +": "  ", r" *\b\d[\d,]*[.,]\d+%?": " <number>"},
     "check-model": {r" *\b\d[\d.e-]*\b": " <number>"},
     "benchmark": {
-        r" *\b\d+\.\d+\b": " <number>",
+        r" *\b\d[\d,]*\.\d+\b": " <number>",
         r"HF \d \w+": "HF <fastest>",
         r"(?m)^ +.* cores, .*$": "  <machine>",
         r"(?s)  On [^,]+,.*?model": "  On <machine>, <comparison>, model",

@@ -21,9 +21,8 @@ from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import SideBySide, side_by_side
 from pack_data.cli.timing import Clock, quartiles, rounds_in_turn, seconds_in_turn, timed
-from pack_data.display.table import Column, Table
+from pack_data.display.facts import Fact, Facts, quantity
 from pack_data.reading.fields import one_line
-from pack_data.store.quantities import quantity_of
 
 
 def host_engine(
@@ -245,58 +244,39 @@ def bfloat16_slowdown() -> float:
     return rates["float32"] / rates["bfloat16"]
 
 
-def _quantity_column(key: str) -> Column:
-    """Return the column of a quantity of `store.quantities`."""
-    quantity = quantity_of(key)
-    return Column(key, quantity.name, form=quantity.form)
-
-
-def _spread(key: str, interval: Sequence[float]) -> Dict[str, float]:
-    """Return a value and the ends of its interval under their keys. interval: (least, value, most)."""
-    return dict(zip((f"{key}_lower", key, f"{key}_upper"), interval))
-
-
-def _with_interval(key: str, title: str, source: str, form: str) -> Column:
-    """Return a column of `_spread` values."""
-    return Column(key, title, source, form, (f"{key}_lower", f"{key}_upper"))
-
-
-_LAYOUTS = (
-    Column("ranks", "ranks"),
-    Column("slots", "slots"),
-    Column("precision", "precision"),
-    Column("attention", "attention"),
-    Column("rows", "micro-batch"),
-    Column("packed_sequences_per_second", "packed/s", form=".2f"),
-    Column("unpacked_sequences_per_second", "unpacked/s", form=".2f"),
-    _with_interval("speed_up", "speed-up", "", ".3f"),
-    _with_interval("sorted_time", "sorted HF, time", "", ".3f"),
-    _quantity_column("packing_factor"),
-)
-_GPU = (
-    _with_interval("dense_time", "dense mask, time", "", ".3f"),
-    _with_interval("flash_time", "HF Flash, time", "", ".3f"),
-    Column("peak_memory_bytes", "peak GiB", form=".2f", scale=2**30),
-    Column("useful_tflops", "useful TFLOP/s", form=",.3g"),
-)
-
-
-def table(
+def facts(
     measurements: Sequence[Mapping[str, Any]], title: str, notes: Sequence[str] = ()
-) -> Table:
+) -> Facts:
     """Return a table of results of `compare_layouts`."""
-    rows = []
-    for figures in measurements:
-        row = {**figures, "attention": ", ".join(figures["attention"].values())}
-        row["rows"] = str(figures["micro_batch"])
-        if "sorted_rows" in figures:
-            row["rows"] += ", HF {sorted_rows} {sorted_attention}".format(**figures)
-        for name in ("speed_up", "sorted_time", "dense_time", "flash_time"):
-            median = figures.get(name)
-            if median is not None:
-                low, high = figures[f"{name}_quartiles"]
-                row.update(_spread(name, (low, median, high)))
-        rows.append(row)
-    on_device = any(row.get("peak_memory_bytes") is not None for row in rows)
-    columns = (*_LAYOUTS, *_GPU) if on_device else _LAYOUTS
-    return Table("benchmark", title, columns, rows, tuple(notes))
+    return Facts(title, list(map(_row, measurements)), notes, "benchmark")
+
+
+def _row(figures: Mapping[str, Any]) -> Dict[str, Fact]:
+    """Return the row of a result; figures that were not measured are left out."""
+    rows = str(figures["micro_batch"])
+    if "sorted_rows" in figures:
+        rows += ", HF {sorted_rows} {sorted_attention}".format(**figures)
+    row = {name: Fact(name, str(figures[name])) for name in ("ranks", "slots", "precision")}
+    row["attention"] = Fact("attention", ", ".join(figures["attention"].values()))
+    row["rows"] = Fact("micro-batch", rows)
+    for side in ("packed", "unpacked"):
+        key = f"{side}_sequences_per_second"
+        row[key] = Fact(f"{side}/s", figures[key], "per second")
+    for key, name in _RATIOS.items():
+        if figures.get(key) is not None:
+            low, high = figures[f"{key}_quartiles"]
+            row[key] = Fact(name, figures[key], "ratio", interval=(low, high))
+    row["packing_factor"] = quantity("packing_factor", figures["packing_factor"])
+    if figures.get("peak_memory_bytes") is not None:
+        row["peak_memory_bytes"] = Fact("peak", figures["peak_memory_bytes"], "bytes")
+        row["useful_tflops"] = Fact("useful TFLOP/s", figures.get("useful_tflops"))
+    return row
+
+
+# Ratios with quartiles -> their headings.
+_RATIOS = {
+    "speed_up": "speed-up",
+    "sorted_time": "sorted HF, time",
+    "dense_time": "dense mask, time",
+    "flash_time": "HF Flash, time",
+}

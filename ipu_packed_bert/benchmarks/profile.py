@@ -14,7 +14,7 @@ from ipu_packed_bert.benchmarks.work import BenchmarkWork
 from ipu_packed_bert.engine.host.devices import clock_of, find_device, product_rate
 from ipu_packed_bert.settings.config import Config
 from pack_data.cli.timing import seconds_in_turn
-from pack_data.display.table import Column, Table
+from pack_data.display.facts import Fact, Facts
 
 _PRODUCTS = "layer products"
 _VOCABULARY = "vocabulary product"
@@ -87,13 +87,14 @@ def _part(event: Any, vocabulary: int) -> str:
     return _REST
 
 
-def profile_table(
+def profile_facts(
     cases: Mapping[str, Mapping[str, float]], title: str, notes: Tuple[str, ...]
-) -> Table:
+) -> Facts:
     """Return a table of results of `where_time_goes`, a column for each named case."""
-    columns = [Column("part", "part")]
-    columns += [Column(name, name, form=".1f", scale=0.01) for name in cases]
     rows = []
     for part in (*(part for part, _ in _PARTS), _REST, _USEFUL):
-        rows.append({"part": part, **{name: shares[part] for name, shares in cases.items()}})
-    return Table("profile", title, tuple(columns), rows, notes)
+        row = {"part": Fact("part", part)}
+        for name, shares in cases.items():
+            row[name] = Fact(name, shares[part], "%")
+        rows.append(row)
+    return Facts(title, rows, notes, "profile")

@@ -32,6 +32,7 @@ from pack_data.cli.command import (
     typed,
 )
 from pack_data.cli.terminal import progress_bar
+from pack_data.display.facts import number, printed
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing.histogram import LengthHistogram
@@ -149,7 +150,7 @@ def _profile(args: argparse.Namespace) -> None:
     """Print where the time of an update goes."""
     # Otherwise torch prints when its profiler starts and stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-    from ipu_packed_bert.benchmarks.profile import profile_table, where_time_goes
+    from ipu_packed_bert.benchmarks.profile import profile_facts, where_time_goes
     from ipu_packed_bert.benchmarks.work import machine
     from pack_data.cli.memory import keep_buffers
 
@@ -163,7 +164,7 @@ def _profile(args: argparse.Namespace) -> None:
         print(json.dumps(shares))
         return
     notes = (f"{args.packs} packs, vocabulary {args.vocabulary_size}", machine())
-    print(profile_table(shares, f"Model {args.size}: share of an update, %", notes).text())
+    print(printed(profile_facts(shares, f"Model {args.size}: share of an update", notes)))
 
 
 def _in_ranks(args: argparse.Namespace, options: List[str]) -> int:
@@ -335,7 +336,7 @@ def _pick_precisions(option: str, processes: Processes) -> Tuple[str, ...]:
 
 
 def _report(result: Dict[str, Any], *, as_json: bool) -> None:
-    from ipu_packed_bert.benchmarks.packed import table
+    from ipu_packed_bert.benchmarks.packed import facts
 
     if as_json:
         print(json.dumps(result))
@@ -355,15 +356,15 @@ def _report(result: Dict[str, Any], *, as_json: bool) -> None:
     notes.append(result["machine"])
     if ratios:
         notes.append(_sentence(result, ratios))
-    print(table(measurements, f"Model {result['size']}: packed and unpacked", notes).text())
+    print(printed(facts(measurements, f"Model {result['size']}: packed and unpacked", notes)))
 
 
 def _sentence(result: Dict[str, Any], ratios: Sequence[float]) -> str:
     """Return the result against sorted sequences in one sentence."""
-    times = sorted({f"{ratio:.2f}" for ratio in (min(ratios), max(ratios))})
+    times = sorted({number(ratio, "times") for ratio in (min(ratios), max(ratios))})
     processor = result["machine"].partition(",")[0]
-    factor = result["measurements"][0]["packing_factor"]
+    factor = number(result["measurements"][0]["packing_factor"], "sequences per pack")
     return (
         f"On {processor}, Hugging Face's BERT on sorted sequences at its best takes {' to '.join(times)} times as long"
-        f" as packs of {factor:.2f} sequences: the same {result['sequences']} sequences, model {result['size']}."
+        f" as packs of {factor} sequences: the same {result['sequences']} sequences, model {result['size']}."
     )

@@ -13,10 +13,11 @@ from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, S
 from ipu_packed_bert.settings.config import BLOCK
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.settings.yaml_files import parse_yaml
+from pack_data.display.facts import quantity_with_unit
 from pack_data.reading.durable import check_new_folder, write_atomically
 from pack_data.reading.fields import Fields, read_object, said_of
 from pack_data.reading.words import counted
-from pack_data.store.quantities import QUANTITIES
+from pack_data.store.quantities import quantity_of
 
 if TYPE_CHECKING:
     from ipu_packed_bert.model.hugging_face import Loaded
@@ -150,16 +151,15 @@ def _summary_facts(path: Path, step: int) -> _Facts:
     summary = read_object(path, way_out=_WAY_OUT)
     if summary.integer("steps") != step:
         return []
-    quantity = QUANTITIES["packing_factor"]
+    factor = summary.number("packing_factor")
     facts = [
         ("sequences trained on", f"{summary.integer('sequences'):,}"),
         ("tokens trained on", f"{summary.integer('tokens'):,}"),
-        (quantity.name, quantity.with_unit(summary.number("packing_factor"))),
+        (quantity_of("packing_factor").name, quantity_with_unit("packing_factor", factor)),
     ]
     speed = summary.optional("sequences_per_second", Fields.number)
     if speed is not None:
-        rate = QUANTITIES["sequences_per_second"].with_unit(speed)
-        facts.append(("speed of training", rate))
+        facts.append(("speed of training", quantity_with_unit("sequences_per_second", speed)))
 
     held_out = summary.optional("held_out", Fields.object)
     if held_out and held_out.integer("step") == step:

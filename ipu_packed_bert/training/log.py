@@ -17,7 +17,8 @@ from ipu_packed_bert.training.log_files import Events, JsonlWriter, forget_after
 from ipu_packed_bert.training.loop import Log
 from ipu_packed_bert.training.trackers import Tracker
 from pack_data.cli.terminal import bare_stderr
-from pack_data.cli.timing import left_text
+from pack_data.cli.timing import time_text
+from pack_data.display.facts import number
 from pack_data.reading.durable import write_atomically
 from pack_data.store import quantities
 
@@ -148,8 +149,8 @@ class RunLog(Log):
         self._events.add(step, values)
 
         line = (
-            f"{metrics_text(result.metrics)}  {recent.sequences_per_second:,.1f} seq/s"
-            f"  {recent.tokens_per_second:,.0f} tok/s  padding avoided {avoided:.2%}"
+            f"{metrics_text(result.metrics)}  {number(recent.sequences_per_second, 'sequences/s')} seq/s"
+            f"  {number(recent.tokens_per_second, 'tokens/s')} tok/s  padding avoided {number(avoided, '%')}"
         )
         if self._bar is not None:
             self._bar.set_postfix_str(line, refresh=False)
@@ -164,12 +165,12 @@ class RunLog(Log):
         if not first_step < step < self._steps:
             return ""
         seconds_per_step = (time.perf_counter() - start) / (step - first_step)
-        return f"  {left_text(seconds_per_step * (self._steps - step))}"
+        return f"  {time_text(seconds_per_step * (self._steps - step))} left"
 
     def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        for number, batch in enumerate(batches, start=1):
+        for count, batch in enumerate(batches, start=1):
             if self._bar is not None:
-                self._bar.set_postfix_str(f"evaluating, batch {number:,}", refresh=True)
+                self._bar.set_postfix_str(f"evaluating, batch {number(count)}", refresh=True)
             yield batch
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
@@ -205,7 +206,7 @@ class RunLog(Log):
 
     def saved(self, step: int, seconds: float) -> None:
         if seconds > _LONG_SAVE:
-            self._say(f"saved     step {step} in {seconds:.1f} s")
+            self._say(f"saved     step {step} in {time_text(seconds)}")
 
     def lacks_evaluation(self, step: int) -> bool:
         return step not in self._evaluated_before
@@ -243,6 +244,13 @@ def _tag(name: str) -> str:
     return f"{kind}/{part or 'total'}"
 
 
+def metric_unit(name: str, metrics: Mapping[str, Any]) -> str:
+    """Return the unit of a metric; scores of predictions, which have no loss, are percentages or counts."""
+    if "loss" not in metrics:
+        return "score"
+    return "accuracy" if name.endswith("accuracy") else "nats"
+
+
 def metrics_text(metrics: Mapping[str, Any]) -> str:
     """Format metrics for users, in one line.
 
@@ -254,10 +262,7 @@ def metrics_text(metrics: Mapping[str, Any]) -> str:
         part, _, kind = name.rpartition("_")
         if "loss" not in metrics:
             part = name
-            form = "," if isinstance(value, int) else ".2f"
-        else:
-            form = ".1%" if kind == "accuracy" else ".3f"
-        text = "none" if value is None else format(value, form)
+        text = "none" if value is None else number(value, metric_unit(name, metrics))
         groups.setdefault(part or kind, []).append(text)
     if not groups:
         return "no labels in the file"

@@ -16,13 +16,12 @@ from ipu_packed_bert.run_files.folder import (
 )
 from ipu_packed_bert.settings.declare import flat
 from ipu_packed_bert.settings.yaml_files import load_yaml
+from pack_data.display.facts import Fact, Facts, number, quantity_with_unit, with_unit
 from pack_data.display.page import Figure, Page, Section
 from pack_data.display.picture import Axis, Bars, Line, Lines, Series, packing_bars, write
-from pack_data.display.table import Column, Table
 from pack_data.reading.fields import Fields, read_json
 from pack_data.reading.words import counted
 from pack_data.store import quantities
-from pack_data.store.quantities import QUANTITIES
 
 _WAY_OUT = "pass the directory of a run, with its files as they were written"
 # Numbers of `compare_unpacked` in a summary: medians of the rates, the packing factor, the median of the ratio.
@@ -32,6 +31,8 @@ _COMPARED = (
     "packing_factor",
     "speedup",
 )
+_FACTOR = "sequences per pack"  # unit
+_AVOIDED = "of the padding avoided"  # unit
 _Records = Sequence[Mapping[str, Any]]  # the lines of log.jsonl or evaluation.jsonl
 
 
@@ -196,16 +197,20 @@ def _answer(steps: int, losses: _Losses, held_out: Optional[Fields]) -> str:
         constant_accuracy = held_out.optional("most_frequent_token_accuracy", Fields.number)
     if accuracy is not None and constant_accuracy is not None:
         return (
-            f"After {counted(steps, 'update')} the model predicts {accuracy:.1%} of the masked tokens of held-out "
-            f"texts; always predicting the most frequent token would give {constant_accuracy:.1%}."
+            f"After {counted(steps, 'update')} the model predicts {number(accuracy, 'accuracy')} of the masked tokens "
+            "of held-out texts; always predicting the most frequent token would give "
+            f"{number(constant_accuracy, 'accuracy')}."
         )
 
     values = losses.training.y
     if not values:
         return f"After {counted(steps, 'update')} there is no finite loss."
-    answer = f"After {counted(steps, 'update')} the training loss is {values[-1]:.3f}; it began at {values[0]:.3f}"
+    answer = (
+        f"After {counted(steps, 'update')} the training loss is {number(values[-1], 'nats')}; it began at "
+        f"{number(values[0], 'nats')}"
+    )
     if losses.held_out.y:
-        answer += f", and is {losses.held_out.y[-1]:.3f} on held-out texts"
+        answer += f", and is {number(losses.held_out.y[-1], 'nats')} on held-out texts"
     return answer + "."
 
 
@@ -214,26 +219,26 @@ def _loss_figure(losses: _Losses) -> Figure:
     line = losses.held_out if losses.held_out.y else losses.training
     words = "loss held out" if losses.held_out.y else "loss in training"
     if losses.unigram is not None:
-        words += f"; always the token frequencies: {losses.unigram:.3f}"
+        words += f"; always the token frequencies: {number(losses.unigram, 'nats')}"
     unit = "nats per masked token" if losses.measure == "mlm_loss" else "loss"
-    return Figure(f"{line.y[-1]:.3f}" if line.y else "none", unit, words)
+    return Figure(number(line.y[-1], "nats") if line.y else "none", unit, words)
 
 
 def _speed_figure(records: _Records, compared: Optional[Fields]) -> Figure:
     """Show the speed-up over unpacked training, if it was measured, else the speed."""
     if compared:
         packed, unpacked, factor, speed_up = map(compared.number, _COMPARED)
-        words = (
-            f"medians {packed:,.1f} and {unpacked:,.1f} sequences/s; packing factor {factor:.3f}"
-        )
-        return Figure(f"{speed_up:.2f} times", "as fast as unpacked", words)
+        rate = number(packed, "sequences/s")
+        unpacked_rate = with_unit(unpacked, "sequences/s")
+        words = f"medians {rate} and {unpacked_rate}; packing factor {number(factor, _FACTOR)}"
+        return Figure(with_unit(speed_up, "times"), "as fast as unpacked", words)
     seconds = _total(records, "seconds")
     if not seconds:
         return Figure("-", "sequences/s", "- tokens/s")
     sequence_rate = quantities.sequences_per_second(_total(records, "sequences"), seconds)
     token_rate = quantities.tokens_per_second(_total(records, "tokens"), seconds)
-    tokens = QUANTITIES["tokens_per_second"].with_unit(token_rate)
-    return Figure(f"{sequence_rate:,.1f}", QUANTITIES["sequences_per_second"].unit, tokens)
+    tokens = quantity_with_unit("tokens_per_second", token_rate)
+    return Figure(number(sequence_rate, "sequences/s"), "sequences/s", tokens)
 
 
 def _packing_figure(records: _Records, slots: Optional[int]) -> Figure:
@@ -241,11 +246,10 @@ def _packing_figure(records: _Records, slots: Optional[int]) -> Figure:
     packs = _total(records, "packs")
     sequences = _total(records, "sequences")
     factor = quantities.packing_factor(sequences, packs)
-    quantity = QUANTITIES["packing_factor"]
     if slots is None:
-        return Figure(f"{factor:.3f}", quantity.unit, f"the {quantity.name}")
+        return Figure(number(factor, _FACTOR), _FACTOR, "the packing factor")
     avoided = quantities.padding_avoided(packs, sequences, _total(records, "tokens"), slots)
-    return Figure(f"{avoided:.1%}", "of the padding avoided", quantity.with_unit(factor))
+    return Figure(number(avoided, _AVOIDED), _AVOIDED, with_unit(factor, _FACTOR))
 
 
 def _throughput_picture(records: _Records) -> Lines:
@@ -273,7 +277,7 @@ def _speed_picture(compared: Fields) -> Bars:
         Axis("speed relative to one sequence a row"),
         (Series("speed", (1.0, speed_up), (None, low), (None, high)),),
         across=True,
-        ends=(f"{unpacked:,.1f}/s", f"{packed:,.1f}/s"),
+        ends=(f"{number(unpacked, 'sequences/s')}/s", f"{number(packed, 'sequences/s')}/s"),
         levels=(("packing factor", factor),),
         notes=(
             f"Median and quartiles of {compared.integer('updates')} updates; on the right: median sequences/s.",
@@ -281,23 +285,20 @@ def _speed_picture(compared: Fields) -> Bars:
     )
 
 
-def _evaluations_table(evaluations: _Records) -> Table:
-    keys = dict.fromkeys(key for record in evaluations for key in record)
-    columns = []
-    for key in keys:
-        form = ".2%" if key.endswith("accuracy") else ""
-        columns.append(Column(key, key.replace("_", " "), form=form))
-    return Table(
-        "evaluations",
-        "Evaluations on held-out data (evaluation.jsonl)",
-        tuple(columns),
-        evaluations,
-    )
+def _evaluations_table(evaluations: _Records) -> Facts:
+    rows = []
+    for record in evaluations:
+        row = {}
+        for key, value in record.items():
+            unit = "%" if key.endswith("accuracy") else ""
+            row[key] = Fact(key.replace("_", " "), value, unit)
+        rows.append(row)
+    return Facts("Evaluations on held-out data (evaluation.jsonl)", rows, name="evaluations")
 
 
-def _values_table(name: str, title: str, tree: Mapping[str, Any]) -> Table:
-    rows = [{"what": key, "value": value} for key, value in flat(tree).items()]
-    return Table(name, title, (Column("what", "what"), Column("value", "value")), rows)
+def _values_table(name: str, title: str, tree: Mapping[str, Any]) -> Facts:
+    values = {key: Fact(key, value) for key, value in flat(tree).items()}
+    return Facts(title, values, name=name)
 
 
 def _object(path: Path) -> Dict[str, Any]:

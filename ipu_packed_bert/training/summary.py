@@ -8,30 +8,37 @@ import shlex
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from ipu_packed_bert.data.constant_baseline import BESIDE
 from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
 from ipu_packed_bert.tasks.scores import verdict_of
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, SideBySide, compare_unpacked
-from ipu_packed_bert.training.log import RunLog, Totals, metrics_text
+from ipu_packed_bert.training.log import RunLog, Totals, metric_unit
 from ipu_packed_bert.training.loop import Outcome
 from ipu_packed_bert.training.picture import draw_curves
 from ipu_packed_bert.training.prepared import Prepared, resume_command
 from pack_data.cli.command import NotFinite, runnable
+from pack_data.cli.timing import time_text
+from pack_data.display.facts import (
+    Fact,
+    Facts,
+    number,
+    printed,
+    quantity,
+    quantity_with_unit,
+    with_unit,
+)
 from pack_data.display.lines import plain
-from pack_data.display.table import text_table
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import one_line
 from pack_data.reading.words import counted
 from pack_data.store import quantities
-from pack_data.store.quantities import QUANTITIES
 
 _NOT_FINITE = "not finite"
 
 # Fields of a record of evaluation.jsonl that a summary leaves out.
 _NO_METRICS = ("packs", "tokens", "seconds")
-_WIDTHS = (20, 10, 8, 0)  # column widths in characters, so that the printed tables align
 
 
 @dataclass(frozen=True)
@@ -58,32 +65,32 @@ class _RunSummary:
     compare_unpacked: Optional[Mapping[str, Any]]  # SideBySide.to_json
     accounts: Optional[Mapping[str, Any]]  # ExampleTask.accounts
 
-    def lines(self, *, precision: str) -> List[str]:
+    def facts(self, *, precision: str) -> Facts:
         """Return the summary for users: losses, speed, and the comparison with unpacked training."""
-        work = f"{counted(self.steps, 'update')}, {counted(self.sequences, 'sequence')}, {_time(self.seconds)}"
-        losses = f"{_loss_text(self.first_loss)} -> {_loss_text(self.loss)}"
-        sequence_rate = QUANTITIES["sequences_per_second"].with_unit(self.sequences_per_second)
-        token_rate = QUANTITIES["tokens_per_second"].with_unit(self.tokens_per_second)
-        factor = QUANTITIES["packing_factor"].with_unit(self.packing_factor)
-        rows = []
+        rows = {}
         if self.stopped_by:
             last = f"after update {self.steps:,} of {self.steps_planned:,}"
-            rows.append(("stopped", f"by {self.stopped_by} {last}; saved"))
+            rows["stopped"] = Fact("stopped", f"by {self.stopped_by} {last}; saved")
         if self.steps:
-            rows.append(("trained", f"loss {losses} in {work}"))
-            rows.append(("speed", f"{sequence_rate}, {token_rate}"))
-            rows.append(("padding", f"{self.padding_avoided:.2%} avoided: {factor}"))
-
+            work = f"{counted(self.sequences, 'sequence')} in {time_text(self.seconds)}"
+            first = f"{_number(self.first_loss, 'nats')} in the first update"
+            tokens = quantity_with_unit("tokens_per_second", self.tokens_per_second)
+            factor = quantity_with_unit("packing_factor", self.packing_factor)
+            rows["steps"] = Fact("updates", self.steps, note=work)
+            rows["loss"] = Fact("loss", _or_none(self.loss), "nats", note=first)
+            rates = quantity("sequences_per_second", self.sequences_per_second, tokens)
+            rows["sequences_per_second"] = rates._replace(name="speed")
+            rows["padding_avoided"] = quantity("padding_avoided", self.padding_avoided, factor)
         if self.held_out is not None:
-            rows += _labelled("held out", _held_out(self.held_out, self.steps))
+            rows.update(_held_out(self.held_out, self.steps))
             verdict = verdict_of(self.held_out, "the training file") or _beside_unigram(
                 self.held_out
             )
             if verdict:
-                rows.append(("verdict", verdict))
+                rows["verdict"] = Fact("verdict", verdict)
         if self.compare_unpacked is not None:
-            rows += _labelled("unpacked", _compared(self.compare_unpacked, precision))
-        return [f"{label:<9} {text}".rstrip() for label, text in rows]
+            rows.update(_compared(self.compare_unpacked, precision))
+        return Facts("", rows)
 
 
 def finish(run: Prepared, folder: Path, log: RunLog, outcome: Outcome) -> None:
@@ -112,8 +119,7 @@ def finish(run: Prepared, folder: Path, log: RunLog, outcome: Outcome) -> None:
     _write(summary, folder)
 
     print()
-    for line in summary.lines(precision=run.config.engine.precision):
-        print(line)
+    print(printed(summary.facts(precision=run.config.engine.precision)))
     if problem:
         print(f"unpacked  not compared: {problem}")
     if summary.steps:
@@ -231,36 +237,32 @@ def _picture(
     return str(folder / PICTURE)
 
 
-def _labelled(label: str, lines: List[str]) -> List[Tuple[str, str]]:
-    """Return rows of a label and a line; the label stands before the first line only."""
-    labels = [label, *[""] * len(lines)]
-    return list(zip(labels, lines))
+def _or_none(value: Optional[float]) -> Any:
+    return "none" if value is None else value
 
 
-def _loss_text(loss: Optional[float]) -> str:
-    return "none" if loss is None else f"{loss:.3f}"
+def _number(value: Optional[float], unit: str) -> str:
+    return "none" if value is None else number(value, unit)
 
 
-def _held_out(evaluation: Mapping[str, Any], steps: int) -> List[str]:
-    """Return lines with the metrics of the last evaluation and, if it has them, of constant predictions.
+def _held_out(evaluation: Mapping[str, Any], steps: int) -> Dict[str, Fact]:
+    """Return the metrics of the last evaluation, each with that of a constant prediction if there is one.
 
-    A run that was stopped after `steps` updates may have been evaluated earlier; then the lines state the update.
+    A run that was stopped after `steps` updates may have been evaluated earlier; then the names state the update.
     """
     step = evaluation.get("step")
-    when = "" if step in (None, steps) else f"after update {step:,}"
-    if evaluation.get("unigram_loss") is None:
-        metrics = dict(evaluation)
-        metrics.pop("step", None)
-        metrics.pop("sequences", None)
-        return [f"{when}: {metrics_text(metrics)}" if when else metrics_text(metrics)]
-    cells = [(when, "this model", "baseline", "")]
-    for label, name, constant_name, constant_label in BESIDE:
-        if name not in evaluation:
+    about = "held out" if step in (None, steps) else f"held out after update {step:,}"
+    baselines = {name: (label, key, words) for label, name, key, words in BESIDE}
+    constants = [key for _, key, _ in baselines.values()]
+    rows = {}
+    for name, value in evaluation.items():
+        if name in ("step", "sequences", *constants):
             continue
-        score = _number(evaluation, name)
-        constant_score = _number(evaluation, constant_name)
-        cells.append((label, score, constant_score, constant_label))
-    return text_table(cells, left=(0, 3), widths=_WIDTHS)
+        unit = metric_unit(name, evaluation)
+        label, key, words = baselines.get(name, (name.replace("_", " "), "", ""))
+        note = f"{words}: {_number(evaluation[key], unit)}" if key in evaluation else ""
+        rows[f"held out {name}"] = Fact(f"{about}: {label}", _or_none(value), unit, note=note)
+    return rows
 
 
 def _beside_unigram(evaluation: Mapping[str, Any]) -> str:
@@ -271,45 +273,34 @@ def _beside_unigram(evaluation: Mapping[str, Any]) -> str:
         return ""
     relation = "better" if loss < unigram else "no better"
     return (
-        f"{loss:.3f} nats per masked token: {relation} than the unigram baseline, {unigram:.3f}, which knows only how "
-        "frequent each token is"
+        f"{with_unit(loss, 'nats')} per masked token: {relation} than the unigram baseline, {number(unigram, 'nats')}, "
+        "which knows only how frequent each token is"
     )
 
 
-def _number(values: Mapping[str, Any], name: str) -> str:
-    value = values.get(name)
-    if value is not None and name.endswith("accuracy"):
-        return f"{value:.1%}"
-    return _loss_text(value)
-
-
-def _compared(comparison: Mapping[str, Any], precision: str) -> List[str]:
-    """Return lines with the speeds and the differences of packed and unpacked updates."""
-    packed = comparison["packed_sequences_per_second"]
-    unpacked = comparison["unpacked_sequences_per_second"]
-    factor = comparison["packing_factor"]
-    low, high = comparison["speedup_quartiles"]
+def _compared(comparison: Mapping[str, Any], precision: str) -> Dict[str, Fact]:
+    """Return the speeds and the differences of packed and unpacked updates."""
+    packed = with_unit(comparison["packed_sequences_per_second"], "sequences/s")
+    unpacked = number(comparison["unpacked_sequences_per_second"], "sequences/s")
+    low, high = (number(ratio, "times") for ratio in comparison["speedup_quartiles"])
+    factor = quantity_with_unit("packing_factor", comparison["packing_factor"])
     # Not the quotient of the two medians beside it. Other work on the machine spreads the quartiles.
-    pairs = f"quartiles of {counted(comparison['updates'], 'pair')}: {low:.2f} to {high:.2f}"
-    speed_up = (
-        f"{comparison['speedup']:.3f} times as fast ({pairs}); the packing factor is {factor:.3f}"
+    speeds = (
+        f"quartiles of {counted(comparison['updates'], 'pair')}: {low} to {high}; {packed} packed, {unpacked} "
+        f"unpacked; {factor}"
     )
-    cells = [
-        ("", "packed", "unpacked", ""),
-        ("sequences/s", f"{packed:,.1f}", f"{unpacked:,.1f}", speed_up),
-    ]
-    rows = text_table(cells, left=(0, 3), widths=_WIDTHS)
-
-    loss = comparison["loss_difference"]
     gradients = comparison["gradient_difference"]
     limit = EXPECTED[precision]
-    verdict = f"MORE than {limit:.0e}, the rounding of {precision}"
+    verdict = f"MORE than {number(limit, 'relative')}, the rounding of {precision}"
     if gradients <= limit:
         verdict = "the same updates"
-    differences = f"loss {loss:.0e}, gradients {gradients:.0e}"
-    return [*rows, f"largest relative difference: {differences}: {verdict}"]
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(int(round(seconds)), 60)
-    return f"{minutes:,} min {rest} s" if minutes else f"{seconds:.1f} s"
+    largest = "largest relative difference"
+    return {
+        "speedup": Fact("speed-up of packing", comparison["speedup"], "times", note=speeds),
+        "loss_difference": Fact(
+            "loss, packed and unpacked", comparison["loss_difference"], "relative", note=largest
+        ),
+        "gradient_difference": Fact(
+            "gradients, packed and unpacked", gradients, "relative", note=f"{largest}: {verdict}"
+        ),
+    }

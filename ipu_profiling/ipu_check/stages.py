@@ -27,6 +27,7 @@ from ipu_profiling.cycles.workload import Machine
 from ipu_profiling.measured import bundle as ipu_bundle
 from ipu_profiling.measured import popvision
 from ipu_profiling.planning.ipu_memory import memory_of_packs
+from pack_data.display.facts import Facts, number, printed, with_unit
 from pack_data.reading.durable import check_new_folder
 
 
@@ -45,7 +46,7 @@ def check(args: argparse.Namespace) -> int:
         stages.finish()
         print(f"\ninterrupted; the results so far are in {stages.file}")
         raise
-    print("\n" + "\n".join(stages.finish()))
+    print("\n" + "\n\n".join(map(printed, stages.finish())))
     print(f"\nbundle    {stages.file}, can be attached to a report")
     return int(stages.bundle.verdict["status"])
 
@@ -152,7 +153,7 @@ class _Check:
         finally:
             seconds = round(time.perf_counter() - started, 3)
             stage["seconds"] = seconds
-        print(f"{seconds:8.1f} s  {status}{stage['said']}", flush=True)
+        print(f"{with_unit(seconds, 's'):>10}  {status}{stage['said']}", flush=True)
         if "means" in stage:
             print(
                 f"{'':<10}cause     {stage['means']}\n{'':<10}remedy    {stage['way_out']}",
@@ -164,8 +165,8 @@ class _Check:
         done = [stage["name"] for stage in self.bundle.stages if stage["status"] == ipu_bundle.DONE]
         return name in done
 
-    def finish(self) -> List[str]:
-        """Write the verdict to the bundle; return the lines of the report."""
+    def finish(self) -> List[Facts]:
+        """Write the verdict to the bundle; return its facts."""
         problems = ipu_bundle.problems(self.bundle)
         statuses = [stage["status"] for stage in self.bundle.stages]
         complete = set(statuses) == {ipu_bundle.DONE} and self._done("updates")
@@ -177,7 +178,7 @@ class _Check:
         failed = bool(problems) or not complete
         self.bundle.verdict.update(status=int(failed), problems=problems, way_out=ways_out)
         ipu_bundle.write_bundle(self.file, self.bundle)
-        return ipu_bundle.page(self.bundle)
+        return ipu_bundle.facts(self.bundle)
 
     # ---- stages ------------------------------------------------------------------------------------------------------
 
@@ -194,22 +195,22 @@ class _Check:
         pipeline = machine.pipeline(config)
         machine.save()
         fitted = calibration.load()
-        number = config.batch.gradient_accumulation
-        cycles = fitted.duration(lambda parameters: pipeline.step(number, parameters).cycles)
+        count = config.batch.gradient_accumulation
+        cycles = fitted.duration(lambda parameters: pipeline.step(count, parameters).cycles)
         work = []
         for ipu in pipeline.ipus:
-            of_ipu = pipeline.work_cycles(ipu, number, fitted.parameters)
+            of_ipu = pipeline.work_cycles(ipu, count, fitted.parameters)
             work.append({"ipu": ipu.number, "cycles": of_ipu})
         predicted.update(
             update_cycles=cycles,
-            seconds=pipeline.step(number, fitted.parameters).seconds,
+            seconds=pipeline.step(count, fitted.parameters).seconds,
             clock_hz=target.clock_hz,
             work=work,
         )
         fits = {True: "fits", False: "does not fit", None: "may fit"}[planned.fits]
         return (
-            f"{fits}: the plan counts {planned.fullest:.0%} of the fullest IPU; first loss {loss:.4f} on the"
-            f" host; {cycles.value:,.0f} cycles per update"
+            f"{fits}: the plan counts {number(planned.fullest, '%')} of the fullest IPU; first loss "
+            f"{_loss_text(loss)} on the host; {with_unit(cycles.value, 'cycles')} per update"
         )
 
     def _compiled(self) -> str:
@@ -228,10 +229,10 @@ class _Check:
         # If the updates are interrupted, the lists have those that are done.
         measured.update(losses=updates.losses, seconds=updates.seconds)
         updates.run()
-        speed = f"{upper_median(updates.seconds):.3f} s"
+        speed = with_unit(upper_median(updates.seconds), "s")
         if updates.cycles is not None:
             measured["update_cycles"] = updates.cycles
-            speed += f", {updates.cycles:,} cycles"
+            speed += f", {with_unit(updates.cycles, 'cycles')}"
         change = f"{_loss_text(updates.losses[0])} to {_loss_text(updates.losses[-1])}"
         return f"{len(updates.losses)}, loss {change}, {speed} each"
 
@@ -251,12 +252,12 @@ class _Check:
         fullest = "memory not recorded"
         if profile.memory:
             tile = max(memory.fullest_tile for memory in profile.memory)
-            fullest = f"fullest tile {tile / MK2.memory_per_tile:.0%}"
+            fullest = f"fullest tile {number(tile / MK2.memory_per_tile, '%')}"
         return f"{fullest}, {profile.runs} updates"
 
 
 def _loss_text(loss: Optional[float]) -> str:
-    return "not finite" if loss is None else f"{loss:.4f}"
+    return "not finite" if loss is None else number(loss, "nats")
 
 
 def _versions(poptorch: str) -> Dict[str, Optional[str]]:

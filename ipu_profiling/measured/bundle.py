@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.declare import nested
-from pack_data.display.table import text_table
+from pack_data.display.facts import Fact, Facts, number, with_unit
 from pack_data.reading.durable import write_atomically
 
 FORMAT = 1
@@ -28,7 +28,6 @@ KIND = "packed-bert ipu-check"
 DONE = "done"
 FAILED = "failed"
 INTERRUPTED = "interrupted"
-_MIB = 1024.0 * 1024.0
 # Relative difference of the first loss from the host's, in float32 without dropout; both are close to that of a guess.
 _LOSS_DIFFERS = 0.02
 # Relative distance of cycles from the model's interval; those of the same task differ by 13 % between frameworks.
@@ -139,8 +138,8 @@ def problems(bundle: Bundle) -> List[str]:
         lines.append(f"differs: the loss of update {losses.index(None) + 1} is not finite")
     elif losses and host_loss is not None and abs(losses[0] / host_loss - 1) > _LOSS_DIFFERS:
         lines.append(
-            f"differs: the first loss is {losses[0]:.4f}, more than {_LOSS_DIFFERS:.0%} from the host's "
-            f"{host_loss:.4f}"
+            f"differs: the first loss is {number(losses[0], 'nats')}, more than {_LOSS_DIFFERS:.0%} from the host's "
+            f"{number(host_loss, 'nats')}"
         )
 
     # The cycles of a profile are not compared, because they include the overhead of profiling.
@@ -149,8 +148,8 @@ def problems(bundle: Bundle) -> List[str]:
         low, _, high = predicted["update_cycles"]
         if not low * (1 - _CYCLES_DIFFER) <= cycles <= high * (1 + _CYCLES_DIFFER):
             lines.append(
-                f"differs: an update takes {cycles:,.0f} cycles, more than {_CYCLES_DIFFER:.0%} outside the model's "
-                f"{low:,.0f} to {high:,.0f}"
+                f"differs: an update takes {with_unit(cycles, 'cycles')}, more than {_CYCLES_DIFFER:.0%} outside the "
+                f"model's {number(low, 'cycles')} to {number(high, 'cycles')}"
             )
     return lines
 
@@ -180,9 +179,9 @@ def way_out(
     on_model = config.origins.get("placement.layers_per_ipu") == "without_ipus"
     block = "without_ipus." if on_model else ""
     proportions = list(placement.available_memory_proportion)
-    for number, proportion in enumerate(proportions):
-        if ipu in (number, None):
-            proportions[number] = proportion * 0.75
+    for place, proportion in enumerate(proportions):
+        if ipu in (place, None):
+            proportions[place] = proportion * 0.75
     rounded = ",".join(str(round(proportion, 3)) for proportion in proportions)
     changes.append(
         f"give products less temporary memory, which makes them slower: --set {block}placement."
@@ -231,60 +230,59 @@ def _with_a_layer_moved(
 # --------------------------------------------------------------------------------------------------------------- print
 
 
-def page(bundle: Bundle) -> List[str]:
-    """Return measured and predicted figures, and the verdict, as lines for a terminal."""
+def facts(bundle: Bundle) -> List[Facts]:
+    """Return the measured figures beside the predicted ones, and the verdict."""
     problems = bundle.verdict["problems"]
     failed = [stage["name"] for stage in bundle.stages if stage["status"] == FAILED]
-    heading = ["", "measured", "predicted", "measured / predicted"]
-    lines = [
+    title = (
         "{name}: {micro_batches} micro-batches of {micro_batch} packs in an update, {replicas} x {ipus_per_replica} "
-        "IPUs".format(**bundle.configuration),
-        "",
-        *text_table([heading, *_rows(bundle)], left={0}),
-        "",
-    ]
+        "IPUs".format(**bundle.configuration)
+    )
+    verdict = {}
     if failed:
-        lines.append(f"failed    {', '.join(failed)}")
-    lines += [f"verdict   {problem}" for problem in problems]
-    for number, change in enumerate(bundle.verdict["way_out"]):
-        label = "" if number else "try"
-        lines.append(f"{label:<10}{change}")
-    if not (problems or failed):
-        lines.append("verdict   nothing differs from the prediction")
-    return lines
+        verdict["failed"] = Fact("failed", ", ".join(failed))
+    for place, problem in enumerate(problems):
+        verdict[f"problem {place}"] = Fact("verdict", problem)
+    for place, change in enumerate(bundle.verdict["way_out"]):
+        verdict[f"change {place}"] = Fact("" if place else "try", change)
+    if not verdict:
+        verdict["verdict"] = Fact("verdict", "nothing differs from the prediction")
+    return [Facts(title, _measured(bundle)), Facts("", verdict)]
 
 
-def _rows(bundle: Bundle) -> List[List[str]]:
-    """Return name, measured, predicted and their quotient for each number that was measured or predicted."""
+def _measured(bundle: Bundle) -> Dict[str, Fact]:
+    """Return each number that was measured or predicted, with the prediction in a note."""
     measured = bundle.measured
     predicted = bundle.predicted
-    rows: List[List[str]] = []
-
-    def add(name: str, value: Optional[float], expected: Optional[float], form: str) -> None:
-        if value is None and expected is None:
-            return
-        texts = ["-" if number is None else format(number, form) for number in (value, expected)]
-        quotient = f"{value / expected:.3f}" if value is not None and expected else "-"
-        rows.append([name, *texts, quotient])
-
     losses = measured.get("losses") or [None]
-    add("first loss", losses[0], predicted.get("loss"), ".4f")
-    if len(losses) > 1:
-        add(f"loss of update {len(losses)}", losses[-1], None, ".4f")
     low, cycles, high = predicted.get("update_cycles", (None, None, None))
-    add("cycles of an update", measured.get("update_cycles"), cycles, ",.0f")
-    if cycles is not None:
-        rows[-1][2] += f", {low:,.0f} to {high:,.0f}"
     seconds = sorted(measured.get("seconds", []))
     median = seconds[len(seconds) // 2] if seconds else None
-    add("seconds of an update", median, predicted.get("seconds"), ".4f")
-
-    planned = {memory["ipu"]: memory["together"] / _MIB for memory in predicted.get("memory", ())}
+    figures = [("first loss", "nats", losses[0], predicted.get("loss"))]
+    if len(losses) > 1:
+        figures.append((f"loss of update {len(losses)}", "nats", losses[-1], None))
+    figures.append(("cycles of an update", "cycles", measured.get("update_cycles"), cycles))
+    figures.append(("time of an update", "s", median, predicted.get("seconds")))
+    planned = {memory["ipu"]: memory["together"] for memory in predicted.get("memory", ())}
     for memory in measured.get("memory", ()):
-        name = f"MiB on IPU {memory['ipu']}, code and exchange not predicted"
-        add(name, memory["bytes"] / _MIB, planned.get(memory["ipu"]), ",.1f")
-    modelled = {work["ipu"]: work["cycles"] / 1000.0 for work in predicted.get("work", ())}
+        name = f"memory of IPU {memory['ipu']}"
+        figures.append((name, "bytes", memory["bytes"], planned.get(memory["ipu"])))
+    modelled = {work["ipu"]: work["cycles"] for work in predicted.get("work", ())}
     for work in measured.get("work", ()):
-        name = f"thousand cycles of work of IPU {work['ipu']}"
-        add(name, work["cycles"] / 1000.0, modelled.get(work["ipu"]), ",.1f")
+        name = f"work of IPU {work['ipu']}"
+        figures.append((name, "cycles", work["cycles"], modelled.get(work["ipu"])))
+
+    rows = {}
+    for name, unit, value, expected in figures:
+        note = ""
+        if expected is not None:
+            note = f"predicted {number(expected, unit)}"
+            if unit == "bytes":
+                note += " without code and exchange"
+            if name == "cycles of an update":
+                note += f" ({number(low, unit)} to {number(high, unit)})"
+            if value is not None:
+                note += f", measured / predicted {number(value / expected, 'ratio')}"
+        if value is not None or note:
+            rows[name] = Fact(name, value, unit, note=note)
     return rows

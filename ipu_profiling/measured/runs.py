@@ -20,14 +20,15 @@ from ipu_profiling.cycles.calibration import Calibration, Interval
 from ipu_profiling.cycles.pipeline import Pipeline
 from ipu_profiling.measured.bundle import FORMAT, KIND
 from ipu_profiling.measured.popvision import Work, read_profile
-from pack_data.display.table import (
+from pack_data.display.facts import (
     COMPUTED,
-    CONFIGURED,
     HARDWARE,
     MODEL,
     PROFILE,
-    Column,
-    Table,
+    Fact,
+    Facts,
+    number,
+    with_unit,
 )
 from pack_data.reading.fields import Fields, named, read_object, shown
 
@@ -108,10 +109,10 @@ def _steps(log: Path) -> List[Dict[str, Any]]:
             "profile.pop"
         )
     steps = []
-    for number, record in enumerate(read_log(log), start=1):
+    for line, record in enumerate(read_log(log), start=1):
         if "seconds" not in record or "packs" not in record:
             continue
-        fields = Fields.of(record, f"{log}, line {number}", "pass the directory of a finished run")
+        fields = Fields.of(record, f"{log}, line {line}", "pass the directory of a finished run")
         fields.integer("packs", least=1)
         cycles = fields.optional("cycles", Fields.number)
         if cycles is not None and not 0.0 < cycles < 2.0**100:
@@ -237,7 +238,7 @@ def _check_settings(measured: Measured, config: Config) -> None:
 # Comparison with the model --------------------------------------------------------------------------------------------
 
 
-def beside(measured: Measured, config: Config, pipeline: Pipeline, fitted: Calibration) -> Table:
+def beside(measured: Measured, config: Config, pipeline: Pipeline, fitted: Calibration) -> Facts:
     """Compare measured and predicted cycles of an update and, from a profile, of each IPU.
 
     Args:
@@ -249,27 +250,30 @@ def beside(measured: Measured, config: Config, pipeline: Pipeline, fitted: Calib
     Raises:
         ValueError: the source has more IPUs than the pipeline.
     """
-    number = measured.micro_batches
-    assert number is not None  # with_micro_batches
-    update = fitted.duration(lambda parameters: pipeline.step(number, parameters).cycles)
-    rows = [_compared("update", measured.cycles, update)]
+    micro_batches = measured.micro_batches
+    assert micro_batches is not None  # with_micro_batches
+    update = fitted.duration(lambda parameters: pipeline.step(micro_batches, parameters).cycles)
+    rows = [_compared(measured.source, "update", measured.cycles, update)]
     for work in measured.work:
         if work.ipu >= len(pipeline.ipus):
             raise ValueError(
                 f"{measured.detail}: cycles of IPU {work.ipu}, but {config.path} has {len(pipeline.ipus)} IPUs per "
                 "replica; compare runs of the same pod"
             )
-        predicted = fitted.duration(partial(pipeline.work_cycles, pipeline.ipus[work.ipu], number))
-        rows.append(_compared(f"IPU {work.ipu}", work.cycles, predicted))
+        predicted = fitted.duration(
+            partial(pipeline.work_cycles, pipeline.ipus[work.ipu], micro_batches)
+        )
+        rows.append(_compared(measured.source, f"IPU {work.ipu}", work.cycles, predicted))
 
     notes = [
-        f"{measured.detail}: {number:,} micro-batches of {config.batch.micro_batch} packs in an update."
+        f"{measured.detail}: {micro_batches:,} micro-batches of {config.batch.micro_batch} packs in an update."
     ]
     if measured.quartiles is not None:
         low, high = measured.quartiles
         notes.append(
-            f"Quartiles over updates: {low:,.0f} to {high:,.0f} cycles, {100 * (low / measured.cycles - 1):+.1f} and "
-            f"{100 * (high / measured.cycles - 1):+.1f} %."
+            f"Quartiles over updates: {number(low, 'cycles')} to {with_unit(high, 'cycles')}, "
+            f"{number(_percent_more(low, measured.cycles), 'percent more')} and "
+            f"{with_unit(_percent_more(high, measured.cycles), 'percent more')}."
         )
     if measured.work:
         notes.append(
@@ -278,24 +282,22 @@ def beside(measured: Measured, config: Config, pipeline: Pipeline, fitted: Calib
     notes.append(
         "The interval has the width of the errors of the published throughputs, each left out of its own fit."
     )
-    columns = (
-        Column("what", "of", CONFIGURED),
-        Column("measured", "measured", measured.source, ",.0f"),
-        Column("model", "model", MODEL, ",.0f", ("lower", "upper")),
-        Column("difference", "measured/model %", COMPUTED, "+.1f"),
-    )
     title = f"Measured and predicted: {config.name}, cycles of an update"
-    return Table("measured_beside", title, columns, rows, tuple(notes))
+    return Facts(title, rows, notes, "measured_beside")
 
 
-def _compared(what: str, cycles: float, model: Interval) -> Dict[str, Any]:
+def _percent_more(cycles: float, than: float) -> float:
+    return 100.0 * (cycles / than - 1.0)
+
+
+def _compared(source: str, what: str, cycles: float, model: Interval) -> Dict[str, Fact]:
     """Return the row of an update or of an IPU."""
-    difference = 100.0 * (cycles / model.value - 1.0)
+    difference = _percent_more(cycles, model.value)
     return {
-        "what": what,
-        "measured": cycles,
-        "model": model.value,
-        "lower": model.lower,
-        "upper": model.upper,
-        "difference": difference,
+        "what": Fact("of", what),
+        "measured": Fact("measured", cycles, "cycles", source),
+        "model": Fact("model", model.value, "cycles", MODEL),
+        "lower": Fact("model, at least", model.lower, "cycles", MODEL),
+        "upper": Fact("model, at most", model.upper, "cycles", MODEL),
+        "difference": Fact("measured/model", difference, "percent more", COMPUTED),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, Dict, Mapping, NamedTuple, Optional
 
 from ipu_packed_bert.data.data_sets import known_packing_factor
 from ipu_packed_bert.data.factors import (
@@ -26,6 +26,7 @@ from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.files import located
 from ipu_profiling.planning.host_memory import HostMemory, host_memory
 from ipu_profiling.planning.ipu_memory import GUESSED_DEPTH, ReplicaMemory, memory_of_packs
+from pack_data.display.facts import Fact, with_unit
 from pack_data.reading.words import counted
 from pack_data.store.data_set import Manifest
 
@@ -42,17 +43,6 @@ class _Update(NamedTuple):
     rows: int  # the packs of data, and the empty ones that fill the last micro-batches
 
 
-class _Words(NamedTuple):
-    """The printed words that differ between pre-training and tasks with files of examples."""
-
-    row: str  # "pack" or "row"
-    data: str
-    apart: str  # the sequences that the mask separates
-    run: str  # its length; "" while that is unknown
-    unknown: str  # why the size of an update is unknown, and the way out
-    sizes: str = ""  # the source of the network's sizes, if it is not the configuration
-
-
 @dataclass(frozen=True)
 class RunPlan(ReplicaMemory):
     """The plan of a configuration of any task; with the micro-batch that runs, if the packing factor is known."""
@@ -60,8 +50,18 @@ class RunPlan(ReplicaMemory):
     update: Optional[_Update]  # None while no packing factor is known
     bytes_per_pack: int  # host to device
     training_packs: Optional[int]  # None while the data are missing
-    words: _Words
+    about: Mapping[str, Fact]  # the data and the length of the run
     task: Optional[ExampleTask] = None  # of files of examples, if these and the checkpoint exist
+
+    @property
+    def on_host(self) -> bool:
+        """True if the run needs no IPU."""
+        return self.config.engine.kind == "host"
+
+    @property
+    def row(self) -> str:
+        """The word for a row of sequences."""
+        return "row" if self.config.command == FINETUNE else "pack"
 
     @property
     def host_memory(self) -> HostMemory:
@@ -116,6 +116,14 @@ def _updates_per_epoch(packs: int, update: _Update) -> int:
     return -(-packs // update.packs)
 
 
+def _about(data: str, length: str) -> Dict[str, Fact]:
+    """Return the data and, if it is known, the length of a run."""
+    rows = {"data": Fact("data", data)}
+    if length:
+        rows["run"] = Fact("run", length)
+    return rows
+
+
 # ---- pre-training ----------------------------------------------------------------------------------------------------
 
 
@@ -149,32 +157,26 @@ def _of_packs(
         update=update,
         bytes_per_pack=4 * numbers,
         training_packs=packs,
-        words=_words_of_packs(config, packs, depth, update),
+        about=_about(_packs_in_words(config, packs), _steps_in_words(config, packs, update)),
     )
 
 
-def _words_of_packs(
-    config: Config, packs: Optional[int], depth: int, update: Optional[_Update]
-) -> _Words:
+def _packs_in_words(config: Config, packs: Optional[int]) -> str:
     data = config.data
     limit = data.max_sequences_per_pack
     texts = {None: "any number of sequences", 1: "one sequence"}
     sequences = texts.get(limit, f"up to {limit} sequences")
     state = "packs not built yet" if packs is None else f"{counted(packs, 'pack')} to train on"
-    depth_known = packs is not None or limit is not None
+    return f"{data.named}: {state}, {data.max_sequence_length:,} slots, {sequences} each"
 
-    epochs = " (the length of an epoch is unknown until the data set is built)"
-    if packs is not None and update is not None:
-        updates = _updates_per_epoch(packs, update)
-        epochs = f", {updates:,} an epoch: {config.run.steps / updates:,.1f} epochs"
-    return _Words(
-        row="pack",
-        data=f"{data.named}: {state}, {data.max_sequence_length:,} slots, {sequences} each",
-        apart=f"up to {depth} sequences" if depth_known else "the data set's sequences",
-        run=f"{counted(config.run.steps, 'update')}{epochs}",
-        unknown=f"unknown: no data set yet and no published packing factor for {data.max_sequence_length} slots; "
-        "give --packing-factor",
-    )
+
+def _steps_in_words(config: Config, packs: Optional[int], update: Optional[_Update]) -> str:
+    steps = config.run.steps
+    if packs is None or update is None:
+        return f"{counted(steps, 'update')} (the length of an epoch is unknown until the data set is built)"
+    updates = _updates_per_epoch(packs, update)
+    epochs = with_unit(steps / updates, "epochs")
+    return f"{counted(steps, 'update')}, {updates:,} an epoch: {epochs}"
 
 
 # ---- files of examples -----------------------------------------------------------------------------------------------
@@ -235,15 +237,9 @@ def _of_examples(
         data += f"{counted(packing.sequences, 'sequence')} in {counted(packing.packs, 'row')} "
         data += f"of up to {packing.largest_depth}"
 
+    about = _about(data, _epochs(config, task, update))
     sizes = "the configuration's" if start is None else start.description
-    words = _Words(
-        row="row",
-        data=data,
-        apart=f"up to {depth} sequences",
-        run=_epochs(config, task, update),
-        unknown="unknown without the files; give --packing-factor, sequences in a row",
-        sizes=f"; sizes: {sizes}",
-    )
+    about["sizes"] = Fact("sizes", sizes)
     return RunPlan(
         config=config,
         model=model,
@@ -253,7 +249,7 @@ def _of_examples(
         predictions=0,  # a head has a few outputs and no masked tokens
         bytes_per_pack=4 * numbers,
         training_packs=packs,
-        words=words,
+        about=about,
         task=task,
     )
 
@@ -262,9 +258,7 @@ def _epochs(config: Config, task: Optional[ExampleTask], update: Optional[_Updat
     """Describe the length of a run; "" while the size of an update is unknown."""
     if update is None:
         return ""
-    epochs = config.run.epochs
-    plural = "" if epochs == 1 else "s"
-    run = f"{epochs} epoch{plural}"
+    run = counted(config.run.epochs, "epoch")
     if task is not None and task.training_packs is not None:
         return f"{run} of {counted(_updates_per_epoch(len(task.packs), update), 'update')}"
     if config.data.training is None:

@@ -1,8 +1,8 @@
-"""The text of a plan, with its verdict on memory."""
+"""The facts of a plan, with its verdict on memory."""
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from ipu_packed_bert.settings.launch_lines import start_lines
 from ipu_packed_bert.settings.placement import Block
@@ -10,11 +10,10 @@ from ipu_packed_bert.settings.schema import FINETUNE, mask_columns
 from ipu_profiling.cycles.target import MK2, TARGETS
 from ipu_profiling.planning.ipu_memory import IPU_BYTES, memory_words
 from ipu_profiling.planning.plan import RunPlan
-from pack_data.display.table import text_table
+from pack_data.display.facts import COMPUTED, Fact, Facts, number, printed, with_unit
 from pack_data.reading.words import counted
 
-_MIB = 1024.0 * 1024.0
-# Heading of each part of an IPU's memory.
+# Field of an IPU's memory -> the name of the part.
 _PARTS = {
     "weights": "weights",
     "gradients": "gradients",
@@ -29,36 +28,13 @@ _DEVICES = {
     "cpu": "the CPU with {threads}",
     "cuda": "a CUDA device",
 }
-
-# ---- lines of the plan; {run} is the plan ----------------------------------------------------------------------------
-
-_MODEL = """\
-{run.config.path}
-  model     BERT, {run.model.num_layers} layers of {run.model.hidden_size:,}, {run.model.num_heads} heads, vocabulary \
-{run.model.vocabulary_size:,}: {millions:,.1f} M parameters in {dtype}{run.words.sizes}
-  data      {run.words.data}"""
-_ON_HOST = """\
-  devices   the host: {device}; no IPU
-  engine    {engine.precision}, attention {engine.attention}{recomputed}{compiled}
-  memory    {held} MiB of weights, gradients and optimiser state; {activations} MiB of activations of {micro_batch}; \
-{most} MiB in a step (computed){process}"""
-_ON_IPUS = """\
-  mask      {mask}; {copied} MiB to each IPU
-  devices   {replicas} of {ipus} = {all_ipus}, {target}, {gigahertz:.2f} GHz
-  pipeline  {pipeline}
-"""
 _PRODUCT_MASK = (
-    "in the query/key product: heads of {head} + {columns} columns keep {apart} and padding apart"
+    "to each IPU; in the query/key product: heads of {head} + {columns} columns keep {sequences} "
+    "and padding apart"
 )
-_ADDITIVE_MASK = "additive: {slots:,} x {slots:,} for each pack, added to every head's scores"
-_MEMORY = """\
-  MiB of {ipu:,.0f} ({tile} KiB x {tiles:,} tiles); computed, without code and exchange.
-  Optimiser state is {state}; layers are {layers}."""
-_UPDATE = """\
-  update    {words}
-  packing   {update.factor.value:.3f} sequences in a {row}, from {update.factor.source}{betas}"""
-_TRAFFIC = """\
-  traffic   {sent:,.{digits}f} MiB an update from host to device ({update.rows:,} {row}s of {num_bytes:,} bytes)"""
+_ADDITIVE_MASK = (
+    "to each IPU; additive: {slots:,} x {slots:,} for each pack, added to every head's scores"
+)
 
 
 def print_plan(run: RunPlan, options: Sequence[str] = ()) -> int:
@@ -71,137 +47,142 @@ def print_plan(run: RunPlan, options: Sequence[str] = ()) -> int:
     Returns:
         The exit status, 1 if the memory does not fit.
     """
-    text = _lines(run)
-    if run.config.engine.kind != "host":
-        smaller = None if run.fits else run.micro_batch_that_fits()
-        factor = None if run.update is None else run.update.factor.value
-        words = memory_words(run, smaller, packing_factor=factor, row=run.words.row)
-        verdict = "\n            ".join(words)
-        text.append(f"  verdict   {verdict}")
-    if run.fits is not False:
-        micro_batches = None
-        if run.update is not None and run.config.command != FINETUNE:
-            micro_batches = run.update.rows // run.config.batch.micro_batch
-        text += start_lines(run.config, options, micro_batches=micro_batches)
-    print("\n".join(text))
-    return 1 if run.fits is False else 0
+    parts = [facts(run)]
+    if not run.on_host:
+        parts += [_memory(run), _verdict(run)]
+    print("\n\n".join(map(printed, parts)))
+    if run.fits is False:
+        return 1
+    micro_batches = None
+    if run.update is not None and run.config.command != FINETUNE:
+        micro_batches = run.update.rows // run.config.batch.micro_batch
+    print("", *start_lines(run.config, options, micro_batches=micro_batches), sep="\n")
+    return 0
 
 
-def _lines(run: RunPlan) -> List[str]:
-    """Return the plan without the verdict, for the engine of the configuration."""
-    host = run.config.engine.kind == "host"
-    dtype = "float32" if host or not run.config.engine.half_weights else "float16"
-    text = [_MODEL.format(run=run, millions=run.parameters / 1e6, dtype=dtype)]
-    text += [_on_host(run)] if host else [_on_ipus(run), *_memory_lines(run)]
-    text += ["", _update_lines(run)]
-    if run.words.run:
-        text.append(f"  run       {run.words.run}")
-    if not host and run.update is not None:
-        sent = run.update.rows * run.bytes_per_pack
-        traffic = _TRAFFIC.format(
-            sent=sent / _MIB,
-            digits=1 if sent >= _MIB else 2,
-            update=run.update,
-            row=run.words.row,
-            num_bytes=run.bytes_per_pack,
-        )
-        text.append(traffic)
-    return "\n".join(text).split("\n")
+def facts(run: RunPlan) -> Facts:
+    """Return what would run and where, without the memory of each IPU."""
+    model = run.model
+    sizes = (
+        f"BERT, {model.num_layers} layers of {model.hidden_size:,}, {model.num_heads} heads, "
+        f"vocabulary {model.vocabulary_size:,}"
+    )
+    dtype = "float32" if run.on_host or not run.config.engine.half_weights else "float16"
+    rows = {
+        "model": Fact("model", sizes),
+        "parameters": Fact("parameters", run.parameters, source=COMPUTED, note=f"in {dtype}"),
+        **run.about,
+        **(_on_host(run) if run.on_host else _on_ipus(run)),
+        **_of_updates(run),
+    }
+    return Facts(str(run.config.path), rows)
 
 
-def _update_lines(run: RunPlan) -> str:
-    """Return the size of a weight update and its packing factor."""
+def _of_updates(run: RunPlan) -> Dict[str, Fact]:
+    """Return the size of a weight update, its packing factor, and its traffic to IPUs."""
     update = run.update
     if update is None:
-        return f"  update    {run.words.unknown}"
-    factor = update.factor.value
-    betas = ""
+        unknown = (
+            "unknown without data and without a published packing factor; give --packing-factor, sequences in a "
+            f"{run.row}"
+        )
+        return {"update": Fact("update", unknown)}
+    factor = update.factor
+    source = f"from {factor.source}"
     if run.config.optimizer.packing_adjustment == "betas":
-        adjusted = run.config.betas(factor)
-        betas = "; betas {:.3g} and {:.3g} (section 3.3 of packedBERT)".format(*adjusted)
-    return _UPDATE.format(
-        update=update,
-        row=run.words.row,
-        words=run.config.update_words(factor, run.words.row),
-        betas=betas,
-    )
+        betas = " and ".join(map(number, run.config.betas(factor.value)))
+        source += f"; betas {betas} (section 3.3 of packedBERT)"
+    rows = {
+        "update": Fact("update", run.config.update_words(factor.value, run.row)),
+        "packing": Fact("packing", factor.value, "sequences per pack", note=source),
+    }
+    if not run.on_host:
+        sent = f"from host to device in an update: {update.rows:,} {run.row}s of {run.bytes_per_pack:,} bytes"
+        traffic = update.rows * run.bytes_per_pack
+        rows["traffic"] = Fact("traffic", traffic, "bytes", COMPUTED, sent)
+    return rows
 
 
-def _on_host(run: RunPlan) -> str:
+def _on_host(run: RunPlan) -> Dict[str, Fact]:
     """Return the device, the precision and the memory of the host engine."""
     engine = run.config.engine
     threads = "torch's number of threads"
     if engine.threads is not None:
         threads = counted(engine.threads, "thread")
+    device = _DEVICES[engine.device].format(threads=threads)
+    computed = f"{engine.precision}, attention {engine.attention}"
+    if engine.recomputes(ipus=False):
+        computed += ", layers recomputed"
+    if engine.compile:
+        computed += ", compiled"
+
     memory = run.host_memory
-    process = ""
+    rows = {
+        "devices": Fact("devices", f"the host: {device}; no IPU"),
+        "engine": Fact("engine", computed),
+    }
+    micro_batch = counted(run.config.batch.micro_batch, "pack")
+    sizes = [
+        ("held", memory.held, "of weights, gradients and optimiser state"),
+        ("activations", memory.activations, f"of {micro_batch}"),
+        ("step", memory.most, "at most in a step"),
+    ]
     if engine.device != "cuda":
-        process = f"; a process on a CPU {_mib(memory.process)} MiB"
-    return _ON_HOST.format(
-        device=_DEVICES[engine.device].format(threads=threads),
-        engine=engine,
-        recomputed=", layers recomputed" if engine.recomputes(ipus=False) else "",
-        compiled=", compiled" if engine.compile else "",
-        held=_mib(memory.held),
-        activations=_mib(memory.activations),
-        micro_batch=counted(run.config.batch.micro_batch, "pack"),
-        most=_mib(memory.most),
-        process=process,
-    )
+        sizes.append(("process", memory.process, "of a process on a CPU"))
+    for name, size, note in sizes:
+        rows[name] = Fact(name, size, "bytes", COMPUTED, note)
+    return rows
 
 
-def _on_ipus(run: RunPlan) -> str:
+def _on_ipus(run: RunPlan) -> Dict[str, Fact]:
     """Return the mask, the IPUs and the pipeline."""
     config = run.config
-    stages = run.placement.stages
-    pipeline = "1 forward stage, no pipeline"
-    if len(stages) > 1:
-        ipus = ", ".join(str(stage.ipu) for stage in stages)
-        pipeline = (
-            f"{len(stages)} forward stages on IPUs {ipus}; {run.training_stages} in training"
-            f"{_waiting(run)}"
-        )
-    target = TARGETS[config.placement.machine]
     mask = _ADDITIVE_MASK if config.engine.mask == "additive" else _PRODUCT_MASK
-    mask_text = mask.format(
+    depth_known = run.training_packs is not None or config.data.max_sequences_per_pack
+    mask_words = mask.format(
         slots=config.data.max_sequence_length,
         head=run.model.hidden_size // run.model.num_heads,
         columns=mask_columns(run.model, run.depth),
-        apart=run.words.apart,
+        sequences=f"up to {run.depth} sequences"
+        if depth_known
+        else f"the sequences of a {run.row}",
     )
-    return _ON_IPUS.format(
-        mask=mask_text,
-        copied=_mib(run.mask_bytes),
-        replicas=counted(config.placement.replicas, "replica"),
-        ipus=counted(run.placement.ipus, "IPU"),
-        all_ipus=counted(config.ipus, "IPU"),
-        target=target.name.capitalize(),
-        gigahertz=target.clock_hz / 1e9,
-        pipeline=pipeline,
+    target = TARGETS[config.placement.machine]
+    replicas = counted(config.placement.replicas, "replica")
+    devices = (
+        f"{replicas} of {counted(run.placement.ipus, 'IPU')} = {counted(config.ipus, 'IPU')}, "
+        f"{target.name.capitalize()}, {target.clock_hz / 1e9:.2f} GHz"
     )
+    rows = {
+        "mask": Fact("mask", run.mask_bytes, "bytes", COMPUTED, mask_words),
+        "devices": Fact("devices", devices),
+        "pipeline": Fact("pipeline", "1 forward stage, no pipeline"),
+    }
+    stages = run.placement.stages
+    if len(stages) > 1:
+        ipus = ", ".join(str(stage.ipu) for stage in stages)
+        words = f"{len(stages)} forward stages on IPUs {ipus}; {run.training_stages} in training"
+        rows["pipeline"] = Fact("pipeline", words)
+        if run.update is not None:
+            waiting = run.training_stages - 1
+            share = waiting / (run.update.accumulation + waiting)
+            waits = "of the time, while the pipeline fills and drains"
+            rows["waiting"] = Fact("waiting", share, "%", COMPUTED, waits)
+    return rows
 
 
-def _waiting(run: RunPlan) -> str:
-    """Describe the share of time that a stage waits while the pipeline fills and drains, for equally long stages."""
-    if run.update is None:
-        return ""
-    waiting = run.training_stages - 1
-    share = waiting / (run.update.accumulation + waiting)
-    return f", waiting {share:.1%} of the time while it fills and drains"
-
-
-def _memory_lines(run: RunPlan) -> List[str]:
-    """Return the table of the memory of each IPU, in MiB."""
-    rows = [["IPU", "blocks", "parameters", *_PARTS.values(), "KiB/tile", "used"]]
+def _memory(run: RunPlan) -> Facts:
+    """Return the memory of each IPU by part."""
+    rows = []
     for memory in run.memory:
-        row = [
-            str(memory.ipu),
-            _blocks(memory.blocks),
-            f"{memory.parameters / 1e6:,.1f} M",
-            *(_mib(getattr(memory, part)) for part in _PARTS),
-            f"{memory.share * MK2.memory_per_tile / 1024:,.0f}",
-            f"{memory.share:.0%} {_bar(memory.share)}",
-        ]
+        row = {
+            "ipu": Fact("IPU", str(memory.ipu)),
+            "parameters": Fact("parameters", memory.parameters, source=COMPUTED),
+        }
+        for part, name in _PARTS.items():
+            row[part] = Fact(name, getattr(memory, part), "bytes", COMPUTED)
+        row["used"] = Fact("used", memory.share, "%", COMPUTED)
+        row["blocks"] = Fact("blocks", _blocks(memory.blocks), source=COMPUTED)
         rows.append(row)
 
     placement = run.config.placement
@@ -209,14 +190,23 @@ def _memory_lines(run: RunPlan) -> List[str]:
     if placement.replicated_tensor_sharding:
         state += ", shared out among the replicas"
     recomputes = run.config.engine.recomputes(ipus=True)
-    below = _MEMORY.format(
-        ipu=IPU_BYTES / _MIB,
-        tile=MK2.memory_per_tile // 1024,
-        tiles=MK2.tiles,
-        state=state,
-        layers="recomputed from their checkpoints" if recomputes else "kept whole",
+    layers = "recomputed from their checkpoints" if recomputes else "kept whole"
+    whole = with_unit(IPU_BYTES, "bytes")
+    tile = MK2.memory_per_tile // 1024
+    notes = (
+        f"An IPU has {whole} ({tile} KiB x {MK2.tiles:,} tiles). Code and exchange are not counted.",
+        f"Optimiser state is {state}; layers are {layers}.",
     )
-    return [*text_table(rows, left=(1, len(rows[0]) - 1), indent="  "), below]
+    return Facts("Memory of each IPU", rows, notes)
+
+
+def _verdict(run: RunPlan) -> Facts:
+    """Return whether the counted memory fits and, if that is not certain, what to change."""
+    smaller = None if run.fits else run.micro_batch_that_fits()
+    factor = None if run.update is None else run.update.factor.value
+    words = memory_words(run, smaller, packing_factor=factor, row=run.row)
+    rows = {name: Fact(name, sentence) for name, sentence in zip(("verdict", "change"), words)}
+    return Facts("", rows)
 
 
 def _blocks(blocks: Tuple[Block, ...]) -> str:
@@ -233,18 +223,3 @@ def _blocks(blocks: Tuple[Block, ...]) -> str:
         else:
             names[-1] = f"layers {layers[0]}-{layers[-1]}"
     return ", ".join(names) or "nothing"
-
-
-def _bar(share: float) -> str:
-    """Draw ten characters, one for each tenth that is used, and an exclamation mark above 100 %."""
-    tenths = min(10, round(10 * share))
-    excess = "!" if share > 1 else ""
-    return "#" * tenths + "." * (10 - tenths) + excess
-
-
-def _mib(num_bytes: float) -> str:
-    """Format bytes in MiB, with more digits for small numbers."""
-    if num_bytes >= 10 * _MIB or not num_bytes:
-        return f"{num_bytes / _MIB:,.0f}"
-    digits = 1 if num_bytes >= _MIB / 10 else 2
-    return f"{num_bytes / _MIB:.{digits}f}"

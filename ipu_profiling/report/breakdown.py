@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from ipu_profiling.cycles.calibration import Calibration
 from ipu_profiling.cycles.lowering import CATEGORIES, SCORES
 from ipu_profiling.cycles.parameters import Parameters
 from ipu_profiling.cycles.pipeline import Pipeline
 from ipu_profiling.report.paper import ModelledOverhead
-from pack_data.display.table import CONFIGURED, MODEL, Column, Part, Table
+from pack_data.display.facts import MODEL, Fact, Facts, number, with_unit
 
 # Titles of the fields of `UpdateCost`.
 _ONCE = {
@@ -20,11 +20,10 @@ _ONCE = {
     "streaming": "optimiser state off chip",
     "host": "host, between two calls",
 }
-_MILLION = 1e6
 
 
-def breakdown(comparison: ModelledOverhead, depth: int, packing_factor: float) -> Table:
-    """Return one table of three parts for the packed graph: its overhead, its IPUs, its weight update.
+def breakdown(comparison: ModelledOverhead, depth: int, packing_factor: float) -> List[Facts]:
+    """Return three tables of the packed graph: its overhead, its IPUs, its weight update.
 
     Args:
         comparison: the packed and the unpacked graph.
@@ -37,43 +36,39 @@ def breakdown(comparison: ModelledOverhead, depth: int, packing_factor: float) -
     accumulation = config.accumulation(packing_factor)
     full = config.batch.gradient_accumulation
 
-    rows: List[Dict[str, Any]] = []
-    for name, share in _overhead_shares(comparison, depth).items():
-        rows.append({"what": name, "overhead": 100.0 * share})
-    rows += _ipu_rows(packed, calibration)
-    rows += _update_rows((packed, accumulation), (comparison.unpacked, full), calibration)
-    columns = (
-        Column("what", "part", CONFIGURED),
-        Column("overhead", "%", MODEL, ".3f"),
-        *_IPU_COLUMNS,
-        Column("packed", f"packed, accumulation {accumulation:,}", MODEL, ",.1f"),
-        Column("unpacked", f"unpacked, accumulation {full:,}", MODEL, ",.1f"),
-    )
-    parts = (
-        Part(
-            f"Overhead at depth {depth}, percent of the unpacked micro-batch's cycles",
-            ("what", "overhead"),
-        ),
-        Part(
-            f"Million cycles of each IPU ({packed.target.name}) for a micro-batch of {packed.micro_batch}",
-            ("what", *(column.key for column in _IPU_COLUMNS)),
-        ),
-        Part("Milliseconds of an update", ("what", "packed", "unpacked")),
-    )
-    step = packed.step(accumulation, calibration.parameters)
-    notes = (
+    causes = []
+    for cause, share in _overhead_shares(comparison, depth).items():
+        overhead = Fact(f"overhead at depth {depth}", 100.0 * share, "percent of the cycles", MODEL)
+        causes.append({"what": Fact("part", cause), "overhead": overhead})
+    notes_on_causes = (
+        "Percent of the cycles of an unpacked micro-batch.",
         f"{SCORES}: the cost of its columns for the mask (engine.mask: product); joining them to query and key is "
         "mask application.",
         "layout: rearranging query and key with these columns, or an additive mask into the scores' layout; its "
         "atom size is unknown.",
-        "A pipeline cycle is that of the slowest IPU, so the heads on the first IPU cost no time while another is "
-        "slower.",
-        f"pipeline cycle {step.pipeline_cycle:,.0f} cycles, weight update {step.update:,.0f}, step of "
-        f"{accumulation} accumulations {step.cycles:,.0f} cycles = {step.seconds:.3f} s "
-        f"({packed.target.name}, {MODEL}); the pipeline has {packed.placement.stages} stages.",
     )
-    title = f"Breakdown of the cycles of {config.name}"
-    return Table("breakdown", title, columns, rows, notes, parts)
+    columns = (
+        ("packed", f"packed, {accumulation:,} micro-batches", (packed, accumulation)),
+        ("unpacked", f"unpacked, {full:,} micro-batches", (comparison.unpacked, full)),
+    )
+    note_on_ipus = (
+        "A pipeline cycle is that of the slowest IPU, so the heads on the first IPU cost no time while another is "
+        "slower."
+    )
+    step = packed.step(accumulation, calibration.parameters)
+    target = packed.target.name
+    note_on_updates = (
+        f"pipeline cycle {with_unit(step.pipeline_cycle, 'cycles')}, weight update {number(step.update, 'cycles')}, "
+        f"step of {accumulation} accumulations {with_unit(step.cycles, 'cycles')} = {with_unit(step.seconds, 's')} "
+        f"({target}, {MODEL}); the pipeline has {packed.placement.stages} stages."
+    )
+    title_of_ipus = f"Cycles of each IPU ({target}) for a micro-batch of {packed.micro_batch}"
+    updates = _update_rows(columns, calibration.parameters)
+    return [
+        Facts(f"Breakdown of the cycles of {config.name}", causes, notes_on_causes, "breakdown"),
+        Facts(title_of_ipus, _ipu_rows(packed, calibration), [note_on_ipus], "breakdown"),
+        Facts("Time of an update", updates, [note_on_updates], "breakdown"),
+    ]
 
 
 def _overhead_shares(comparison: ModelledOverhead, depth: int) -> Dict[str, float]:
@@ -99,61 +94,61 @@ def _overhead_shares(comparison: ModelledOverhead, depth: int) -> Dict[str, floa
     return overheads
 
 
-def _of_ipus(key: str, title: str) -> Column:
-    return Column(key, title, MODEL, ".3f", scale=_MILLION)
+# Kind of cycles -> its name.
+_CYCLES = {
+    "cycles": "together",
+    "matmul": "matmul",
+    "vertices": "other compute",
+    "layout": "layout",
+    "exchange": "exchange",
+    "sync": "sync",
+    "copies": "copy phase",
+}
 
 
-_IPU_COLUMNS = (
-    Column("layers", "layers", CONFIGURED),
-    Column("cycles", "together", MODEL, ".2f", scale=_MILLION),
-    _of_ipus("matmul", "matmul"),
-    _of_ipus("vertices", "other compute"),
-    _of_ipus("layout", "layout"),
-    _of_ipus("exchange", "exchange"),
-    _of_ipus("sync", "sync"),
-    _of_ipus("copies", "copy phase"),
-    Column("mark", "", MODEL),
-)
-
-
-def _ipu_rows(pipeline: Pipeline, calibration: Calibration) -> List[Dict[str, Any]]:
+def _ipu_rows(pipeline: Pipeline, calibration: Calibration) -> List[Dict[str, Fact]]:
     """Return the layers of each IPU, and its cycles by kind."""
     parameters = calibration.parameters
     slowest = pipeline.bottleneck(parameters)
     rows = []
     for ipu in pipeline.ipus:
         cost = ipu.total
-        row = {
-            "what": f"IPU {ipu.number}",
-            "layers": str(ipu.layers),
+        cycles = {
             "cycles": parameters.cycles(cost),
             "layout": parameters.factor * cost.layout_cycles(parameters.layout),
             "copies": pipeline.copy_cycles(ipu),
-            "mark": "slowest" if ipu is slowest else "",
         }
         for kind in ("matmul", "vertices", "exchange", "sync"):
-            row[kind] = parameters.factor * getattr(cost, kind)
+            cycles[kind] = parameters.factor * getattr(cost, kind)
+        row = {
+            "what": Fact("part", f"IPU {ipu.number}"),
+            "layers": Fact("layers", str(ipu.layers)),
+        }
+        for kind, name in _CYCLES.items():
+            row[kind] = Fact(name, cycles[kind], "million cycles", MODEL)
+        row["mark"] = Fact("", "slowest" if ipu is slowest else "", source=MODEL)
         rows.append(row)
     return rows
 
 
 def _update_rows(
-    packed: Tuple[Pipeline, int], unpacked: Tuple[Pipeline, int], calibration: Calibration
-) -> List[Dict[str, Any]]:
-    """Return the parts of an update that take time, in milliseconds.
+    columns: Sequence[Tuple[str, str, Tuple[Pipeline, int]]], parameters: Parameters
+) -> List[Dict[str, Fact]]:
+    """Return the parts of an update that take time.
 
     Args:
-        packed: the packed pipeline and its accumulation.
-        unpacked: the same of the unpacked one.
-        calibration: the fitted parameters.
+        columns: key and name of each column, and its pipeline with the accumulation.
+        parameters: the fitted parameters.
     """
     rows = []
     for part in ("micro-batches", "pipeline fills and drains", *_ONCE, "together"):
-        ours = _milliseconds(*packed, part, calibration.parameters)
-        theirs = _milliseconds(*unpacked, part, calibration.parameters)
+        row = {"what": Fact("part", _ONCE.get(part, part))}
+        for key, name, (pipeline, accumulation) in columns:
+            spent = _milliseconds(pipeline, accumulation, part, parameters)
+            row[key] = Fact(name, spent, "ms", MODEL)
         # Left out: gateways of one pod, the sum of gradients of one replica.
-        if ours or theirs:
-            rows.append({"what": _ONCE.get(part, part), "packed": ours, "unpacked": theirs})
+        if any(row[key].value for key, _, _ in columns):
+            rows.append(row)
     return rows
 
 

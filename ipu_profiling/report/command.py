@@ -1,10 +1,10 @@
 """Turn cycle counts into the paper's tables: `python profiling/overhead_report.py`.
 
-The report starts with three lines: the overhead of a packed row and the speed-ups of the graph and of the whole run,
-computed by the analytic IPU cycle model (no IPU needed), and the paper's values, quoted. Without options they are those
-of BERT-large at 512 slots with the published Wikipedia histogram. Every column names its source: hardware (run logs
-with PopTorch's cycle counter), profile (PopVision), predicted and fitted (analytic model), paper, published (measured
-by others), computed (arithmetic), config.
+The report starts with the overhead of a packed row and the speed-ups of the graph and of the whole run, computed by
+the analytic IPU cycle model (no IPU needed), beside the paper's values. Without options they are those of BERT-large at
+512 slots with the published Wikipedia histogram. The notes below a table name the source of each column; --json has it
+as hardware (run logs with PopTorch's cycle counter), profile (PopVision), predicted and fitted (analytic model), paper,
+published (measured by others), computed (arithmetic) or config.
 
   --config A           the gain of packing for the runs of this configuration (--set changes it)
   --table 1            Table 1 of the packedBERT paper for --config

@@ -1,4 +1,4 @@
-"""Figures 1, 2 and 5 of the packedBERT paper as tables: lengths, the mask, and un-padding on many accelerators.
+"""Figures 1, 2 and 5 of the packedBERT paper as facts: lengths, the mask, and un-padding on many accelerators.
 
 Figures 3 and 4 are learning curves, which the experiments of `evidence` measure.
 """
@@ -11,7 +11,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 import pack_data
-from pack_data.display.table import COMPUTED, CONFIGURED, PAPER, Column, Table
+from pack_data.display.facts import COMPUTED, PAPER, Fact, Facts, with_unit
 from pack_data.packing.histogram import LengthHistogram
 
 _LENGTHS = Path(pack_data.__file__).parent / "published"
@@ -55,35 +55,29 @@ def lengths_of_figure1() -> List[LengthHistogram]:
     ]
 
 
-def figure1() -> Table:
+def figure1() -> Facts:
     """Return the data sets of Figure 1 with their theoretical speed-ups."""
     rows = []
     for data, histogram in zip(_DATA_SETS, lengths_of_figure1()):
         rows.append(
             {
-                "data": data.file,
-                "slots": data.slots,
-                "sequences": histogram.sequences,
-                "mean": histogram.mean_length,
-                "speed_up": histogram.theoretical_speedup,
-                "paper": data.paper,
+                "data": Fact("data set", data.file),
+                "slots": Fact("slots", data.slots),
+                "sequences": Fact("sequences", histogram.sequences, source=COMPUTED),
+                "mean": Fact("mean length", histogram.mean_length, "tokens", COMPUTED),
+                "speed_up": Fact(
+                    "speed-up without padding", histogram.theoretical_speedup, "ratio", COMPUTED
+                ),
+                "paper": Fact("paper", data.paper, source=PAPER),
             }
         )
-    columns = (
-        Column("data", "data set", CONFIGURED),
-        Column("slots", "slots", CONFIGURED, "d"),
-        Column("sequences", "sequences", COMPUTED, ",d"),
-        Column("mean", "mean length", COMPUTED, ".1f"),
-        Column("speed_up", "speed-up without padding", COMPUTED, ".2f"),
-        Column("paper", "paper", PAPER, ".1f"),
-    )
     notes = (
         "Wikipedia at 512, SQuAD and QM9 are published histograms; Wikipedia at 128 and 384 is a sample of 14,229 "
         "articles.",
         "LibriSpeech is dev-clean and test-clean, which contain more short utterances than the training set of the "
         "paper; its maximum is the longest utterance.",
     )
-    return Table("figure1", "Figure 1: lengths of sequences", columns, rows, notes)
+    return Facts("Figure 1: lengths of sequences", rows, notes, "figure1")
 
 
 # ---- Figure 2 --------------------------------------------------------------------------------------------------------
@@ -91,7 +85,7 @@ def figure1() -> Table:
 _FIGURE2 = (1, 1, 1, 2, 2, 2, 2, 3, 3, 0)  # the sequence of each slot of a pack; 0: padding
 
 
-def figure2() -> Table:
+def figure2() -> Facts:
     """Return the mask of a pack of three sequences and one slot of padding, computed by the module of the model."""
     import torch
 
@@ -100,17 +94,15 @@ def figure2() -> Table:
     slots = torch.tensor([_FIGURE2], dtype=torch.int32)
     seen = AttentionMask("eager")(slots, torch.float32)[0, 0] == 0.0
     rows = []
-    for sequence, row in zip(_FIGURE2, seen.int().tolist()):
-        rows.append(
-            {"sequence": str(sequence), **{str(key): value for key, value in enumerate(row)}}
-        )
-    columns = [Column("sequence", "sequence of the slot", CONFIGURED)]
-    for key, sequence in enumerate(_FIGURE2):
-        columns.append(Column(str(key), str(sequence), COMPUTED, "d"))
+    for sequence, sees in zip(_FIGURE2, seen.int().tolist()):
+        row = {"sequence": Fact("sequence of the slot", str(sequence))}
+        for slot, (other, value) in enumerate(zip(_FIGURE2, sees)):
+            row[str(slot)] = Fact(str(other), value, source=COMPUTED)
+        rows.append(row)
     notes = (
         "1: the slot of the row attends to the slot of the column. Padding (0) attends to padding.",
     )
-    return Table("figure2", "Figure 2: zero-one mask of a pack", tuple(columns), rows, notes)
+    return Facts("Figure 2: zero-one mask of a pack", rows, notes, "figure2")
 
 
 # ---- Figure 5 and section 4.4 ----------------------------------------------------------------------------------------
@@ -169,7 +161,7 @@ def _un_padding(
     return speed_ups
 
 
-def figure5(histogram: LengthHistogram, hidden_size: int, packing_factor: float) -> Table:
+def figure5(histogram: LengthHistogram, hidden_size: int, packing_factor: float) -> Facts:
     """Return Figure 5: theoretical speed-ups of packing and un-padding by the number of accelerators.
 
     Args:
@@ -182,22 +174,20 @@ def figure5(histogram: LengthHistogram, hidden_size: int, packing_factor: float)
     )
     rows = []
     for count in _ACCELERATORS:
-        row = {"accelerators": count, "packing": packing_factor}
-        row.update({f"un_padding_{number}": speed_ups[number, count] for number in _SEQUENCES})
+        row = {
+            "accelerators": Fact("accelerators", count),
+            "packing": Fact("packing", packing_factor, "ratio", COMPUTED),
+        }
+        for number in _SEQUENCES:
+            speed_up = Fact(f"un-padding of {number}", speed_ups[number, count], "ratio", COMPUTED)
+            row[f"un_padding_{number}"] = speed_up
         rows.append(row)
-    columns = [
-        Column("accelerators", "accelerators", CONFIGURED, "d"),
-        Column("packing", "packing", COMPUTED, ".3f"),
-    ]
-    for number in _SEQUENCES:
-        columns.append(
-            Column(f"un_padding_{number}", f"un-padding, {number} each", COMPUTED, ".3f")
-        )
     notes = (
-        "Theoretical: without overhead and communication. Each accelerator draws its sequences at random, and an "
-        "update of un-padding takes as long as the accelerator with the most work; packs take equally long everywhere.",
+        "Theoretical: without overhead and communication. Un-padding of 64: each accelerator draws 64 sequences at "
+        "random. An update of un-padding takes as long as the accelerator with the most work; packs take "
+        "equally long everywhere.",
         "Un-padding does not compute attention to padding, so on one accelerator it exceeds the "
-        f"{histogram.theoretical_speedup:.3f} that packing can reach.",
+        f"{with_unit(histogram.theoretical_speedup, 'ratio')} that packing can reach.",
     )
     title = f"Figure 5: theoretical speed-up over padding, {histogram.name}"
-    return Table("figure5", title, tuple(columns), rows, notes)
+    return Facts(title, rows, notes, "figure5")

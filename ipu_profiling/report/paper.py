@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ipu_packed_bert.settings.config import Config
@@ -10,16 +11,15 @@ from ipu_profiling.cycles.pipeline import Pipeline
 from ipu_profiling.cycles.points import FITTED_DEPTH, PAPER_OVERHEAD, TABLE2
 from ipu_profiling.cycles.tracing import POPART, UNPACKED
 from ipu_profiling.cycles.workload import Machine, shape_of
-from pack_data.display.table import (
+from pack_data.display.facts import (
     COMPUTED,
-    CONFIGURED,
-    FITTED_MODEL,
+    FITTED,
     MODEL,
     PAPER,
     PUBLISHED,
-    Column,
-    Part,
-    Table,
+    Fact,
+    Facts,
+    with_unit,
 )
 from pack_data.packing.packing import Packing
 from pack_data.sort import Batching
@@ -113,59 +113,25 @@ class ModelledOverhead:
         return packing_factor / self.speed_up(depth, packing_factor) - 1.0
 
 
-def _compared_columns(source: str, form: str) -> Tuple[Column, ...]:
-    """Return the columns of overhead and speed-up: the paper's graph, the paper, this engine's graph.
-
-    Args:
-        source: source of the numbers of the paper's graph.
-        form: format of the paper's speed-ups.
-    """
-    return (
-        Column("papers_overhead", "OH %", source, ".2f"),
-        _of_paper("paper_overhead", ".3f"),
-        Column("papers_realised", "speed-up", source, ".3f"),
-        _of_paper("paper_realised", form),
-        Column("overhead", "OH %", MODEL, ".2f"),
-        Column("realised", "speed-up", MODEL, ".3f"),
-    )
+_Row = Dict[str, Fact]
 
 
-def _of_paper(key: str, form: str) -> Column:
-    """Return the column of a figure of the paper."""
-    return Column(key, "paper", PAPER, form)
+def _papers_graph(overhead: float, packing_factor: float, source: str) -> _Row:
+    """Return overhead and speed-up of the paper's graph."""
+    speed_up = kernel_speed_up(packing_factor, overhead)
+    return {
+        "papers_overhead": Fact("OH", 100.0 * overhead, "percent", source),
+        "papers_realised": Fact("speed-up", speed_up, "ratio", source),
+    }
 
 
-def _compared(
-    packing_factor: float, papers_overhead: Optional[float], overhead: float
-) -> Dict[str, Any]:
-    """Return overhead and speed-up of the paper's graph, if it is modelled, and of this engine's graph."""
-    graphs = (
-        ("papers_overhead", "papers_realised", papers_overhead),
-        ("overhead", "realised", overhead),
-    )
-    cells: Dict[str, Any] = {}
-    for overhead_key, speed_up_key, fraction in graphs:
-        cells[overhead_key] = None if fraction is None else 100.0 * fraction
-        cells[speed_up_key] = (
-            None if fraction is None else kernel_speed_up(packing_factor, fraction)
-        )
-    return cells
-
-
-def _parts(labels: Tuple[str, ...], mask: str) -> Tuple[Part, ...]:
-    """Return two parts: the paper's graph, and this engine's, which nobody has measured."""
-    theirs = (
-        "paper_packing_factor",
-        "papers_overhead",
-        "paper_overhead",
-        "papers_realised",
-        "paper_realised",
-    )
-    ours = ("efficiency", "paper_efficiency", "overhead", "realised")
-    return (
-        Part("The paper's graph: modelled, and measured by the paper", (*labels, *theirs)),
-        Part(f"This engine's graph (engine.mask: {mask}): modelled", (*labels, *ours)),
-    )
+def _our_graph(overhead: float, packing_factor: float) -> _Row:
+    """Return overhead and speed-up of this engine's graph, which nobody has measured."""
+    speed_up = kernel_speed_up(packing_factor, overhead)
+    return {
+        "overhead": Fact("OH", 100.0 * overhead, "percent", MODEL),
+        "realised": Fact("speed-up", speed_up, "ratio", MODEL),
+    }
 
 
 def table1(
@@ -173,8 +139,8 @@ def table1(
     packings: Mapping[PackingKey, Packing],
     sort: Batching,
     histogram_name: str,
-) -> Table:
-    """Return Table 1 of the paper: packings of a histogram, and SORT's batches.
+) -> List[Facts]:
+    """Return Table 1 of the paper: packings of a histogram and SORT's batches, on the paper's graph and on ours.
 
     Args:
         comparison: this engine's graph, packed and unpacked.
@@ -185,71 +151,79 @@ def table1(
     papers = ModelledOverhead(
         comparison.machine, comparison.config, comparison.calibration, packed=POPART
     )
-    rows: List[Dict[str, Any]] = []
+    theirs: List[_Row] = []
+    ours: List[_Row] = []
     for key, packing in packings.items():
         packer, limit = key
         depth = packing.largest_depth if limit is None else limit
-        ours = 0.0
-        theirs: Optional[float] = 0.0
-        if packer != "none":
-            ours = comparison.overhead(depth)
-            theirs = papers.overhead(depth) if key in _PAPER_ROWS else None
-        row = {
-            "depth": f"max ({depth})" if limit is None else str(depth),
-            "algorithm": packer.upper(),
-            "efficiency": 100.0 * packing.efficiency,
-            "packing_factor": packing.packing_factor,
-            **_paper_row(key),
-            **_compared(packing.packing_factor, theirs, ours),
-        }
-        rows.append(row)
-        if packer == "none":
-            rows.append(_sorted(sort))
+        factor = packing.packing_factor
+        labels = _labels(f"max ({depth})" if limit is None else str(depth), packer, factor)
+        is_packed = packer != "none"
+        overhead = comparison.overhead(depth) if is_packed else 0.0
+        ours.append(
+            {**labels, **_efficiency(key, packing.efficiency), **_our_graph(overhead, factor)}
+        )
+        if key in _PAPER_ROWS:
+            overhead = papers.overhead(depth) if is_packed else 0.0
+            modelled = _papers_graph(overhead, factor, FITTED)
+            theirs.append({**labels, **modelled, **_quoted(key)})
+        if not is_packed:
+            labels = _labels("1", "sort", sort.speedup)
+            engines = Fact("OH", f"{sort.shapes} engines", "percent", MODEL)
+            efficiency = _efficiency(("sort", 1), sort.efficiency)
+            theirs.append({**labels, **_quoted(("sort", 1))})
+            ours.append({**labels, **efficiency, "overhead": engines})
 
-    columns = (
-        Column("depth", "depth", CONFIGURED),
-        Column("algorithm", "packing", CONFIGURED),
-        Column("efficiency", "EFF %", COMPUTED, ".2f"),
-        _of_paper("paper_efficiency", ".1f"),
-        Column("packing_factor", "p", COMPUTED, ".3f"),
-        _of_paper("paper_packing_factor", ".2f"),
-        *_compared_columns(FITTED_MODEL, ".3f"),
+    about_theirs = (
+        "The paper's graph: modelled, and measured by the paper. It builds the mask in every layer (PopART). Its "
+        f"overhead at depth {FITTED_DEPTH} is fitted; other depths add the cost of deeper heads.",
+        "p is computed from the histogram. OH is the share of extra cycles of a micro-batch over unpacked BERT of the "
+        "same length. Realised speed-up = p / (1 + OH), as in the paper.",
     )
-    notes = (
-        "EFF and p are computed from the histogram. OH is the share of extra cycles of a micro-batch over unpacked "
-        "BERT of the same length. Realised speed-up = p / (1 + OH), as in the paper.",
-        f"The paper's graph builds the mask in every layer (PopART). Its overhead at depth {FITTED_DEPTH} is fitted; "
-        "other depths add the cost of deeper heads.",
+    about_ours = (
         f"SORT needs one engine for each of {sort.shapes} lengths: {sort.shapes} compilations instead of 1, "
         "a cost that is not a percentage of a run.",
     )
     title = f"Table 1: packing {histogram_name}, {comparison.config.name}"
-    parts = _parts(("depth", "algorithm", "packing_factor"), comparison.config.engine.mask)
-    return Table("table1", title, columns, rows, notes, parts)
+    title_of_ours = (
+        f"Table 1, this engine's graph (engine.mask: {comparison.config.engine.mask}): modelled"
+    )
+    return [
+        Facts(title, theirs, about_theirs, "table1"),
+        Facts(title_of_ours, ours, about_ours, "table1"),
+    ]
 
 
-def _sorted(sort: Batching) -> Dict[str, Any]:
-    """Return the row of SORT."""
+def _labels(depth: str, packer: str, packing_factor: float) -> _Row:
+    """Return the beginning of a row of Table 1."""
     return {
-        "depth": "1",
-        "algorithm": "SORT",
-        "efficiency": 100.0 * sort.efficiency,
-        "packing_factor": sort.speedup,
-        **_paper_row(("sort", 1)),
-        "papers_realised": None,
-        "overhead": f"{sort.shapes} engines",
+        "depth": Fact("depth", depth),
+        "algorithm": Fact("packing", packer.upper()),
+        "packing_factor": Fact("p", packing_factor, "ratio", COMPUTED),
     }
 
 
-def _paper_row(key: PackingKey) -> Dict[str, Any]:
-    """Return the paper's figures of a row of Table 1, by the keys of their columns."""
-    keys = ("paper_efficiency", "paper_packing_factor", "paper_overhead", "paper_realised")
-    return dict(zip(keys, _PAPER_ROWS.get(key, ())))
+def _efficiency(key: PackingKey, efficiency: float) -> _Row:
+    row = {"efficiency": Fact("EFF", 100.0 * efficiency, "percent", COMPUTED)}
+    if key in _PAPER_ROWS:
+        row["paper_efficiency"] = Fact("paper's EFF", _PAPER_ROWS[key][0], "percent", PAPER)
+    return row
+
+
+def _quoted(key: PackingKey) -> _Row:
+    """Return the paper's figures of a row of Table 1 but its efficiency."""
+    _, factor, overhead, speed_up = _PAPER_ROWS[key]
+    return {
+        "paper_packing_factor": Fact("paper's p", factor, source=PAPER),
+        "paper_overhead": Fact("paper's OH", overhead, "percent", PAPER),
+        "paper_realised": Fact("paper's speed-up", speed_up, source=PAPER),
+    }
 
 
 _TABLE2_NOTES = (
     "Speed-up is the quotient of throughputs over whole updates, as in the paper; OH = p / speed-up - 1, for the paper "
-    "from its rounded columns. The paper's graph builds the mask in every layer (PopART).",
+    "from its rounded columns. The paper's graph: modelled, and measured by the paper. It builds the mask in every "
+    "layer (PopART).",
     "At 384 the modelled overhead of the paper's graph is above the paper's range. No smooth law in the length gives "
     "4.29 % at 512 (Table 1) and at most 1.2 % at 384: Table 1 counts the cycles of the kernel, Table 2 the throughput "
     "of the whole run, and the two contradict each other. Host traffic is no explanation: the overhead is per row, and "
@@ -257,76 +231,77 @@ _TABLE2_NOTES = (
 )
 
 
-def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibration) -> Table:
-    """Return Table 2 of the paper: base and large at 128 and 384, with the paper's packing factors.
+def table2(
+    machine: Machine, load: Callable[[str], Config], calibration: Calibration
+) -> List[Facts]:
+    """Return Table 2 of the paper: base and large at 128 and 384 with the paper's packing factors, on both graphs.
 
     Args:
         machine: the modelled IPUs.
         load: loads a file of configs/ by its name.
         calibration: the fitted parameters.
     """
-    rows = []
+    theirs = []
+    ours = []
     for row in TABLE2:
         config = load(row.packed)
         p = row.packing_factor
         depth = shape_of(config).depth
+        labels = {
+            "model": Fact("model", row.model),
+            "length": Fact("length", row.length),
+            "packing_factor": Fact("p", p, source=PAPER),
+        }
 
         # Both of the paper's numbers are rounded to two decimals.
         least = (p - 0.005) / (row.realised + 0.005) - 1.0
         most = (p + 0.005) / (row.realised - 0.005) - 1.0
-        theirs = ModelledOverhead(machine, config, calibration, packed=POPART)
-        ours = ModelledOverhead(machine, config, calibration)
-        rows.append(
+        quoted = f"{max(0.0, 100 * least):.1f} to {100 * most:.1f}"
+        papers = ModelledOverhead(machine, config, calibration, packed=POPART)
+        theirs.append(
             {
-                "model": row.model,
-                "length": row.length,
-                "packing_factor": p,
-                "paper_overhead": f"{max(0.0, 100 * least):.1f} to {100 * most:.1f}",
-                "paper_realised": row.realised,
-                **_compared(
-                    p, theirs._training_overhead(depth, p), ours._training_overhead(depth, p)
-                ),
+                **labels,
+                **_papers_graph(papers._training_overhead(depth, p), p, MODEL),
+                "paper_overhead": Fact("paper's OH", quoted, "percent", PAPER),
+                "paper_realised": Fact("paper's speed-up", row.realised, source=PAPER),
             }
         )
-
-    columns = (
-        Column("model", "model", CONFIGURED),
-        Column("length", "length", CONFIGURED, "d"),
-        Column("packing_factor", "p", PAPER, ".2f"),
-        *_compared_columns(MODEL, ".2f"),
-    )
+        engines = ModelledOverhead(machine, config, calibration)
+        ours.append({**labels, **_our_graph(engines._training_overhead(depth, p), p)})
     title = "Table 2: realised speed-up of pre-training, depth 3"
-    parts = _parts(("model", "length", "packing_factor"), config.engine.mask)
-    return Table("table2", title, columns, rows, _TABLE2_NOTES, parts)
+    title_of_ours = f"Table 2, this engine's graph (engine.mask: {config.engine.mask}): modelled"
+    return [
+        Facts(title, theirs, _TABLE2_NOTES, "table2"),
+        Facts(title_of_ours, ours, name="table2"),
+    ]
 
 
-_POINTS = (
-    Column("point", "point", CONFIGURED),
-    Column("what", "what", CONFIGURED),
-    Column("measured", "sequences/s", PUBLISHED, ",.4g"),
-    Column("error", "fitted %", MODEL, "+.1f"),
-    Column("left_out", "left out %", MODEL, "+.1f"),
-)
-
-
-def points(calibration: Calibration) -> Table:
+def points(calibration: Calibration) -> Facts:
     """Return the published throughputs D1 to D13 and E1 to E6 and the model's errors."""
     report = calibration.report
+    percent = partial(with_unit, unit="percent")
     mean = report["mean_error"]
     worst = report["worst_error"]
     error = report["overhead_fitted_depth"]["left_out"] / PAPER_OVERHEAD[FITTED_DEPTH] - 1.0
     rows = []
     for point in report["points"]:
-        errors = {
-            "error": 100.0 * point["fitted_error"],
-            "left_out": 100.0 * point["left_out_error"],
-        }
-        rows.append({**point, **errors})
+        fitted = 100.0 * point["fitted_error"]
+        left_out = 100.0 * point["left_out_error"]
+        rows.append(
+            {
+                "point": Fact("point", point["point"]),
+                "what": Fact("what", point["what"]),
+                "measured": Fact("sequences/s", point["measured"], source=PUBLISHED),
+                "error": Fact("fitted", fitted, "percent more", MODEL),
+                "left_out": Fact("left out", left_out, "percent more", MODEL),
+            }
+        )
     notes = (
-        f"Error of the throughputs, each left out of its own fit: {100 * mean['left_out']:.1f} % on average, "
-        f"{100 * worst['left_out']:.1f} % at worst; fitted {100 * mean['fitted']:.1f} and "
-        f"{100 * worst['fitted']:.1f} %.",
-        f"Error of the overhead at depth {FITTED_DEPTH} in a fit to throughputs alone: {100 * error:+.1f} %.",
+        f"Error of the throughputs, each left out of its own fit: {percent(100 * mean['left_out'])} on average, "
+        f"{percent(100 * worst['left_out'])} at worst; fitted {percent(100 * mean['fitted'])} and "
+        f"{percent(100 * worst['fitted'])}.",
+        f"Error of the overhead at depth {FITTED_DEPTH} in a fit to throughputs alone: "
+        f"{with_unit(100 * error, 'percent more')}.",
     )
     title = "D1 to D13, E1 to E6: published throughputs and the errors of the model"
-    return Table("points", title, _POINTS, rows, notes)
+    return Facts(title, rows, notes, "points")

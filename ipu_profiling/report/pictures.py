@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, Sequence, Tuple
 
 from ipu_profiling.report.figures import lengths_of_figure1
-from pack_data.display.page import Figure, Page, Part, Section
+from pack_data.display.facts import Facts, as_json, number
+from pack_data.display.page import Figure, Page, Section
 from pack_data.display.picture import Axis, Bars, HeatMap, Line, Lines, Picture, Series
-from pack_data.display.table import Table
 from pack_data.lengths.counting import picture as lengths
 
 
-def pictures(table: Table) -> List[Picture]:
+def pictures(facts: Facts) -> List[Picture]:
     """Return the pictures of a table; only figures of the paper have one."""
-    if table.name not in _DRAWN:
+    if facts.name not in _DRAWN:
         return []
-    return _DRAWN[table.name](table)
+    return _DRAWN[facts.name](facts)
 
 
-def _figure1(table: Table) -> List[Picture]:
+def _figure1(facts: Facts) -> List[Picture]:
     """Draw the lengths of each data set."""
     drawn: List[Picture] = []
     for histogram in lengths_of_figure1():
@@ -28,17 +28,17 @@ def _figure1(table: Table) -> List[Picture]:
     return drawn
 
 
-def _figure2(table: Table) -> List[Picture]:
+def _figure2(facts: Facts) -> List[Picture]:
     """Draw the zero-one mask."""
-    names = [row["sequence"] for row in table.rows]
-    keys = [column.key for column in table.columns[1:]]
+    names = []
     values = []
-    for row in table.rows:
-        cells = tuple(float(row[key]) for key in keys)
-        values.append(cells)
+    for row in facts.subjects:
+        sequence, *seen = (fact.value for fact in row.values())
+        names.append(sequence)
+        values.append(tuple(map(float, seen)))
     slots = tuple(names)
     heat_map = HeatMap(
-        title=table.title,
+        title=facts.title,
         columns=slots,
         rows=slots,
         values=tuple(values),
@@ -49,18 +49,17 @@ def _figure2(table: Table) -> List[Picture]:
     return [heat_map]
 
 
-def _figure5(table: Table) -> List[Picture]:
+def _figure5(facts: Facts) -> List[Picture]:
     """Draw the speed-ups by the number of accelerators."""
-    accelerators, *series = table.columns
-    numbers = tuple(float(row[accelerators.key]) for row in table.rows)
+    values = as_json(facts)
+    numbers = tuple(float(row["accelerators"]) for row in values)
     lines = []
-    for column in series:
-        speed_ups = tuple(row[column.key] for row in table.rows)
-        line = Line(column.title, numbers, speed_ups)
-        lines.append(line)
+    for key, fact in facts.subjects[0].items():
+        if key != "accelerators":
+            lines.append(Line(fact.name, numbers, tuple(row[key] for row in values)))
     across = Axis("accelerators", log=2)
     up = Axis("speed-up over padding")
-    picture = Lines(table.title, across, up, tuple(lines))
+    picture = Lines(facts.title, across, up, tuple(lines))
     return [picture]
 
 
@@ -74,40 +73,39 @@ _DRAWN = {
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def page_of(name: str, lead: str, tables: Sequence[Table], words: Sequence[str]) -> Page:
+def page_of(
+    name: str, lead: str, answer: Sequence[Facts], tables: Sequence[Facts], words: Sequence[str]
+) -> Page:
     """Return the report as a page, with each table below its pictures.
 
     Args:
         name: the subject of the page.
-        lead: the first paragraph if the tables have no headline.
-        tables: the tables, in order.
+        lead: the first paragraph if there is no answer.
+        answer: the answer of the report, see `headline`; it may be empty.
+        tables: the other tables, in order.
         words: paragraphs about the model.
     """
     figures: Tuple[Figure, ...] = ()
-    named = {table.name: table for table in tables}
-    if "answer" in named:
-        lead, figures = _headline(named["answer"], named.get("headline"))
+    first: Tuple[Picture, ...] = ()
+    if answer:
+        lead, figures = _headline(answer)
+        first = (_speed_up_picture(as_json(answer[0])),)
 
     sections: List[Section] = []
-    for number, table in enumerate(tables, start=1):
-        parts: List[Part] = list(pictures(table))
-        for part in table.printed():
-            title = part.title
-            if table.parts:  # several tables may have parts of the same title
-                short_title = table.title.split(":")[0]
-                title = f"{short_title}. {title}"
-            name_of_part = f"{part.name}-{number}"
-            parts.append(part._replace(name=name_of_part, title=title))
-        sections.append(Section(table.title, tuple(parts)))
+    for place, facts in enumerate((*answer, *tables), start=1):
+        named = facts._replace(name=f"{facts.name}-{place}")
+        sections.append(Section(facts.title, (*pictures(facts), named)))
     if words:
         sections.append(Section("About the model", tuple(words)))
-    first = (_speed_up_picture(named["answer"]),) if "answer" in named else ()
     return Page(f"Cycles, overhead and speed-up: {name}", lead, tuple(sections), figures, first)
 
 
-def _speed_up_picture(answer: Table) -> Bars:
+_Rows = Sequence[Mapping[str, Any]]
+
+
+def _speed_up_picture(answer: _Rows) -> Bars:
     """Draw the speed-ups; a run that does not fit has none."""
-    rows = answer.rows[1:]
+    _, *rows = answer
     speed_ups = tuple(row["ours"] for row in rows)
     return Bars(
         "Predicted speed-up of packing",
@@ -119,23 +117,23 @@ def _speed_up_picture(answer: Table) -> Bars:
     )
 
 
-def _headline(answer: Table, run: Optional[Table]) -> Tuple[str, Tuple[Figure, ...]]:
+def _headline(answer: Sequence[Facts]) -> Tuple[str, Tuple[Figure, ...]]:
     """Return the first paragraph of a page and its figures from the answer of the report."""
-    overhead, graph, whole = answer.rows
-    if run is None:  # the configuration does not fit into memory
-        return answer.notes[0], (_speed_up(graph),)
-    rates, _, days = run.rows[1:]
-    speed_up = whole["ours"]
-    longer = overhead["ours"]
+    overhead, graph, whole = as_json(answer[0])
+    if len(answer) == 1:  # the configuration does not fit into memory
+        return answer[0].notes[0], (_speed_up(graph),)
+    rates, _, days = as_json(answer[1])[1:]
+    speed_up = number(whole["ours"], "times")
+    longer = number(overhead["ours"], "percent")
     words = (
-        f"Packing makes a whole run {speed_up:.2f} times as fast; "
-        f"a packed row takes {longer:.2f} % longer."
+        f"Packing makes a whole run {speed_up} times as fast; a packed row takes {longer} % longer."
     )
     rate = Figure(rates["packed"], "sequences/s", f"{rates['unpacked']} unpacked; all replicas")
-    unpacked_days = f"{days['unpacked']:.2f} unpacked; {days['what']}"
-    duration = Figure(f"{days['packed']:.2f}", "days", unpacked_days)
+    unpacked_days = f"{number(days['unpacked'], 'days')} unpacked; {days['what']}"
+    duration = Figure(number(days["packed"], "days"), "days", unpacked_days)
     return words, (_speed_up(whole), rate, duration)
 
 
 def _speed_up(row: Mapping[str, Any]) -> Figure:
-    return Figure(f"{row['ours']:.3f} times", "as fast as unpacked", "the cycle model")
+    speed_up = number(row["ours"], "times")
+    return Figure(f"{speed_up} times", "as fast as unpacked", "the cycle model")

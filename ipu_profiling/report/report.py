@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import cached_property
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence
 
 from ipu_packed_bert.data.factors import planned_factor
 from ipu_packed_bert.settings.config import Config
@@ -20,11 +20,10 @@ from ipu_profiling.measured import runs as measured
 from ipu_profiling.planning.ipu_memory import memory_of_packs, memory_words
 from ipu_profiling.report import DEFAULT, FIGURES, TABLES, figures, paper, pictures
 from ipu_profiling.report.breakdown import breakdown
-from ipu_profiling.report.headline import Headline, headline
+from ipu_profiling.report.headline import headline
 from pack_data import sort
-from pack_data.display.lines import wrapped
+from pack_data.display.facts import Fact, Facts, as_json, printed, with_unit
 from pack_data.display.page import Page
-from pack_data.display.table import WIDTH, Table
 from pack_data.lengths.options import histogram_from
 from pack_data.packers import get_packer
 
@@ -58,8 +57,8 @@ class Report:
         self.config = _load(args.config or DEFAULT, args.overrides)
         self.machine = Machine(TARGETS[self.config.placement.machine], self.folder)
         self.too_large: Optional[str] = None  # the reason why the configuration does not fit
-        self.answer: Optional[Headline] = None
-        self.tables: List[Table] = []
+        self.answer: List[Facts] = []  # the first tables
+        self.tables: List[Facts] = []
         self.about: List[str] = []  # the configurations of the tables, for the title of a page
 
     def run(self) -> None:
@@ -79,7 +78,8 @@ class Report:
         if bare or _OF_THE_CONFIGURATION & set(names):
             self.too_large = self._too_large()
             self.about.insert(0, self.config.name)
-        self.tables += map(self._table, names)
+        for name in names:
+            self.tables += self._table(name)
         numbers = [number for number in FIGURES if everything or number in args.figure]
         self.tables += map(self._figure, numbers)
         if bare or "1" in names:
@@ -88,17 +88,17 @@ class Report:
             )
         self.machine.save()
 
-    def _table(self, name: str) -> Table:
-        """Compute a table by its name on the command line."""
+    def _table(self, name: str) -> List[Facts]:
+        """Compute a table by its name on the command line; it may have parts."""
         if name == "1":
             return self._table1()
         if name == "2":
             return paper.table2(self.machine, _load_shipped, self.calibration)
         if name == "breakdown":
             return breakdown(self._comparison, self._depth, self._packing_factor)
-        return paper.points(self.calibration)
+        return [paper.points(self.calibration)]
 
-    def _table1(self) -> Table:
+    def _table1(self) -> List[Facts]:
         config = self.config
         histogram = histogram_from(self.args)
         if config.data.max_sequence_length != histogram.max_sequence_length:
@@ -112,7 +112,7 @@ class Report:
         batching = sort.batch(histogram, batch_size=_SORT_BATCH)
         return paper.table1(self._comparison, packings, batching, histogram.name)
 
-    def _figure(self, number: str) -> Table:
+    def _figure(self, number: str) -> Facts:
         """Compute a figure of the paper by its number."""
         if number == "1":
             return figures.figure1()
@@ -121,7 +121,7 @@ class Report:
         histogram = histogram_from(self.args)
         return figures.figure5(histogram, self.config.model.hidden_size, self._packing_factor)
 
-    def _measured(self, path: Path) -> Table:
+    def _measured(self, path: Path) -> Facts:
         """Compare a measured source with the model."""
         named_config = self.config if self.args.config else None
         ipus = named_config.placement.ipus_per_replica if named_config else None
@@ -179,22 +179,21 @@ class Report:
 
     # ---- output ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _all_tables(self) -> List[Table]:
-        return self.tables if self.answer is None else [*self.answer.tables, *self.tables]
-
     def _words(self) -> List[str]:
         """Return notes that apply to all tables."""
         parameters = self.calibration.parameters
         errors = self.calibration.report
         operators = [f"{name} x{calls}" for name, calls in sorted(self.machine.unknown.items())]
         unknown = ", ".join(operators) or "none"
+        host = with_unit(1e3 * parameters.replica_seconds, "ms")
+        host_of_popart = with_unit(1e3 * parameters.popart_replica_seconds, "ms")
+        mean = with_unit(100 * errors["mean_error"]["left_out"], "percent")
+        worst = with_unit(100 * errors["worst_error"]["left_out"], "percent")
         return [
-            f"Model: 5 fitted parameters (factor {parameters.factor}, {parameters.framework} times that of PopART's "
-            f"graphs; layout {parameters.layout} cycles/byte; host {1e3 * parameters.replica_seconds:.1f} ms per call "
-            f"and replica, {1e3 * parameters.popart_replica_seconds:.1f} in PopART). Error of {len(errors['points'])} "
-            f"published throughputs, each left out of its own fit: {100 * errors['mean_error']['left_out']:.1f} % on "
-            f"average, {100 * errors['worst_error']['left_out']:.1f} % at worst.",
+            f"5 fitted parameters (factor {parameters.factor}, {parameters.framework} times that of PopART's "
+            f"graphs; layout {parameters.layout} cycles/byte; host {host} per call "
+            f"and replica, {host_of_popart} in PopART). Error of {len(errors['points'])} published throughputs, each "
+            f"left out of its own fit: {mean} on average, {worst} at worst.",
             f"Operators without an estimator, costed as elementwise work: {unknown}.",
         ]
 
@@ -205,28 +204,51 @@ class Report:
             f"Cost and gain of packing on an IPU, {name}: cycles of the analytic model and measurements of the paper "
             "and of others."
         )
-        return pictures.page_of(name, lead, self._all_tables, self._words())
+        return pictures.page_of(name, lead, self.answer, self.tables, self._words())
 
     def text(self) -> str:
-        """Return the answer, and the tables with the notes that apply to all of them."""
-        printed_notes: Set[str] = set()
-        parts = []
-        if self.answer is not None:
-            parts.append("\n".join(self.answer.lines))
-            parts += [table.text() for table in self.answer.tables[1:]]
-        parts += [table.text(printed_notes) for table in self.tables]
+        """Return the tables with the notes that apply to all of them."""
+        tables = [*self.answer, *self.tables]
         if any(table.name not in _WITHOUT_MODEL for table in self.tables):
-            lines: List[str] = []
-            for words in self._words():
-                lines += wrapped(words, width=WIDTH)
-            parts.append("\n".join(lines))
-        return "\n\n".join(parts)
+            tables.append(Facts("Model", {}, self._words()))
+        return "\n\n".join(map(printed, tables))
 
     def tree(self) -> Any:
         """Return the report in types of JSON."""
+        named: Dict[str, List[Facts]] = {}
+        for facts in [*self.answer, *self.tables]:
+            named.setdefault(facts.name, []).append(facts)
         return {
             "calibration": calibration.named(self.calibration.parameters),
             "unknown_operators": self.machine.unknown,
             "does_not_fit": [self.too_large] if self.too_large else [],
-            "tables": [table.to_json() for table in self._all_tables],
+            "tables": list(map(_tree, named.values())),
         }
+
+
+def _tree(parts: Sequence[Facts]) -> Dict[str, Any]:
+    """Return the parts of a table as one table in types of JSON.
+
+    Rows of the same labels are one row, which has a value, or null, for every column.
+    """
+    columns: Dict[str, Fact] = {}
+    rows: Dict[Any, Dict[str, Any]] = {}
+    notes: List[str] = []
+    for part in parts:
+        notes += part.notes
+        for number, (row, values) in enumerate(zip(part.subjects, as_json(part))):
+            columns = {**row, **columns}
+            labels = [fact.value for fact in row.values() if not (fact.unit or fact.source)]
+            row_id = tuple(labels) if len(parts) > 1 else number
+            rows.setdefault(row_id, {}).update(values)
+    about_columns = []
+    for key, fact in columns.items():
+        source = fact.source or "config"
+        about_columns.append({"key": key, "title": fact.name, "source": source})
+    return {
+        "name": parts[0].name,
+        "title": parts[0].title,
+        "notes": notes,
+        "columns": about_columns,
+        "rows": [{**dict.fromkeys(columns), **row} for row in rows.values()],
+    }

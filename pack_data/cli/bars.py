@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from tqdm import tqdm
 
-from pack_data.cli.timing import left_text
+from pack_data.cli.timing import time_text
 
 # Seconds before a bar is drawn, so that short work shows none.
 _DELAY = 0.5
@@ -56,7 +56,7 @@ class DelayedBar(tqdm):
             elapsed = self.format_dict["elapsed"]
             rate = self.format_dict["rate"] or (self.n - self.initial) / max(elapsed, 1e-9)
             if rate > 0:
-                left = f", {left_text((self.total - self.n) / rate)}"
+                left = f", {time_text((self.total - self.n) / rate)} left"
         return f"{self.desc.rstrip(': ')}: {self.n:,}{total} {self.unit.strip()}{left}"
 
     def announce(self) -> None:

@@ -24,14 +24,16 @@ _Result = TypeVar("_Result")
 Clock = Callable[[], float]
 
 
-def left_text(seconds: float) -> str:
-    """Return `35 s left`, `1 min 20 s left` or `2 h 05 min left`."""
+def time_text(seconds: float) -> str:
+    """Return `0.4 s`, `35 s`, `1 min 20 s` or `2 h 05 min`."""
     minutes, rest = divmod(int(seconds + 0.5), 60)
+    if seconds < 10.0:
+        return f"{seconds:.1f} s"
     if minutes == 0:
-        return f"{rest} s left"
+        return f"{rest} s"
     if minutes < 60:
-        return f"{minutes} min {rest:02} s left"
-    return f"{minutes // 60} h {minutes % 60:02} min left"
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
 
 
 class _Quartiles(NamedTuple):

@@ -13,22 +13,53 @@ import json
 import math
 import sys
 from numbers import Integral, Real
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 from pack_data.display.lines import GAP, ShownColumn, plain, table_lines, wrapped
 from pack_data.store.quantities import quantity_of
 
 _INDENT = "  "  # of accounts and notes
 _LONGEST_SYMBOL = 3  # letters of a unit in a heading, such as s, MiB or %; longer ones stand below
+_MOST_HEADINGS = 2  # columns with a unit in the heading; a unit of more columns stands below
 _MOST_PLAIN = 1e4  # numbers from here on are shown without decimals, never with an exponent
+_LEAST_BYTES = 0.05 * 2.0**20  # smaller sizes would be shown as 0.0 MiB
+
+# Sources of values.
+HARDWARE = "hardware"
+PROFILE = "profile"
+PAPER = "paper"
+MODEL = "predicted"
+FITTED = "fitted"
+COMPUTED = "computed"
+PUBLISHED = "published"
+_SOURCES = {
+    HARDWARE: "cycles counted by the hardware",
+    PROFILE: "cycles of a profile",
+    MODEL: "predicted by the cycle model",
+    FITTED: "the cycle model, fitted to the paper at depth 2",
+    PAPER: "the paper",
+    PUBLISHED: "measured and published by others",
+}
 
 
 class Fact(NamedTuple):
     """A value with its name.
 
-    name: heading of its column. unit: decides how the value is shown. source: where the value comes from: measured,
-    computed, quoted. note: a remark on this value; it stands for a value that is None or a list. interval: the least
-    and the most that the value may be.
+    name: heading of its column. unit: decides how the value is shown. source: where the value comes from, one of the
+    constants above; that of a label is empty. note: a remark on this value; it stands for a value that is None or a
+    list. interval: the least and the most that the value may be.
     """
 
     name: str
@@ -54,6 +85,11 @@ class Facts(NamedTuple):
     rows: Union[_Row, Sequence[_Row]]
     notes: Sequence[str] = ()
     name: str = ""
+
+    @property
+    def subjects(self) -> Sequence[_Row]:
+        """The rows of a table, or an account as the only row."""
+        return [self.rows] if isinstance(self.rows, Mapping) else self.rows
 
 
 def quantity(key: str, value: Any, note: str = "") -> Fact:
@@ -86,28 +122,50 @@ _FORMS = {
     "of the bound": ".3%",
     "of all packs": ".2%",
     "of the padding of unpacked rows": ".2%",
+    "of the padding avoided": ".1%",
+    "accuracy": ".1%",
     "%": ".2%",
     # Numbers that are percentages already.
     "percent": ",.2f",
+    "percent of the cycles": ",.3f",
+    "percent more": "+,.1f",
     # Ratios.
     "sequences per pack": ",.3f",
     "times": ",.3f",
+    "ratio": ",.3f",
+    "nats": ",.3f",
+    "score": ",.2f",
+    "relative": ".0e",
     # Means of counts.
     "tokens": ",.1f",
     "sequences": ",.0f",
     "packs": ",.0f",
+    "epochs": ",.1f",
+    "cycles": ",.0f",
+    "million cycles": ",.3f",
     # Rates, times and sizes.
     "sequences/s": ",.1f",
+    "per second": ",.2f",
     "tokens/s": ",.0f",
     "s": ",.3f",
+    "ms": ",.1f",
+    "days": ",.3f",
     "bytes": ",.1f",
 }
+# What stands beside a value in place of its unit.
 _SYMBOLS = {
     "bytes": "MiB",
     "percent": "%",
+    "percent of the cycles": "%",
+    "percent more": "%",
     "%": "",
-}  # what stands beside a value in place of its unit
-_SCALES = {"bytes": 2.0**20}  # divide a value
+    "ratio": "",
+    "per second": "",
+    "accuracy": "",
+    "score": "",
+    "relative": "",
+}
+_SCALES = {"bytes": 2.0**20, "million cycles": 1e6}  # divide a value
 
 
 def number(value: Any, unit: str = "") -> str:
@@ -120,11 +178,23 @@ def number(value: Any, unit: str = "") -> str:
     if not math.isfinite(value):
         return "not finite"
     form = _FORMS.get(unit, ",.4g" if abs(value) < _MOST_PLAIN else ",.0f")
+    if unit == "bytes" and abs(value) < _LEAST_BYTES:
+        form = ".1g"
     if unit in _SCALES:
         value = value / _SCALES[unit]
     elif isinstance(value, Integral) and not form.endswith("%"):
         return f"{int(value):,}"
     return format(float(value), form)
+
+
+def with_unit(value: Any, unit: str) -> str:
+    """Return a number with its unit, for a sentence: `1.999 sequences per pack`."""
+    return f"{number(value, unit)} {_SYMBOLS.get(unit, unit)}".rstrip()
+
+
+def quantity_with_unit(key: str, value: Any) -> str:
+    """Return a quantity of `store.quantities` with its unit."""
+    return with_unit(value, quantity_of(key).unit)
 
 
 def _shown(fact: Fact) -> str:
@@ -174,7 +244,7 @@ def as_json(facts: Facts) -> Any:
     """
     if isinstance(facts.rows, Mapping):
         return _values(facts.rows)
-    return [_values(row) for row in facts.rows]
+    return list(map(_values, facts.subjects))
 
 
 def _values(row: _Row) -> Dict[str, Any]:
@@ -192,14 +262,16 @@ def _values(row: _Row) -> Dict[str, Any]:
 
 
 def columns_of(facts: Facts) -> List[ShownColumn]:
-    """Return the columns of a table; an account has three: what, value, note.
+    """Return the columns of a table; an account has three: what, value and, if there is one, note.
 
     Raises:
         ValueError: the facts of one key have different names or units.
     """
     if isinstance(facts.rows, Mapping):
-        return _columns_of_account(facts.rows)
+        *columns, about = _columns_of_account(facts.rows)
+        return [*columns, about] if any(about.cells) else columns
     columns = []
+    short_units = _units_in_headings(facts)
     for key, column in _by_key(facts).items():
         named = [fact for fact in column if fact is not None]
         if len({(fact.name, fact.unit) for fact in named}) > 1:
@@ -209,8 +281,8 @@ def columns_of(facts: Facts) -> List[ShownColumn]:
         columns.append(
             ShownColumn(
                 key,
-                f"{first.name}, {symbol}" if 0 < len(symbol) <= _LONGEST_SYMBOL else first.name,
-                ["-" if fact is None else _cell(fact) for fact in column],
+                f"{first.name}, {symbol}" if symbol in short_units else first.name,
+                _cells(column),
                 [None if fact is None else plain(fact.value) for fact in column],
                 is_number=any(map(_is_number, named)),
                 is_label=not (first.unit or first.source),
@@ -219,8 +291,38 @@ def columns_of(facts: Facts) -> List[ShownColumn]:
     return columns
 
 
+def _units_in_headings(facts: Facts) -> Set[str]:
+    """Return the units that are short and of few columns."""
+    units = []
+    for column in _by_key(facts).values():
+        units.append(max(_unit_of(fact) for fact in column if fact is not None))
+    return {
+        unit
+        for unit in units
+        if 0 < len(unit) <= _LONGEST_SYMBOL and units.count(unit) <= _MOST_HEADINGS
+    }
+
+
+def _cells(column: Sequence[Optional[Fact]]) -> List[str]:
+    """Return the texts of a column; quoted numbers have the decimals of the most precise of them."""
+    quoted = []
+    for fact in column:
+        if fact is not None and fact.source == PAPER and _is_number(fact):
+            quoted.append(len(str(fact.value).partition(".")[2]))
+    decimals = max(quoted, default=0)
+    cells = []
+    for fact in column:
+        if fact is None:
+            cells.append("-")
+        elif quoted and _is_number(fact):
+            cells.append(f"{fact.value:,.{decimals}f}")
+        else:
+            cells.append(_cell(fact))
+    return cells
+
+
 def _by_key(facts: Facts) -> Dict[str, List[Optional[Fact]]]:
-    rows = [facts.rows] if isinstance(facts.rows, Mapping) else facts.rows
+    rows = facts.subjects
     keys = dict.fromkeys(key for row in rows for key in row)
     return {key: [row.get(key) for row in rows] for key in keys}
 
@@ -249,25 +351,42 @@ def _columns_of_account(row: _Row) -> List[ShownColumn]:
 
 def notes_of(facts: Facts) -> List[str]:
     """Return the notes below the facts; those on sources and, below a table, on long units come first."""
-    notes = [f"Source: {_legend(facts, lambda fact: fact.source)}."]
+    notes = [f"Source: {_legend(facts, _source_in_words)}."]
     if not isinstance(facts.rows, Mapping):
-        notes.append(f"Units: {_legend(facts, _long_unit)}.")
+        short_units = _units_in_headings(facts)
+
+        def long_unit(fact: Fact) -> Optional[str]:
+            unit = _unit_of(fact)
+            if not (unit or _is_number(fact)):
+                return None
+            return "" if unit in short_units else unit
+
+        notes.append(f"Units: {_legend(facts, long_unit)}.")
     return [*(note for note in notes if not note.endswith(" .")), *facts.notes]
 
 
-def _long_unit(fact: Fact) -> str:
-    unit = _unit_of(fact)
-    return unit if len(unit) > _LONGEST_SYMBOL else ""
+def _source_in_words(fact: Fact) -> Optional[str]:
+    if not (fact.source or fact.unit):
+        return None
+    return _SOURCES.get(fact.source, fact.source)
 
 
-def _legend(facts: Facts, text_of: Callable[[Fact], str]) -> str:
-    """Return each text with the names of its facts: `packs, slots: computed; seconds: measured`."""
+def _legend(facts: Facts, text_of: Callable[[Fact], Optional[str]]) -> str:
+    """Return each text with the names of its facts: `packs, slots: computed; seconds: measured`.
+
+    Args:
+        facts: an account or a table.
+        text_of: text of a fact, which may be empty; None: the fact needs no text. A text of all facts stands alone.
+    """
     names: Dict[str, Dict[str, None]] = {}
     for column in _by_key(facts).values():
         for fact in filter(None, column):
-            names.setdefault(text_of(fact), {})[fact.name] = None
-    names.pop("", None)
-    return "; ".join(f"{', '.join(group)}: {text}" for text, group in names.items())
+            text = text_of(fact)
+            if text is not None:
+                names.setdefault(text, {})[fact.name] = None
+    if len(names) == 1:
+        return "".join(names)
+    return "; ".join(f"{', '.join(group)}: {text}" for text, group in names.items() if text)
 
 
 # ---- lines of text ---------------------------------------------------------------------------------------------------
@@ -279,19 +398,30 @@ def printed(facts: Facts) -> str:
     if facts.title:
         lines += wrapped(facts.title)
         lines.append("-" * max(map(len, lines)))
-    columns = columns_of(facts)
     if isinstance(facts.rows, Mapping):
-        lines += _account(columns)
+        lines += _account(facts.rows)
     else:
-        lines += table_lines(columns)
+        lines += table_lines(columns_of(facts))
     for note in notes_of(facts):
         lines += wrapped(note, _INDENT)
     return "\n".join(lines)
 
 
-def _account(columns: Sequence[ShownColumn]) -> List[str]:
-    """Return a line for each fact, without headings; the last column is wrapped: the notes, or else the values."""
-    what, value, about = (column._replace(heading="") for column in columns)
+def _account(row: _Row) -> List[str]:
+    """Return a line for each fact, without headings; the last column is wrapped: the notes, or else the values.
+
+    Words beside numbers stand with the notes.
+    """
+    what, value, about = (column._replace(heading="") for column in _columns_of_account(row))
+    numbers = list(map(_is_number, row.values()))
+    if any(numbers):
+        values = []
+        notes = []
+        for is_number, text, note in zip(numbers, value.cells, about.cells):
+            values.append(text if is_number else "")
+            notes.append(note if is_number else ", ".join(filter(None, (text, note))))
+        value = value._replace(cells=values, is_number=True)
+        about = about._replace(cells=notes)
     *others, last = [what, value, about] if any(about.cells) else [what, value]
     # Without a limit, because the last column begins where the longest of these ends.
     _, *heads = table_lines(others, width=sys.maxsize)

@@ -10,10 +10,10 @@ import base64
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Union
 
-from pack_data.display.picture import Bars, HeatMap, Lines, MaskPicture, Picture, drawing
-from pack_data.display.table import Column, Table, plain
+from pack_data.display.facts import Facts, columns_of, notes_of
+from pack_data.display.picture import Picture, drawing
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.packages import load_package
 
@@ -21,7 +21,7 @@ from pack_data.reading.packages import load_package
 _FEW = 10
 _NARROW = 3
 _MANY = 20
-Part = Union[str, Table, Picture]  # str: a paragraph
+Part = Union[str, Facts, Picture]  # str: a paragraph
 
 
 class Figure(NamedTuple):
@@ -50,7 +50,7 @@ class Page(NamedTuple):
     sections: Tuple[Section, ...]
     figures: Tuple[Figure, ...] = ()
     first: Tuple[Picture, ...] = ()
-    raw: Tuple[Table, ...] = ()
+    raw: Tuple[Facts, ...] = ()
 
     def _parts(self) -> List[Part]:
         return [
@@ -59,8 +59,8 @@ class Page(NamedTuple):
             *self.raw,
         ]
 
-    def tables(self) -> List[Table]:
-        return [part for part in self._parts() if isinstance(part, Table)]
+    def tables(self) -> List[Facts]:
+        return [part for part in self._parts() if isinstance(part, Facts)]
 
     def pictures(self) -> List[Picture]:
         return _drawn(self._parts())
@@ -71,13 +71,7 @@ class Page(NamedTuple):
             "title": self.title,
             "answer": self.answer,
             "figures": [figure._asdict() for figure in self.figures],
-            "tables": {
-                table.name: [
-                    {column.key: plain(row.get(column.key)) for column in table.columns}
-                    for row in table.rows
-                ]
-                for table in self.tables()
-            },
+            "tables": {facts.name: _rows_of(facts) for facts in self.tables()},
             "pictures": [picture.title for picture in self.pictures()],
         }
 
@@ -112,8 +106,9 @@ class Page(NamedTuple):
             image=image,
             folded=_folded,
             narrow=_narrow,
-            words_of=_words_of,
-            stored=lambda value: json.dumps(plain(value), allow_nan=False),
+            columns_of=columns_of,
+            notes_of=notes_of,
+            stored=lambda value: json.dumps(value, allow_nan=False),
         )
 
     def write(self, path: Union[str, Path]) -> None:
@@ -121,16 +116,25 @@ class Page(NamedTuple):
         write_atomically(Path(path), self.html().encode())
 
 
+def _rows_of(facts: Facts) -> List[Dict[str, Any]]:
+    """Return the values of a table by the keys of its columns; an account has a row for each fact."""
+    columns = columns_of(facts)
+    rows = zip(*(column.values for column in columns))
+    return [dict(zip((column.key for column in columns), values)) for values in rows]
+
+
 def _drawn(parts: Sequence[Part]) -> List[Picture]:
-    return [part for part in parts if isinstance(part, (Bars, Lines, HeatMap, MaskPicture))]
+    return [part for part in parts if not isinstance(part, (str, Facts))]
 
 
 def _folded(part: Part, section: Section) -> bool:
     """Return True if a part is a table that is shown only when it is opened."""
-    if not isinstance(part, Table):
+    if not isinstance(part, Facts):
         return False
-    large = len(part.rows) > _FEW or len(part.columns) > _NARROW
-    return len(part.rows) > _MANY or (large and bool(_drawn(section.parts)))
+    columns = columns_of(part)
+    rows = len(columns[0].cells) if columns else 0
+    large = rows > _FEW or len(columns) > _NARROW
+    return rows > _MANY or (large and bool(_drawn(section.parts)))
 
 
 def _narrow(section: Section) -> bool:
@@ -138,13 +142,3 @@ def _narrow(section: Section) -> bool:
     return [part for part in section.parts if not _folded(part, section)] == _drawn(section.parts)[
         :1
     ]
-
-
-def _words_of(table: Table) -> Set[Column]:
-    """Return the columns of words, which stand flush left."""
-    return {
-        column
-        for column in table.columns
-        if not column.form
-        and any(isinstance(plain(row.get(column.key)), (str, list)) for row in table.rows)
-    }

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from pack_data.cli.command import depth_text
-from pack_data.display.facts import Fact, Facts, columns_of, notes_of, number, quantities
+from pack_data.display.facts import Fact, Facts, number, quantities
 from pack_data.display.page import Figure, Page, Section
 from pack_data.display.picture import (
     SEQUENCES,
@@ -22,7 +22,6 @@ from pack_data.display.picture import (
     Series,
     padding_bars,
 )
-from pack_data.display.table import Cell, Column, Table
 from pack_data.inspection.compare import ALGORITHMS, compare, heat_maps, packers_facts
 from pack_data.inspection.lengths import lengths_facts
 from pack_data.inspection.one_packer import Row
@@ -119,7 +118,7 @@ def _filling_section(packing: Packing, packer: str) -> Section:
         "largest_depth": "",
     }
     rows = quantities(packing, notes)
-    totals = _table(Facts(f"The packing: {packer}", rows, name="packing"))
+    totals = Facts(f"The packing: {packer}", rows, name="packing")
 
     numbers = range(len(packing.strategies))
     most_used = sorted(numbers, key=lambda n: (-packing.repeats[n], n))
@@ -159,7 +158,7 @@ def _depths_picture(packing: Packing) -> Bars:
     )
 
 
-def _strategies_table(packing: Packing, most_used: Sequence[int]) -> Table:
+def _strategies_table(packing: Packing, most_used: Sequence[int]) -> Facts:
     rows = []
     for n in most_used[:_MOST_LISTED_STRATEGIES]:
         strategy = packing.strategies[n]
@@ -175,19 +174,7 @@ def _strategies_table(packing: Packing, most_used: Sequence[int]) -> Table:
         }
         rows.append(row)
     title = f"Strategies, the {len(rows)} most used of {number(len(packing.strategies))}"
-    return _table(Facts(title, rows, name="strategies"))
-
-
-def _table(facts: Facts) -> Table:
-    shown = columns_of(facts)
-    rows: List[Dict[str, Any]] = [{} for _ in shown[0].cells]
-    columns = []
-    for column in shown:
-        form = "," if column.is_number else ""
-        columns.append(Column(column.key, column.heading, form=form))
-        for row, value, text in zip(rows, column.values, column.cells):
-            row[column.key] = Cell(value, text)
-    return Table(facts.name, facts.title, tuple(columns), rows, tuple(notes_of(facts)))
+    return Facts(title, rows, name="strategies")
 
 
 # ---- waste by depth and packer ---------------------------------------------------------------------------------------
@@ -217,7 +204,7 @@ def _waste_section(
     omissions = [
         f"{name.upper()} takes long here: packed-bert compare has it." for name in left_out
     ]
-    table = _table(facts._replace(notes=[*facts.notes, *omissions]))
+    table = facts._replace(notes=[*facts.notes, *omissions])
     return Section("Waste by depth and packer", (by_depth, *heat_maps(rows), table))
 
 
@@ -332,9 +319,7 @@ def _pack_section(drawn: _DrawnPack) -> Section:
         "Padding sees padding, so that no row of the softmax is empty."
     )
     mask = MaskPicture("Its attention mask: which slot sees which", tuple(drawn.runs))
-    table = _table(
-        Facts("The sequences of this pack", drawn.sequences, ["Slots count from 0."], "pack")
-    )
+    table = Facts("The sequences of this pack", drawn.sequences, ["Slots count from 0."], "pack")
     return Section("One pack and its attention mask", (words, mask, table))
 
 
@@ -448,7 +433,7 @@ def _page(
         title,
         headline(packing),
         (
-            Section("Lengths", (picture(histogram), _table(lengths_facts(histogram)))),
+            Section("Lengths", (picture(histogram), lengths_facts(histogram))),
             filling,
             _waste_section(histogram, rows, left_out),
             _proof_section(packing, packer),

@@ -88,49 +88,39 @@ class _Quantity(NamedTuple):
     """A quantity as it is printed.
 
     function: computes it; None if it is counted. formula: the same in Python, in the arguments of the function.
-    form: format specification of the value.
     """
 
     name: str
     unit: str
     formula: str = "counted"
-    form: str = ","
     function: Optional[Callable[..., Any]] = None
-
-    def with_unit(self, value: Any) -> str:
-        """Return a value with its unit: "1.999 sequences per pack"."""
-        return f"{value:{self.form}} {self.unit}"
 
 
 # Attribute, also the key in JSON -> the quantity. What is counted under its own name, such as packs, needs no entry.
 QUANTITIES = {
     "max_sequence_length": _Quantity("slots of a row", "slots"),
     "median_length": _Quantity("median", "tokens"),
-    "mean_length": _Quantity("mean", "tokens", "tokens / sequences", ",.1f"),
+    "mean_length": _Quantity("mean", "tokens", "tokens / sequences"),
     "largest_depth": _Quantity("deepest pack", "sequences"),
-    "padding_tokens": _Quantity("padding", "slots", "slots - tokens", ",", padding_tokens),
+    "padding_tokens": _Quantity("padding", "slots", "slots - tokens", padding_tokens),
     "padding_share": _Quantity(
-        "padding share", "of the slots", "1 - tokens / slots", ".1%", padding_share
+        "padding share", "of the slots", "1 - tokens / slots", padding_share
     ),
-    "efficiency": _Quantity("efficiency", "of the slots", "tokens / slots", ".3%", efficiency),
+    "efficiency": _Quantity("efficiency", "of the slots", "tokens / slots", efficiency),
     "packing_factor": _Quantity(
-        "packing factor", "sequences per pack", "sequences / packs", ".3f", packing_factor
+        "packing factor", "sequences per pack", "sequences / packs", packing_factor
     ),
-    "speedup": _Quantity(
-        "speed-up", "times", "max_sequence_length * sequences / slots", ".3f", speedup
-    ),
+    "speedup": _Quantity("speed-up", "times", "max_sequence_length * sequences / slots", speedup),
     "theoretical_speedup": _Quantity(
         "largest speed-up",
         "times",
         "max_sequence_length * sequences / tokens",
-        ".3f",
         theoretical_speedup,
     ),
     "padding_avoided": _Quantity(
         "padding avoided",
         "of the padding of unpacked rows",
         "(sequences - packs) * max_sequence_length / (sequences * max_sequence_length - tokens)",
-        ".2%",
         padding_avoided,
     ),
     "lower_bound": _Quantity("lower bound", "packs"),
@@ -138,13 +128,13 @@ QUANTITIES = {
     "peak_memory": _Quantity("memory", "bytes", "measured"),
     "gap": _Quantity("gap", "packs", "packs - lower_bound"),
     "sequences_per_second": _Quantity(
-        "speed in sequences", "sequences/s", "sequences / seconds", ",.1f", sequences_per_second
+        "speed in sequences", "sequences/s", "sequences / seconds", sequences_per_second
     ),
     "tokens_per_second": _Quantity(
-        "speed in tokens", "tokens/s", "tokens / seconds", ",.0f", tokens_per_second
+        "speed in tokens", "tokens/s", "tokens / seconds", tokens_per_second
     ),
     "sequences_per_update": _Quantity(
-        "sequences per update", "sequences", "packs_per_update * packing_factor", ",.0f"
+        "sequences per update", "sequences", "packs_per_update * packing_factor"
     ),
 }
 

@@ -24,6 +24,7 @@ from ipu_profiling.measured import popvision, runs
 from ipu_profiling.planning.ipu_memory import memory_words
 from ipu_profiling.planning.plan import plan
 from pack_data.cli.command import run_main
+from pack_data.display.facts import as_json
 from tests.fakes import profiles, pva
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed
@@ -139,7 +140,9 @@ def test_all_stages_are_done_and_nothing_differs(whole):
     # The stand-in's profile has the weights, some constants, and code.
     for actual in profiled["measured"]["memory"]:
         assert actual["bytes"] == actual["always_live"] + 8 * profiles.CODE_BYTES
-    assert "nothing differs" in ipu_bundle.page(whole.read())[-1]
+    figures, verdict = map(as_json, ipu_bundle.facts(whole.read()))
+    assert figures["first loss"] == bundle["measured"]["losses"][0]
+    assert "nothing differs" in verdict["verdict"]
 
 
 def test_the_report_reads_the_settings_and_cycles_of_a_bundle(whole):

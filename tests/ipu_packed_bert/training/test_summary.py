@@ -13,6 +13,7 @@ from ipu_packed_bert.training import summary as run_summary
 from ipu_packed_bert.training.log import Totals
 from ipu_packed_bert.training.summary import _RunSummary, _summarise, _write
 from pack_data.cli.command import run_main
+from pack_data.display.facts import as_json, printed
 
 FIELDS = {field.name for field in dataclasses.fields(_RunSummary)}
 RECORDS = [
@@ -32,16 +33,6 @@ def summary_of(evaluation=None, stopped_by=None, **options):
     run = SimpleNamespace(config=config, task=SimpleNamespace(max_sequence_length=100), steps=9)
     evaluations = [{"sequences": 40, **evaluation}] if evaluation else []
     return _summarise(run, Totals(6, 10, 570, 1.0), RECORDS, evaluations, stopped_by, **options)
-
-
-def lines_of(summary):
-    """The printed lines by their labels; a label stands before the first of its lines only."""
-    lines = {}
-    label = ""
-    for line in summary.lines(precision="float32"):
-        label = line[:9].strip() or label
-        lines[label] = f"{lines.get(label, '')} {' '.join(line[9:].split())}".strip()
-    return lines
 
 
 def test_by_hand(tmp_path):
@@ -67,10 +58,12 @@ def test_by_hand(tmp_path):
     assert (summary.packing_factor, summary.padding_avoided) == (1.7, 1 - 50 / 750)
     assert (summary.first_loss, summary.loss) == (9.0, 7.0)
     assert summary.held_out == evaluation and summary.compare_unpacked is None
-    lines = lines_of(summary)
-    assert all(words in lines["stopped"] for words in ("SIGTERM", "3 of 9"))
-    assert all(words in lines["trained"] for words in ("9.000", "7.000", "17 sequences"))
-    assert all(words in lines["held out"] for words in ("loss 6.500", "mlm 25.0%", "nsp 75.0%"))
+    facts = summary.facts(precision="float32")
+    values = as_json(facts)
+    assert all(words in values["stopped"] for words in ("SIGTERM", "3 of 9"))
+    assert (values["steps"], values["loss"], values["held out loss"]) == (3, 7.0, 6.5)
+    text = printed(facts)
+    assert all(words in text for words in ("9.000", "7.000", "17 sequences", "6.500", "25.0%", "75.0%"))
     # Infinite values are null.
     _write(dataclasses.replace(summary, seconds=float("inf")), tmp_path)
     assert read(tmp_path)["seconds"] is None

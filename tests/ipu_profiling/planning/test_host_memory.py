@@ -1,7 +1,6 @@
 """The memory of a step as computed, against what torch keeps."""
 
 import dataclasses
-import re
 
 import pytest
 
@@ -12,7 +11,7 @@ from ipu_packed_bert.settings.schema import BatchConfig, ModelConfig
 from ipu_packed_bert.settings.shipped import config_file
 from ipu_profiling.planning.host_memory import _layer_bytes, host_memory
 from ipu_profiling.planning.plan import plan
-from ipu_profiling.planning.printing import _blocks, _lines
+from ipu_profiling.planning.printing import _blocks, facts
 from tests.ipu_packed_bert.engine.test_recompute import kept
 from tests.update_batches import SLOTS
 
@@ -75,14 +74,13 @@ MEASURED = [
 def test_a_process_on_a_cpu_needs_what_the_plan_says(settings, packing_factor, measured):
     """packed_host with 16 packs of 512: the plan was 25 % below the measured memory."""
     config = load_config(config_file("packed_host"), settings.split(), command="pretrain")
-    text = "\n".join(_lines(plan(config, packing_factor=packing_factor)))
-    (printed,) = re.findall(r"a process on a CPU ([\d,]+) MiB", text)
-    assert int(printed.replace(",", "")) == pytest.approx(measured, rel=0.1)
+    planned = facts(plan(config, packing_factor=packing_factor)).rows["process"]
+    assert planned.value == pytest.approx(measured * 2**20, rel=0.1)
 
 
 def test_no_process_on_a_cpu_is_named_for_a_gpu():
     config = load_config(config_file("packed_host"), ["engine.device=cuda"], command="pretrain")
-    assert "on a CPU" not in "\n".join(_lines(plan(config, packing_factor=1.996)))
+    assert "process" not in facts(plan(config, packing_factor=1.996)).rows
 
 
 @pytest.mark.parametrize("half, narrow", [(False, 4), (True, 2)])

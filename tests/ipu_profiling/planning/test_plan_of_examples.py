@@ -47,9 +47,9 @@ def test_the_plan_is_what_runs(checkpoint, tmp_path, kind):
 
 
 def printed(capsys, *arguments, status=0):
-    """Return what `packed-bert plan` prints."""
+    """Return what `packed-bert plan` prints, in one line."""
     assert run_main(packed_bert.main, ["plan", *map(str, arguments)]) == status
-    return capsys.readouterr().out
+    return " ".join(capsys.readouterr().out.split())
 
 
 # Rows of an update = micro-batch x accumulation x replicas, about the sequences of the shipped configuration.

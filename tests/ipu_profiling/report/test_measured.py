@@ -12,6 +12,7 @@ from ipu_profiling.measured import runs as measured
 from ipu_profiling.measured.popvision import Work
 from ipu_profiling.report import command
 from pack_data.cli.command import run_main
+from pack_data.display.facts import as_json
 from tests.fakes import pva
 from tests.ipu_profiling.measured_sources import run_folder, write_profile
 from tests.refusals import refusal_of, refused
@@ -71,7 +72,7 @@ def rows_beside(machine, pipeline):
         used = measured.configuration(source, named)
         assert machine.pipeline(used) is pipeline
         table = measured.beside(source, used, pipeline, calibration.load())
-        return {row["what"]: row for row in table.rows}
+        return {row["what"]: row for row in as_json(table)}
 
     return rows
 

@@ -11,8 +11,10 @@ from ipu_profiling.cycles.lowering import SCORES
 from ipu_profiling.cycles.parameters import Parameters
 from ipu_profiling.report import calibrate, command, headline, paper
 from ipu_profiling.report.breakdown import _overhead_shares, breakdown
+from ipu_profiling.report.report import _tree
 from pack_data import sort
 from pack_data.cli.command import run_main
+from pack_data.display.facts import as_json, printed
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from tests.pages import check_page
@@ -61,13 +63,14 @@ def test_table1(comparison):
     for packer, depth in paper.ROWS:
         if packer in ("none", "spfhp"):
             packings[packer, depth] = get_packer(packer)(histogram, max_sequences_per_pack=depth)
-    table = paper.table1(
+    parts = paper.table1(
         comparison,
         packings,
         sort.batch(histogram, batch_size=256),
         histogram.name,
     )
-    rows = [row for row in table.rows if row["algorithm"] == "SPFHP"]
+    table = _tree(parts)
+    rows = [row for row in table["rows"] if row["algorithm"] == "SPFHP"]
     assert [row["depth"] for row in rows] == ["2", "3", "4", "8", "max (16)"]
     for row in rows:
         assert round(row["efficiency"], 1) == row["paper_efficiency"]
@@ -75,17 +78,17 @@ def test_table1(comparison):
         assert row["papers_realised"] == pytest.approx(row["paper_realised"], rel=0.01)
         assert row["realised"] == pytest.approx(row["packing_factor"] / (1 + row["overhead"] / 100))
         assert row["realised"] > row["paper_realised"]
-    (sorted_row,) = [row for row in table.rows if row["algorithm"] == "SORT"]
+    (sorted_row,) = [row for row in table["rows"] if row["algorithm"] == "SORT"]
     assert sorted_row["overhead"] == "508 engines"
-    sources = {column.key: column.source for column in table.columns}
+    sources = {column["key"]: column["source"] for column in table["columns"]}
     assert sources["papers_overhead"] == "fitted"
     assert sources["overhead"] == "predicted"
 
 
 def test_table2_is_of_throughputs(machine, load):
     """128: the paper's range holds the paper's graph. 384: too high, which is known and stated."""
-    table = paper.table2(machine, load, calibration.load())
-    rows = {(row["model"], row["length"]): row for row in table.rows}
+    table = _tree(paper.table2(machine, load, calibration.load()))
+    rows = {(row["model"], row["length"]): row for row in table["rows"]}
     # (1.70 - 0.005) / (1.69 + 0.005) = 1.000 and (1.70 + 0.005) / (1.69 - 0.005) = 1.0119: both numbers are rounded.
     assert rows["large", 384]["paper_overhead"] == "0.0 to 1.2"
     assert rows["base", 384]["paper_overhead"] == "0.6 to 1.8"
@@ -115,8 +118,8 @@ def test_the_overhead_is_the_sum_of_its_causes(machine, load, mask):
 
 
 def test_the_parts_of_an_update_add_up_to_its_seconds(small):
-    table = breakdown(small, 3, 2.0)
-    *parts, together = [row for row in table.rows if "packed" in row]
+    _, ipus, update = map(as_json, breakdown(small, 3, 2.0))
+    *parts, together = update
     parameters = small.calibration.parameters
     sides = (
         ("packed", small.packed(3), 48),
@@ -126,17 +129,17 @@ def test_the_parts_of_an_update_add_up_to_its_seconds(small):
         seconds = pipeline.step(accumulation, parameters).seconds
         assert together[side] == pytest.approx(1e3 * seconds)
         assert sum(part[side] for part in parts) == pytest.approx(together[side])
-    marks = [row.get("mark") for row in table.rows]
-    assert marks.count("slowest") == 1
+    assert [row["mark"] for row in ipus].count("slowest") == 1
 
 
 def test_the_answer_stands_beside_the_papers(small):
-    answer = headline.headline(small, small.config, 3, 1.995)
-    overhead, graph, _ = (row["ours"] for row in answer.tables[0].rows)
+    answer, _ = headline.headline(small, small.config, 3, 1.995)
+    rows = as_json(answer)
+    overhead, graph, _ = (row["ours"] for row in rows)
     assert overhead == pytest.approx(100 * small.overhead(3))
     assert graph == pytest.approx(1.995 / (1 + small.overhead(3)))
-    assert len(answer.lines) == 3
-    assert all("paper" in line for line in answer.lines)
+    text = printed(answer)
+    assert all(row["paper"] in text for row in rows) and "the paper" in text
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -187,9 +190,8 @@ def test_the_throughput_of_an_update_by_hand(comparison):
 def test_ratios_throughputs_and_days_by_hand(small):
     """96 micro-batches become 49 of packs; 8 more fill and drain, an update and the host come on top."""
     config = small.config
-    answer = headline.headline(small, config, 3, 1.995)
-    assert len(answer.lines) == 3
-    overhead, graph, run = (row["ours"] for row in answer.tables[0].rows)
+    answer, whole_run = map(as_json, headline.headline(small, config, 3, 1.995))
+    overhead, graph, run = (row["ours"] for row in answer)
     assert overhead == pytest.approx(100 * small.overhead(3))
     assert graph == pytest.approx(1.995 / (1 + small.overhead(3)))
     parameters = small.calibration.parameters
@@ -197,7 +199,7 @@ def test_ratios_throughputs_and_days_by_hand(small):
     unpacked = small.unpacked.step(96, parameters).seconds
     sequences = 49 * 1.995
     assert run == pytest.approx(sequences / packed / (96 / unpacked))
-    accumulation, rates, _, days = answer.tables[1].rows
+    accumulation, rates, _, days = whole_run
     assert accumulation["packed"] == "49"
     assert accumulation["unpacked"] == "96"
     rate = sequences * 2 * 4 / packed
@@ -209,7 +211,7 @@ def test_ratios_throughputs_and_days_by_hand(small):
 
 def test_the_points_are_the_stored_fits():
     fitted = calibration.load()
-    for row, point in zip(paper.points(fitted).rows, fitted.report["points"]):
+    for row, point in zip(as_json(paper.points(fitted)), fitted.report["points"]):
         fitted_error = 100 * point["fitted_error"]
         left_out_error = 100 * point["left_out_error"]
         assert row["error"] == fitted_error

@@ -11,7 +11,7 @@ import termios
 import pytest
 
 from pack_data.cli.terminal import progress_bar, progress_shown
-from pack_data.cli.timing import left_text
+from pack_data.cli.timing import time_text
 
 
 class Clock:
@@ -47,7 +47,7 @@ def test_a_file_gets_a_line_every_ten_seconds_with_the_time_left(clock, capsys):
     done = [int(re.fullmatch(r"experiment: (\d+) of 400 cells, .+ left", line)[1]) for line in lines[:-1]]
     assert len(lines) >= 30 and all(later - earlier >= 10 for earlier, later in zip(done, done[1:]))
     for number, line in zip(done, lines):
-        assert line.endswith(f", {left_text(400 - number)}")
+        assert line.endswith(f", {time_text(400 - number)} left")
 
 
 def on_a_terminal(task, *, size=(24, 80)):

@@ -6,7 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.display.facts import Fact, Facts, _shown, _unit_of, as_json, columns_of, number, printed, quantity
+from pack_data.display.facts import (
+    COMPUTED,
+    PAPER,
+    Fact,
+    Facts,
+    _shown,
+    _unit_of,
+    as_json,
+    columns_of,
+    notes_of,
+    number,
+    printed,
+    quantity,
+    with_unit,
+)
 from pack_data.display.lines import WIDTH, plain
 from pack_data.store.quantities import QUANTITIES
 
@@ -70,10 +84,16 @@ def test_every_form_has_the_same_values(rows, is_account):
         (2, "times", "2"),
         (2.0005, "times", "2.001"),
         (3 * 2**20, "bytes", "3.0"),
+        (4096, "bytes", "0.004"),
+        (0, "bytes", "0"),
+        (1.5e6, "million cycles", "1.500"),
+        (1.25, "percent more", "+1.2"),
+        (4e-8, "relative", "4e-08"),
     ],
 )
 def test_a_unit_decides_how_a_number_is_shown(value, unit, text):
     assert number(value, unit) == text == _shown(Fact("name", value, unit))
+    assert with_unit(value, unit).split()[0] == text.split()[0]
 
 
 def test_an_interval_stands_beside_its_value_and_low_comes_first():
@@ -93,6 +113,34 @@ def test_an_account_of_nothing_and_of_empty_words():
     assert printed(Facts("", {})) == ""
     account = {"a": Fact("name", "")}
     assert printed(Facts("", account)) == "  name"
+
+
+def test_words_beside_numbers_stand_with_the_notes():
+    row = {"data": Fact("data", "37 packs"), "step": Fact("step", 4096, "bytes", note="at most")}
+    assert printed(Facts("", row)).splitlines() == ["  data         37 packs", "  step  0.004  MiB, at most"]
+
+
+def test_quoted_numbers_keep_the_decimals_of_their_source():
+    rows = [{"p": Fact("p", value, "percent", PAPER)} for value in (2.0, 1.61, "~1.6")]
+    (column,) = columns_of(Facts("", rows))
+    assert (column.heading, column.cells) == ("p, %", ["2.00", "1.61", "~1.6"])
+
+
+def test_a_source_or_unit_of_all_columns_stands_alone_and_labels_have_none():
+    costs = {name: Fact(name, 2e6, "million cycles", COMPUTED) for name in "abc"}
+    row = {"layers": Fact("layers", 3), **costs}
+    assert notes_of(Facts("", [row])) == [f"Source: {COMPUTED}.", "Units: a, b, c: million cycles."]
+    assert notes_of(Facts("", [costs])) == [f"Source: {COMPUTED}.", "Units: million cycles."]
+    row["paper"] = Fact("paper", "above 2", source=PAPER)
+    assert notes_of(Facts("", [row]))[0] == f"Source: a, b, c: {COMPUTED}; paper: the paper."
+
+
+def test_a_short_unit_of_many_columns_stands_below():
+    row = {name: Fact(name, 1.5, "percent") for name in "ab"}
+    assert [column.heading for column in columns_of(Facts("", [row]))] == ["a, %", "b, %"]
+    facts = Facts("", [{**row, "c": Fact("c", 1.5, "percent")}])
+    assert [column.heading for column in columns_of(facts)] == ["a", "b", "c"]
+    assert notes_of(facts) == ["Units: %."]
 
 
 def test_labels_are_repeated_where_a_table_does_not_fit_into_a_line():

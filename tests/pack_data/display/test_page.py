@@ -9,27 +9,30 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs matplotlib")
 pytest.importorskip("jinja2", reason="needs jinja2")
 
+from pack_data.display.facts import Fact, Facts, columns_of, notes_of
 from pack_data.display.page import Figure, Page, Section, _folded
-from pack_data.display.table import COMPUTED, PAPER, Cell, Column, Table
 from tests.pack_data.display.test_picture import ODD, PICTURES
 from tests.pages import check_page
 from tests.refusals import refused
 
-TABLE = Table(
-    "first",
+TABLE = Facts(
     "A table " + ODD,
-    (
-        Column("name", "name", COMPUTED),
-        Column("value", "value, %", PAPER, ".2f"),
-        Column("list", "list"),
-        Column("other", "other", COMPUTED),
-    ),
     [
-        {"name": ODD, "value": 2.5, "list": Cell([1, 2], "1 + 2"), "other": True},
-        {"name": "nothing", "value": None, "other": {"a": float("nan")}},
-        {"name": "not finite", "value": math.inf, "list": [3], "other": -7},
+        {
+            "name": Fact("name", ODD, source="computed"),
+            "value": Fact("value", 2.5, "times", "quoted"),
+            "list": Fact("list", (1, 2), note="1 + 2"),
+            "other": Fact("other", True),
+        },
+        {
+            "name": Fact("name", "nothing"),
+            "value": Fact("value", None, "times"),
+            "other": Fact("other", {"a": math.nan}),
+        },
+        {"name": Fact("name", "not finite"), "value": Fact("value", math.inf, "times"), "other": Fact("other", -7)},
     ],
     ("A note " + ODD,),
+    "first",
 )
 RAW = TABLE._replace(name="raw", title="Raw " + ODD)
 PAGE = Page(
@@ -50,12 +53,12 @@ def text():
 def test_a_page_read_back_is_what_was_put_in(text):
     page = check_page(text)
     assert page.tables == json.loads(json.dumps(PAGE.to_json()["tables"]))
-    assert page.tables["first"][2] == {"name": "not finite", "value": None, "list": [3], "other": -7}
+    assert page.tables["first"][2] == {"name": "not finite", "value": None, "list": None, "other": -7}
     assert page.tables["first"][1]["other"] == {"a": None}
-    for words, row in zip(page.shown["first"], TABLE.rows):
-        assert words == {column.key: column.shown(row) for column in TABLE.columns}
+    for column in columns_of(TABLE):
+        assert [words[column.key] for words in page.shown["first"]] == list(column.cells)
     assert page.pictures == PAGE.to_json()["pictures"] == [picture.title for picture in PICTURES]
-    assert page.notes == 2 * ["Source: [a] computed; [b] the paper.", "A note " + ODD]
+    assert page.notes == 2 * notes_of(TABLE)
 
 
 def test_words_are_escaped_and_the_answer_is_first(text):
@@ -83,7 +86,7 @@ def test_a_page_with_two_parts_of_one_name_leaves_the_former_file(tmp_path):
 )
 def test_large_tables_are_folded(rows, columns, beside, folded):
     names = [str(number) for number in range(columns)]
-    columns = tuple(Column(name, name) for name in names)
-    table = Table("t", "table", columns, [dict.fromkeys(names, 1)] * rows)
+    row = {name: Fact(name, 1) for name in names}
+    table = Facts("table", [row] * rows)
     section = Section("part", (PICTURES[-1], table) if beside else (table,))
     assert _folded(table, section) == folded
