@@ -8,8 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from pack_data.reading.fields import one_line
 from padding_free.attention import NAME, REGISTERED, refuse_axes, restarts_of, setting_of
-from padding_free.leaks.probe import check_no_leak
-from padding_free.leaks.rows import Probed
+from padding_free.leaks.probe import Probed, check_no_leak
 from padding_free.models import (
     WAY_OUT,
     Choice,

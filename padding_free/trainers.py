@@ -19,7 +19,6 @@ from functools import partial
 from typing import (
     Any,
     Callable,
-    ContextManager,
     Dict,
     Iterator,
     List,
@@ -43,8 +42,8 @@ from pack_data.store.boundaries import OF_SEQUENCES, sequences_in
 from padding_free.choice import find_choice
 from padding_free.collators import Inputs, attends_both_ways, inputs_for
 from padding_free.leaks.probe import audit_batch
-from padding_free.leaks.rows import kept_outputs
 from padding_free.leaks.step import check_step
+from padding_free.leaks.subject import kept_outputs
 from padding_free.losses import (
     BLOCK,
     cross_entropy_sum,
@@ -64,7 +63,6 @@ KEEPS_EXAMPLES = "MiniBatchPacking+PosID"  # a batch has the same number of exam
 # Fields of a collated batch that a row has too, with a value for each token, and those that follow from the others.
 _TOKEN_FIELDS = ("input_ids", "labels", "attention_mask", "position_ids")
 _DERIVED_FIELDS = ("max_length_q", "max_length_k", "seq_idx")
-_CHECKPOINTING = "gradient_checkpointing"  # an attribute of layers
 _UPDATES_BETWEEN_CHECKS = 2  # of the training step
 
 _Planned = Union[IndexBatchSampler, PackedStream]
@@ -400,9 +398,14 @@ class _LossWrapper:
             self._checks_left -= 1
             self._next_check = update + _UPDATES_BETWEEN_CHECKS
             if self._checks_left:
-                with _without_checkpointing(model):
-                    _print_once(self._trainer, f"the first batch: {audit_batch(model, inputs)}")
-            loss_of = partial(self._training_loss, args=args, kwargs=kwargs)
+                _print_once(self._trainer, f"the first batch: {audit_batch(model, inputs)}")
+
+            def loss_of(model: Any, inputs: Inputs, number: Any) -> Any:
+                numbered = kwargs
+                if kwargs.get("num_items_in_batch") is not None:
+                    numbered = {**kwargs, "num_items_in_batch": number}
+                return self._training_loss(model, inputs, args, numbered)
+
             text = check_step(self._trainer, model, inputs, loss_of)
             _print_once(self._trainer, f"the training step after {update:,} updates: {text}")
         return self._training_loss(model, inputs, args, kwargs)
@@ -455,12 +458,6 @@ def _noisy_embeddings(model: Any, inputs: Inputs, alpha: float) -> Any:
         return embedded + noise * most[..., None].to(embedded.dtype)
 
     return kept_outputs(base_of(model).get_input_embeddings(), add)
-
-
-def _without_checkpointing(model: Any) -> ContextManager[None]:
-    """Keep all activations in the block: gradients at the embeddings need them if checkpoints are reentrant."""
-    modules = [module for module in model.modules() if hasattr(module, _CHECKPOINTING)]
-    return changed([(module, _CHECKPOINTING) for module in modules], False)
 
 
 def _loss_and_tokens(
@@ -555,6 +552,15 @@ def _compare_extremes(loader: Any, lengths: np.ndarray, row_tokens: int) -> None
     loader.collate_fn.compare([loader.dataset[number] for number in numbers])
 
 
+def _by_example(batch: Mapping[str, Any], name: str) -> List[Any]:
+    """Return a field of each example of a row, or the number of its tokens, in a sorted list."""
+    lengths = np.diff(batch["cumulative_lengths"])
+    if name == "tokens":
+        return sorted(lengths.tolist())
+    parts = np.split(np.asarray(batch[name]).ravel(), np.cumsum(lengths)[:-1])
+    return sorted(part.tolist() for part in parts)
+
+
 class _EndlessPacks(IterableDataset):
     """The packs of repeated passes over a data set, so that ranks need not end a pass together.
 
@@ -633,9 +639,11 @@ class _JoiningCollator:
             single = self._joined(*([example] for example in examples))
             whole = self._joined(examples)
             is_random = not np.array_equal(whole["labels"], self._joined(examples)["labels"])
-        # Masks that are drawn at random differ.
-        names = ["cumulative_lengths", "labels", "input_ids"][: 1 if is_random else 3]
-        differing = [name for name in names if not np.array_equal(single[name], whole[name])]
+        # Masks that are drawn at random differ.  The collator may sort the examples.
+        names = ["tokens"] if is_random else ["tokens", "labels", "input_ids"]
+        differing = [
+            name for name in names if _by_example(single, name) != _by_example(whole, name)
+        ]
         if differing:
             raise ValueError(
                 f"the trainer's data collator returns other {differing[0]} for {len(examples)} examples together than "

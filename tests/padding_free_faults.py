@@ -425,6 +425,13 @@ def late_tokens_of_an_example_see_too_little(row, first):
     return view_of(F.pad(number[:, 1:] != number[:, :-1], (1, 0), value=True))
 
 
+@sees("attention", "a", _within)
+def long_last_example_is_joined(row, most):
+    last = row.number == row.examples - 1
+    is_long = int(last.sum()) > most
+    return _joining(row.examples - 2)(row) if is_long and row.examples > 1 else row
+
+
 # ---- (b) recurrences
 
 
@@ -604,6 +611,22 @@ def padding_is_predicted(inputs, tail):
     inputs["labels"][0, -tail + 1 :] = 0
 
 
+@fault("g")
+def examples_begin_behind_the_padding_token(draw):
+    """The token of the padding is that of the end of text, and texts contain it."""
+    model = TinyModel(draw)
+    model.config.pad_token_id = model.config.eos_token_id = int(draw.integers(VOCABULARY))
+
+    def forward(model, inputs):
+        ends = torch.nonzero(inputs["input_ids"][0, :-1] == model.config.pad_token_id)[:, 0]
+        if len(inputs["cu_seq_lens_q"]) > 2:
+            bounds = torch.cat([inputs["cu_seq_lens_q"], ends + 1]).unique()
+            inputs = {**inputs, "cu_seq_lens_q": bounds}
+        return model(**inputs).logits
+
+    return Wrong(model, forward=forward)
+
+
 @edits("g", _between(7, 129), "TransformerEngine 3331")
 def rows_behind_the_last_whole_block_are_zero(hidden, row, block, model):
     block += ROW % block == 0
@@ -675,6 +698,18 @@ def attention_backward_in_bfloat16_only(draw):
             return wrong + (right - wrong).detach()
 
     return Wrong(Backward(draw).to(torch.bfloat16))
+
+
+@fault("i")
+def compiled_backward_only(draw):
+    first = _place(draw)
+
+    def edit(hidden, row, model):
+        late = (row.at >= first)[..., None]
+        doubled = _straight(hidden, hidden * (1 + late.to(hidden.dtype)))
+        return doubled if torch.compiler.is_compiling() and row.tokens > first else hidden
+
+    return Wrong(torch.compile(TinyModel(draw, edit=edit), backend="aot_eager"))
 
 
 # ---- (j) training and evaluation

@@ -41,10 +41,13 @@ def usual_longest(model: Any, row: Optional[int]) -> Optional[int]:
 
 
 @contextlib.contextmanager
-def one_of_each_kind(model: Any) -> Iterator[int]:
-    """Let layers of the kind and settings of an earlier one return their inputs in the block; return their number."""
+def one_of_each_kind(model: Any, all_layers: bool) -> Iterator[int]:
+    """Let layers of the kind and settings of an earlier one return their inputs in the block; return their number.
+
+    all_layers: let no layer do so.
+    """
     with contextlib.ExitStack() as stack:
-        layers = _repeated_layers(model)
+        layers = [] if all_layers else _repeated_layers(model)
         for layer in layers:
             stack.callback(vars(layer).pop, "forward")
             layer.forward = _return_input

@@ -6,11 +6,15 @@ any name and in any form.  Replacing, removing or renaming them must change the 
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+import contextlib
+from typing import Any, Dict, Iterator, List, Tuple
 
+import numpy as np
 import torch
 
 from padding_free.collators import Inputs
+from padding_free.leaks.placing import PlacedRow
+from padding_free.leaks.subject import Subject
 
 MOST_TOKENS = 12  # of two examples that are merged
 
@@ -34,25 +38,69 @@ def _cuts_of(longest: int) -> Dict[str, List[int]]:
     return possible
 
 
-def collate_cuts(
-    collate: Callable[[List[int]], Inputs], longest: int
-) -> Tuple[Inputs, Dict[str, Inputs], List[str]]:
-    """Collate one stream with all cuts.
+class BrokenBatches:
+    """One stream of tokens, collated with the correct boundaries and with others.
 
-    Return the correct batch, the others with the same tokens, and the names of the inputs that carry the boundaries.
+    Args:
+        subject: The model and its calls.
+        longest: Tokens of the longest example.
     """
-    batches = {}
-    for kind, lengths in _cuts_of(longest).items():
-        try:
-            batches[kind] = collate(lengths)
-        except (IndexError, RuntimeError, TypeError, ValueError):
-            continue  # the collator refuses these lengths
-    correct = batches.pop("", {})
-    others = {}
-    for kind, inputs in batches.items():
-        if _is_equal(inputs.get("input_ids"), correct.get("input_ids")):
-            others[kind] = inputs
-    return correct, others, _carriers(correct, others) if others else []
+
+    def __init__(self, subject: Subject, longest: int) -> None:
+        self._subject = subject
+        draw = np.random.default_rng(0)
+        stream = draw.integers(2, max(subject.vocabulary, 3), 2 * MOST_TOKENS)
+        batches: Dict[str, Inputs] = {}
+        for kind, lengths in _cuts_of(longest).items():
+            ends = np.cumsum(lengths)
+            parts = np.split(stream[: ends[-1]], ends[:-1])
+            examples = [{"input_ids": ids, "labels": ids} for ids in parts]
+            # The collator may refuse these lengths.
+            with contextlib.suppress(IndexError, RuntimeError, TypeError, ValueError):
+                batches[kind] = subject.row(examples).inputs
+        self._correct = batches.pop("", {})
+        self._others = {}  # with the same tokens
+        for kind, inputs in batches.items():
+            if _is_equal(inputs.get("input_ids"), self._correct.get("input_ids")):
+                self._others[kind] = inputs
+        # The names of the inputs that carry the boundaries.
+        self.names = _carriers(self._correct, self._others) if self._others else []
+
+    def _logits(self, inputs: Inputs) -> torch.Tensor:
+        with torch.no_grad():
+            return self._subject.logits_of(PlacedRow(inputs, [], []))
+
+    def without_effect(self) -> str:
+        """Break the boundaries in each way; return the first one with the same result, bit by bit, or ""."""
+        self._subject.model.eval()
+        expected = self._logits(self._correct)
+        for kind, inputs in _broken_inputs(self._correct, self._others, self.names):
+            try:
+                # A model may remember the boundaries of the batch before.
+                self._logits(self._correct)
+                actual = self._logits(inputs)
+            except ValueError:
+                continue
+            if torch.equal(actual, expected):
+                return kind
+        return ""
+
+    def ignored_inputs(self) -> str:
+        """Name the inputs with boundaries that change no logit if they are broken, or else all of them."""
+        if not self._others:
+            return ""
+        if not self.names:
+            return ", and the batch carries no boundaries"
+        ignored = []
+        expected = self._logits(self._correct)
+        for name in self.names:
+            with contextlib.suppress(ValueError):
+                changed = {**self._correct, name: next(iter(self._others.values())).get(name)}
+                if torch.equal(self._logits(changed), expected):
+                    ignored.append(name)
+        if not ignored:
+            return f", despite {', '.join(self.names)}"
+        return f", which ignores {', '.join(ignored)}"
 
 
 def _carriers(correct: Inputs, others: Dict[str, Inputs]) -> List[str]:
@@ -66,7 +114,7 @@ def _carriers(correct: Inputs, others: Dict[str, Inputs]) -> List[str]:
     return names
 
 
-def broken_inputs(
+def _broken_inputs(
     correct: Inputs, others: Dict[str, Inputs], names: List[str]
 ) -> Iterator[Tuple[str, Inputs]]:
     """Iterate over the changes of the inputs `names`, one at a time, and the inputs with that change."""

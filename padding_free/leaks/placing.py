@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from padding_free.collators import Inputs
-from padding_free.losses import IGNORED
+from padding_free.losses import IGNORED, at_least_float32
 
 Example = Dict[str, np.ndarray]
 
@@ -20,6 +20,34 @@ class PlacedRow(NamedTuple):
     examples: List[Example]
     places: List[torch.Tensor]  # of each example: int64 [its tokens]
     is_changed: bool = False  # the collator changed tokens, so the examples are those of the batch
+
+    @property
+    def lengths(self) -> List[int]:
+        """The tokens of each example."""
+        return [len(example["input_ids"]) for example in self.examples]
+
+    def select(self, *parts: torch.Tensor) -> torch.Tensor:
+        """Return the tokens of the examples, [tokens, width] of parts of a batch, [..., width] each.
+
+        A part is the whole batch, or some of its rows, which may leave out the padding.
+        """
+        places = torch.cat(self.places)
+        slots = self.inputs["input_ids"].numel()
+        whole = [part.flatten(0, -2) for part in parts if part.shape[:-1].numel() == slots]
+        flat = (
+            sum(whole[1:], whole[0])
+            if whole
+            else torch.cat([part.flatten(0, -2) for part in parts])
+        )
+        if len(flat) != slots:
+            if len(flat) != len(places):
+                raise ValueError(
+                    f"the model embeds {len(flat):,} tokens of a batch of {len(places):,}; embed each token once"
+                )
+            places = places.argsort().argsort()
+        if not torch.equal(places, torch.arange(len(flat))):
+            flat = flat[places.to(flat.device)]
+        return at_least_float32(flat)
 
 
 def place(examples: Sequence[Example], inputs: Inputs) -> PlacedRow:

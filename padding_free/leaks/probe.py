@@ -1,7 +1,6 @@
 """Check before training that a model keeps the examples of a padding-free row apart.
 
-The reference is a plain call of the model with one example alone, using the attention of Transformers.  Differences are
-compared with the rounding of the model, measured between plain calls that differ only in the order of their sums.
+Rows of a training are compared with each of their examples alone, in each way of calling the model.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import (
     Callable,
     ContextManager,
     Dict,
+    Iterable,
     Iterator,
     List,
     NamedTuple,
@@ -26,37 +26,40 @@ from typing import (
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from pack_data.batching.collators import padding_free_batch
 from pack_data.cli.memory import PeakMemory
 from pack_data.reading.fields import one_line
 from pack_data.store.boundaries import sequences_in
-from padding_free.attention import NAME
-from padding_free.collators import Inputs, first_position, inputs_for, to_device
-from padding_free.leaks.layers import one_of_each_kind, usual_longest
-from padding_free.leaks.metadata import (
-    MOST_TOKENS,
-    broken_inputs,
-    collate_cuts,
-)
-from padding_free.leaks.placing import Example, place
-from padding_free.leaks.randomness import seeded
-from padding_free.leaks.rows import (
-    GRADIENT_FACTOR,
-    QUICK_ROWS,
-    Collator,
+from padding_free.collators import Inputs, inputs_for, to_device
+from padding_free.leaks.compare import (
+    Errors,
     Fault,
-    LayerStep,
-    Loss,
-    Probed,
-    RowProbe,
-    TrainingCalls,
+    Scales,
+    Values,
+    compare,
+    errors_of,
     largest_error,
-    row_lengths,
-    row_name,
-    stance,
+    places_of,
 )
-from padding_free.losses import at_least_float32, logits_of
+from padding_free.leaks.layers import one_of_each_kind, usual_longest
+from padding_free.leaks.layouts import MOST_EXAMPLES, ProbeTexts, row_lengths
+from padding_free.leaks.metadata import MOST_TOKENS, BrokenBatches
+from padding_free.leaks.placing import Example, PlacedRow
+from padding_free.leaks.randomness import seeded, with_fixed_noise, without_dropout
+from padding_free.leaks.subject import (
+    MODEL_ERRORS,
+    MOST_LOGITS,
+    Collator,
+    Loss,
+    Subject,
+    TrainingCalls,
+    compiling,
+    kept_outputs,
+    undisturbed,
+)
+from padding_free.losses import IGNORED, cross_entropy_sum, logits_of, supervised
 from padding_free.models import (
     WAY_OUT,
     Choice,
@@ -65,56 +68,68 @@ from padding_free.models import (
     base_of,
     choice_of,
     choose,
-    far_settings,
-    is_compiled,
     is_sharded,
-    kept_modes,
     lengths_of_model,
-    logits_in,
-    most_positions,
     refuse_unfit,
     text_config,
-    unwrapped,
 )
 
 _Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, tokens, vocabulary]
 
-# Differences are relative to the largest expected value.  The limit of a model is the larger of two numbers:
-# - the resolution of its dtype: a few steps; 170 steps of float32, because of long sums.  float64 has the limit of
-#   float32, because eager code computes its softmax in float32;
-# - _ROUNDING_FACTOR times the measured rounding of the model.
-# Above the largest limit a dtype is too coarse to distinguish a fault from rounding.
-#
-# A difference above the limit is examined in float64, or in float32 if the model is in half precision.  In float32 it
-# can be rounding only up to _BOUND_FACTOR * sqrt(n) * d * u: n is the length of the longest sum, d the number of
-# products in the model, u the unit roundoff.  (Errors of long sums grow with sqrt(n): Higham and Mary, SIAM J. Sci.
-# Comput. 41, 2019; those of a sequence of products add up.)  A larger one is a leak, unless an example alone changes as
-# much when its embeddings are perturbed by rounding, as at a tie between two experts.
-_RESOLUTION = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-_ROUNDING_FACTOR = 4.0
-_LARGEST_HALF_LIMIT = 0.15
-_LARGEST_FULL_LIMIT = 1e-3  # in float32 and float64
-_BOUND_FACTOR = 16.0
-_LARGEST_BOUND = 0.02
-# In half precision, a row differs from float32 by at most twice the error of its examples alone.
-HALF_FACTOR = 2.0
-_HALF_DRAWS = 8  # of the tokens of a row; a leak is in all of them
-_MOST_MESSAGE = 300  # characters
-_HALF_TYPES = (torch.float16, torch.bfloat16)
-
-_EXAMPLE_TOKENS = 11  # most tokens of the examples that measure the rounding
 _DEFAULT_ROW_TOKENS = 1024  # used if neither the caller nor the model states a length
 _LONGEST_DENSE_ROW = 2048  # tokens; a longer row would need too much memory for a T x T mask
-# Exceptions that a model may raise for inputs that it does not support.
-_MODEL_ERRORS = (
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+
+
+_QUICK_ROWS = 3  # rows of a quick probe
+_EVALUATED_ROWS = 2  # rows that are also evaluated
+_PERTURBATIONS = 8  # of an example, from one step of float32 to 2**7
+_HALF_PERTURBATIONS = 3  # of one step of a half type
+_HALF_DRAWS = 4  # of the tokens of a row in half precision; a leak is in all of them
+
+# The ways of calling a model.
+_EVALUATION = "evaluation"
+_TRAINING = "training"
+_LOSS = "the trained loss"
+_COMPILED = "the compiled model"
+_AUXILIARY = "the auxiliary loss"
+# What a message says of a way.
+_NAMES = {
+    _EVALUATION: "",
+    _TRAINING: "in training with fixed noise, ",
+    _LOSS: "in the trained loss, ",
+    _COMPILED: "in the compiled model, ",
+    _AUXILIARY: "in the auxiliary loss, ",
+}
+
+
+_MOST_MESSAGE = 300  # characters
+
+
+class Probed(NamedTuple):
+    """A verdict: the rows, the modes and the dtypes that were compared, their cost, and what was not judged."""
+
+    rows: Tuple[Tuple[int, int], ...] = ()  # tokens and examples of each
+    types: Tuple[str, ...] = ()
+    seconds: float = 0.0
+    update: float = 0.0  # seconds of one forward and backward pass of the largest row
+    peak: int = 0  # bytes of additional memory of the process or the GPU
+    notes: Tuple[str, ...] = ()
+    modes: Tuple[str, ...] = ()
+    unjudged: Tuple[str, ...] = ()  # what could not be judged
+
+    def __str__(self) -> str:
+        rows = [f"{tokens:,} tokens in {examples:,} examples" for tokens, examples in self.rows]
+        shapes = ", ".join(rows)
+        types = " and ".join(self.types)
+        modes = " and ".join(self.modes)
+        judged = ", ".join(part for part in (modes, types) if part)
+        text = f"probed rows of {shapes or 'two short examples'}, {judged}: {self.seconds:.1f} s"
+        if self.update:
+            updates = self.seconds / self.update
+            mebibytes = self.peak / 2**20
+            text += f", {updates:.1f} updates, {mebibytes:,.0f} MiB"
+        unjudged = [f"not judged: {part}" for part in self.unjudged]
+        return "; ".join([text, *self.notes, *unjudged])
 
 
 def check_no_leak(
@@ -132,11 +147,12 @@ def check_no_leak(
     """Check that each example of a row gets the same logits, loss and gradients as alone.
 
     The probe builds rows of the training's length.  Their examples have one token, `longest` tokens, and lengths
-    just below and above every number of the configuration (windows, chunks, ...).  Logits, losses and gradients are
-    compared in training and evaluation mode, and with the model's own dropout, whose noise is fixed.  A model in
-    half precision is probed in float32, in which rounding hides less, and also in half precision.  A difference
-    that may be rounding is examined again in float64.  Then the inputs that carry the boundaries are broken on
-    purpose, which must change the result.
+    just below and above every number of the configuration (windows, chunks, ...); the longest one is first, in the
+    middle and last, and the tokens include special ones.  Logits, losses and gradients are compared in evaluation mode
+    and in training mode with the model's own dropout, whose noise is fixed, and in the compiled model.  A model in half
+    precision is probed in float32, in which rounding hides less, and also in half precision.  A difference that may be
+    rounding is examined again in float64.  Then the inputs that carry the boundaries are broken on purpose, which must
+    change the result.
     Weights, gradients, random state and mode of the model are unchanged afterwards.
 
     Args:
@@ -152,12 +168,12 @@ def check_no_leak(
             at random is judged by its result with a fixed seed.  Default: `PaddingFreeCollator`.
         loss: Maps model and inputs to the trained mean loss.
         mean: "token" or "example": `loss` is the mean over tokens or over examples.
-        quick: Probe only the row of the longest example and the row of the shortest ones.
-        all_layers: In a model of more than 67 million parameters, also probe the layers that repeat the kind and the
-            settings of another one.
+        quick: Probe only three rows: the longest example in the middle, the shortest ones, the longest example last.
+        all_layers: In a model of more than 67 million parameters, also compare the gradients of layers that repeat the
+            kind and the settings of another one.
 
     Returns:
-        The rows, dtypes and time of the probe; `str()` returns one line.
+        The rows, modes, dtypes and time of the probe, and what could not be judged; `str()` returns one line.
 
     Raises:
         ValueError: The model does not keep examples apart (`Leak`).  The message names the first layer that differs,
@@ -167,18 +183,23 @@ def check_no_leak(
     if mean not in ("token", "example"):
         raise ValueError(f'mean is {mean!r}; must be "token" or "example"')
     usual = usual_longest(model, row) if longest is None else None
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(undisturbed(model))
-        repeated = 0 if all_layers else stack.enter_context(one_of_each_kind(model))
+    training = TrainingCalls(collator, forward, loss, mean)
+    notes: List[str] = []
+    with undisturbed(model):
         choose(model, _choice_for(model))
-        probe = _Probe(model, longest or usual, TrainingCalls(collator, forward, loss, mean))
-        probed = probe.check(row, quick)
-    notes = list(probed.notes)
-    if repeated:
-        notes.append(f"{repeated} layers have the kind and the settings of a probed one")
+        with one_of_each_kind(model, all_layers) as repeated:
+            subject = Subject(model, longest or usual, training)
+            probed = _check(subject, row, quick)
+        if repeated:
+            whole = Subject(model, longest or usual, training)
+            _check_all_layers(whole, probed.rows[0][0])
+            notes.append(
+                f"{repeated} layers have the kind and the settings of one whose gradients were compared"
+            )
     if usual:
         notes.append(f"examples of at most {usual:,} tokens; pass longest=N for longer ones")
-    return probed._replace(notes=tuple(notes))
+    unjudged = ["gradients of sharded weights"] if is_sharded(model) else []
+    return probed._replace(notes=(*probed.notes, *notes), unjudged=tuple(unjudged))
 
 
 def _choice_for(model: Any) -> Choice:
@@ -204,13 +225,15 @@ def audit_batch(model: Any, inputs: Inputs) -> Probed:
     """
     refuse_unfit(model)
     if is_sharded(model):
-        return Probed(notes=("the first batch is not audited, because the weights are sharded",))
+        return Probed(unjudged=("the first batch, because the weights are sharded",))
     model_inputs = {name: value for name, value in inputs.items() if name != "num_items_in_batch"}
     examples = _split_row(model_inputs)
+    lengths = [len(example["input_ids"]) for example in examples]
+    trials = [_Trial(mode, lengths, examples=examples) for mode in (_EVALUATION, _TRAINING)]
     with undisturbed(model):
-        probe = _Probe(model, None, TrainingCalls(lambda _: model_inputs, logits_of))
-        with probe.in_full_precision() as exact:
-            return exact.check_batch(examples)
+        subject = Subject(model, None, TrainingCalls(lambda _: model_inputs))
+        with subject.in_full_precision() as exact:
+            return _run(exact, _Judge(exact, sum(lengths)), trials)
 
 
 def _split_row(inputs: Inputs) -> List[Example]:
@@ -227,78 +250,558 @@ def _split_row(inputs: Inputs) -> List[Example]:
     return [{"input_ids": ids, "labels": labels} for ids, labels in pairs]
 
 
-@contextlib.contextmanager
-def undisturbed(model: Any) -> Iterator[None]:
-    """Restore modes, buffers, random states, attention and choice of the model after the block."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    loaded = attention_of(model)
-    choice = choose(model, None)
-    choose(model, choice)
-    gpus = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(kept_modes(model))
-        stack.enter_context(torch.random.fork_rng(devices=sorted(gpus)))
-        stack.enter_context(seeded())
-        # Compiling for each probed shape would take minutes.
-        stack.enter_context(stance("force_eager"))
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
-            if attention_of(model) != loaded:
-                base_of(model).set_attn_implementation(loaded)
-            choose(model, choice)
+def _check(subject: Subject, row: Optional[int], quick: bool) -> Probed:
+    """Probe rows of `row` tokens, in full and in half precision; then break their boundaries."""
+    limits = [limit for limit in (subject.longest, subject.positions) if limit]
+    row_tokens = row or subject.longest or min([_DEFAULT_ROW_TOKENS, *limits])
+    is_dense = subject.choice.boundaries != "cu_seq_lens"
+    tokens = min(row_tokens, _LONGEST_DENSE_ROW) if is_dense else row_tokens
+    longest = min([tokens, *limits])
+    start = time.perf_counter()
+    peak = PeakMemory()
+    with subject.in_full_precision() as exact:
+        judge = _Judge(exact, tokens)
+        probed = _run(exact, judge, judge.trials(longest, quick))
+        notes = [*_broken(exact, longest), *probed.notes]
+    if subject.is_half:
+        judge = _Judge(subject, tokens)
+        half = _run(subject, judge, judge.trials(longest, quick))
+        probed = probed._replace(types=(*half.types, *probed.types))
+    if quick:
+        notes.append(f"quick: {_QUICK_ROWS} rows only")
+    if tokens < row_tokens:
+        notes.append("not longer, because of the mask of all tokens by all tokens")
+    seconds = time.perf_counter() - start
+    return probed._replace(seconds=seconds, peak=peak.added() or 0, notes=tuple(notes))
 
 
-@contextlib.contextmanager
-def in_dtype(model: Any, dtype: torch.dtype, embedding: Any = None) -> Iterator[None]:
-    """Replace weights and buffers by copies of another dtype, and switch autocast off, in the block.
+def _check_all_layers(subject: Subject, tokens: int) -> None:
+    """Compare the logits of one row with all layers, of which only one of each kind was probed."""
+    with subject.in_full_precision() as exact:
+        judge = _Judge(exact, tokens)
+        limits = [limit for limit in (exact.longest, exact.positions) if limit]
+        trials = judge.trials(min([tokens, *limits]), quick=True)
+        _run(exact, judge, trials[:1])
 
-    embedding: convert its outputs rather than its weights, which may be the largest of the model.
+
+def _run(subject: Subject, judge: _Judge, trials: Sequence[_Trial]) -> Probed:
+    """Run trials; return their rows and modes.  Raise Leak for the first fault that is not rounding."""
+    start = time.perf_counter()
+    shapes: Dict[Tuple[int, int], None] = {}  # in their order
+    modes: Dict[str, None] = {}
+    rounding = 0.0
+    for trial in trials:
+        tokens = sum(trial.lengths)
+        what = f"fails in a row of {tokens:,} tokens, {WAY_OUT}"
+        is_module = not hasattr(subject.base, "set_attn_implementation")
+        if is_module and subject.training.forward is logits_of:
+            what = "needs forward=, which maps model and inputs to logits"
+        rounding = max(rounding, subject.attempt(lambda: _judged(subject, judge, trial), what))  # noqa: B023
+        shapes[tokens, len(trial.lengths)] = None
+        if trial.mode != _AUXILIARY:
+            modes[trial.mode] = None
+    notes = []
+    if rounding:
+        notes.append(f"differences up to {rounding:.1e} were examined in torch.float64")
+    seconds = time.perf_counter() - start
+    types = (str(subject.dtype),)
+    return Probed(
+        tuple(shapes), types, seconds, judge.update, notes=tuple(notes), modes=tuple(modes)
+    )
+
+
+def _judged(subject: Subject, judge: _Judge, trial: _Trial) -> float:
+    """Judge one trial; return the largest difference that is rounding, or raise Leak."""
+    faults = judge.faults_of(trial)
+    if not faults:
+        return 0.0
+    first = faults[0]
+    is_certain = any(fault.is_certain for fault in faults) or subject.is_half
+    if not is_certain and subject.dtype != torch.float64:
+        repeated = judge.in_float64(trial, first)
+        if repeated is None:
+            return max(fault.error for fault in faults)
+        first = repeated
+    raise _leak(subject, trial, first)
+
+
+def _broken(subject: Subject, longest: int) -> List[str]:
+    """Break the boundaries of a small row in each way; return a note of the inputs that carry them.
+
+    Raise Leak if the result stays the same, bit by bit.
     """
-    stores = _stores_of_other_dtypes(model, dtype)
-    # Tied weights are converted, for the output layer.
-    own = [entry for entry in stores if embedding is not None and entry[2] is embedding.weight]
-    if len(own) == 1 and type(embedding) is torch.nn.Embedding:
-        stores.remove(own[0])
-    else:
-        own = []
-
-    copies: Dict[int, torch.Tensor] = {}  # tied weights stay tied
-    with contextlib.ExitStack() as stack:
-        if own:
-            hook = embedding.register_forward_hook(lambda module, inputs, output: output.to(dtype))
-            stack.callback(hook.remove)
-        for store, name, tensor in stores:
-            if id(tensor) not in copies:
-                copy = tensor.detach().to(dtype)
-                if isinstance(tensor, torch.nn.Parameter):
-                    copy = torch.nn.Parameter(copy, tensor.requires_grad)
-                copies[id(tensor)] = copy
-            stack.callback(store.__setitem__, name, tensor)
-            store[name] = copies[id(tensor)]
-        # Accelerate replaces `forward` by a call under autocast, and keeps the original.
-        for part in {unwrapped(model), base_of(model)}:
-            if {"_original_forward", "forward"} <= part.__dict__.keys():
-                stack.callback(setattr, part, "forward", part.forward)
-                part.forward = part._original_forward
-        for kind in {"cpu", next(model.parameters()).device.type}:
-            stack.enter_context(torch.autocast(kind, dtype=torch.bfloat16, enabled=False))
-        yield
+    batches = BrokenBatches(subject, longest)
+    if not batches.names or not _mixes_tokens(subject, longest):
+        return []
+    keys = ", ".join(batches.names)
+    kind = batches.without_effect()
+    if kind:
+        layer = _mixing_layer(subject)
+        raise Leak(
+            f"{subject.name}: no logit changes if {keys} are {kind}; {layer} ignores them, so pass it the boundaries "
+            "of the batch"
+        )
+    return [f"boundaries in {keys}"]
 
 
-def _stores_of_other_dtypes(model: Any, dtype: torch.dtype) -> List[Tuple[Any, str, torch.Tensor]]:
-    """List the floating-point weights and buffers of other dtypes, with their dictionaries and names."""
-    stores = []
-    for module in model.modules():
-        for store in (module._parameters, module._buffers):
-            for name, tensor in store.items():
-                is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-                if is_plain and tensor.is_floating_point() and tensor.dtype != dtype:
-                    stores.append((store, name, tensor))
-    return stores
+def _mixes_tokens(subject: Subject, longest: int) -> bool:
+    """Return True if the first token of an example affects the others."""
+    length = min(longest, 11)
+    if length < 2:
+        return False
+    draw = np.random.default_rng(0)
+    first = torch.from_numpy(draw.integers(1, subject.vocabulary, (1, length)))
+    second = first.clone()
+    second[0, 0] = int(first[0, 0]) % 2 + 1
+    if second[0, 0] == first[0, 0]:
+        second[0, 0] = 0
+    with torch.no_grad():
+        return not torch.equal(subject.plain(first)[:, 1:], subject.plain(second)[:, 1:])
+
+
+# ---- a row and its examples alone
+
+
+class _Trial(NamedTuple):
+    """One comparison, which can be repeated in another dtype."""
+
+    mode: str
+    lengths: Sequence[int]  # of the examples
+    seed: int = 0
+    shares_prefix: bool = False  # the examples begin with the same tokens
+    examples: Optional[List[Example]] = None  # of an existing batch, instead of random ones
+
+
+_Alone = Callable[[Sequence[int]], Values]  # numbers of examples -> their values without the others
+
+
+def _row_name(lengths: Sequence[int]) -> str:
+    """Describe a row with examples of these lengths."""
+    return f"in a row of {sum(lengths):,} tokens and {len(lengths):,} examples"
+
+
+def _by_length(lengths: Sequence[int], numbers: Iterable[int]) -> Iterator[List[int]]:
+    """Group the numbers of examples by the tokens of these examples."""
+    groups: Dict[int, List[int]] = {}
+    for number in numbers:
+        groups.setdefault(lengths[number], []).append(number)
+    yield from groups.values()
+
+
+def _targets(examples: Sequence[Example], words: int, device: torch.device) -> torch.Tensor:
+    """Return the label that each token predicts, int64 [tokens]; the last token predicts none.
+
+    With only a few words, each stands for several labels.
+    """
+    targets = []
+    for example in examples:
+        labels = np.asarray(example.get("labels", example["input_ids"]))
+        targets.append(F.pad(torch.as_tensor(labels)[1:].long(), (0, 1), value=IGNORED))
+    joined = torch.cat(targets).to(device)
+    return torch.where(joined == IGNORED, joined, joined % words)
+
+
+class _Sum:
+    """The values of groups of examples, joined in the order of the numbers of the examples.
+
+    Gradients of weights are summed as they come, because all of them would need the memory of many models.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = lengths
+        self._numbers: List[int] = []
+        self._parts: List[Values] = []
+        self._weights: List[torch.Tensor] = []
+        self._loss: Optional[float] = None
+
+    def add(self, numbers: Sequence[int], values: Values) -> None:
+        """Add the values of the examples `numbers`."""
+        self._numbers += numbers
+        self._parts.append(values._replace(weights=()))
+        if not self._weights:
+            self._weights = list(values.weights)
+        else:
+            for total, gradient in zip(self._weights, values.weights):
+                total += gradient
+        if values.loss is not None:
+            self._loss = (self._loss or 0.0) + values.loss
+
+    def values(self) -> Values:
+        """Return the values of all examples."""
+        order = np.argsort(self._numbers, kind="stable").tolist()
+        sizes = [self._lengths[number] for number in self._numbers]
+        places = places_of(sizes, order)
+        tensors = []
+        for parts in zip(*((values.logits, values.gradients) for values in self._parts)):
+            joined = None if parts[0] is None else torch.cat(parts)
+            tensors.append(None if joined is None else joined[places.to(joined.device)])
+        return Values(tensors[0], tensors[1], self._weights, self._loss)
+
+
+class _Judge:
+    """The comparison of rows of one subject, in its current dtype.
+
+    Args:
+        subject: The model and its calls.
+        row: Tokens of the largest row.
+    """
+
+    def __init__(self, subject: Subject, row: int) -> None:
+        self.subject = subject
+        self._row = row
+        # The gradients of the output layer and of the embeddings follow from those of the tokens.
+        left_out: Set[int] = set()
+        weight = subject.embedding.weight
+        self._output = subject.output(row)
+        if self._output is not None:
+            left_out = {id(self._output.layer.weight), id(weight)}
+        if weight.dtype != subject.dtype:
+            left_out.add(id(weight))
+        self._parameters: List[Any] = []  # trained ones that are not sharded
+        for parameter in subject.model.parameters():
+            is_plain = parameter.requires_grad and type(parameter.data) is torch.Tensor
+            # In half precision a single token moves the gradients of an expert.
+            if is_plain and id(parameter) not in left_out and not subject.is_half:
+                self._parameters.append(parameter)
+        self.update = 0.0  # seconds of a forward and backward pass of the largest row
+        self._has_auxiliary_loss = False
+        self._draws = False  # the collator changes tokens at random
+        self._fixes_noise = False  # once a difference or a random number was seen: it takes time
+        config = text_config(subject.model)
+        self._texts = ProbeTexts(config, subject.vocabulary, subject.causal)
+
+    def _few_words(self) -> ContextManager:
+        """Let the model return the logits of only a few words in the block, if those of all words are too many."""
+        if self._output is None:
+            return contextlib.nullcontext()
+        return self._output._of_few_words(max(2, MOST_LOGITS // self._row))
+
+    def trials(self, longest: int, quick: bool) -> List[_Trial]:
+        """List the trials, the most important first; quick: only those of the first rows."""
+        numbers = lengths_of_model(self.subject.model, min(longest, self._row))
+        rows = row_lengths(self._row, longest, numbers, np.random.default_rng(0))
+        training = self.subject.training
+        modes = [_EVALUATION, _TRAINING]
+        if training.collator is not None or training.loss is not None:
+            modes.append(_LOSS)
+        if self.subject.compiled is not None:
+            modes.append(_COMPILED)
+        if self.subject.is_half:
+            modes = modes[:2]
+        trials: List[_Trial] = []
+        for number, lengths in enumerate(rows[:_QUICK_ROWS] if quick else rows):
+            for mode in modes:
+                if mode != _EVALUATION or number < _EVALUATED_ROWS:
+                    trials.append(_Trial(mode, lengths, len(trials), number % 3 != 0))
+        if self.subject.is_half:
+            return trials
+        # Equal lengths, for which a plain batch has no padding.
+        single_tokens = [1] * min(MOST_EXAMPLES, self._row)
+        longer = [min(16, longest)] * max(1, self._row // 16)
+        for lengths in (single_tokens, longer):
+            trials.append(_Trial(_AUXILIARY, lengths, len(trials)))
+        return trials
+
+    def examples_of(self, trial: _Trial) -> List[Example]:
+        """Return the examples of a trial."""
+        if trial.examples is not None:
+            return trial.examples
+        # The loss of equal examples is computed only once.
+        is_shared = trial.mode == _LOSS
+        return self._texts.examples(trial.lengths, trial.seed, trial.shares_prefix, is_shared)
+
+    def faults_of(self, trial: _Trial) -> List[Fault]:
+        """Return the differences of one trial that are above the limit.
+
+        In half precision they are drawn again: a leak is in all draws.
+        """
+        if trial.mode == _AUXILIARY and not self._has_auxiliary_loss:
+            return []
+        is_drawn = self.subject.is_half and trial.examples is None
+        faults: List[Fault] = []
+        for again in range(_HALF_DRAWS if is_drawn else 1):
+            faults = self._compare(trial._replace(seed=trial.seed + 100 * again))
+            if not faults:
+                break
+        return faults
+
+    def _compare(self, trial: _Trial) -> List[Fault]:
+        subject = self.subject
+        row = subject.row(self.examples_of(trial))
+        self._draws |= row.is_changed
+        ways = {
+            _EVALUATION: self._evaluation,
+            _TRAINING: self._training,
+            _LOSS: self._trained_loss,
+            _COMPILED: self._compiled,
+            _AUXILIARY: self._auxiliary,
+        }
+        is_noisy = trial.mode in (_TRAINING, _LOSS) and not self._fixes_noise
+        with self._state_of(trial.mode):
+            start = time.perf_counter()
+            values, alone = ways[trial.mode](row)
+            if trial.mode == _TRAINING:
+                self.update = max(self.update, time.perf_counter() - start)
+            if is_noisy and subject.has_noise:
+                self._fixes_noise = True
+                return self._compare(trial)
+            yardstick = partial(self._yardstick, row.lengths, alone)
+            everything = alone(range(len(row.examples)))
+            found = compare(
+                values, everything, row.lengths, subject.limit, yardstick, typical=subject.is_half
+            )
+        if found and is_noisy:
+            self._fixes_noise = True
+            return self._compare(trial)
+        faults = []
+        for fault in found:
+            first = fault.first
+            if first is not None:
+                place = int(row.places[first.example][first.token])
+                first = first._replace(place=place) if trial.mode == _EVALUATION else None
+            what = f"{_row_name(row.lengths)}, {_NAMES[trial.mode]}{fault.what}"
+            if subject.is_half:
+                what += f" in {subject.dtype}"
+            faults.append(fault._replace(what=what, first=first))
+        return faults
+
+    @contextlib.contextmanager
+    def _state_of(self, mode: str) -> Iterator[None]:
+        """Set the mode of the model in the block."""
+        with contextlib.ExitStack() as stack:
+            if mode != _LOSS:  # the caller's loss needs the logits of all words
+                stack.enter_context(self._few_words())
+            if mode in (_EVALUATION, _AUXILIARY):
+                self.subject.model.eval()
+                stack.enter_context(torch.no_grad())
+                stack.enter_context(seeded())
+            elif mode == _COMPILED:
+                stack.enter_context(without_dropout(self.subject.model))
+            else:
+                width = self.subject.width if self._fixes_noise else None
+                stack.enter_context(with_fixed_noise(self.subject.model, width))
+            yield
+
+    def _yardstick(
+        self, lengths: Sequence[int], alone: _Alone, numbers: List[int], scales: Scales
+    ) -> List[Errors]:
+        """Compute the errors of examples alone when their embeddings are perturbed by rounding."""
+        subject = self.subject
+        of_examples = [lengths[number] for number in numbers]
+        expected = alone(numbers)
+        step = torch.finfo(subject.dtype if subject.is_half else torch.float32).eps
+        errors = []
+        for number in range(_HALF_PERTURBATIONS if subject.is_half else _PERTURBATIONS):
+            draw = np.random.default_rng(number)
+            size = step * (1 if subject.is_half else 2**number)
+
+            def perturb(output: torch.Tensor, draw: Any = draw, size: float = size) -> torch.Tensor:
+                # NumPy's numbers, because torch's are constants under fixed noise.
+                noise = torch.from_numpy(draw.standard_normal(output.shape, np.float32))
+                return output * (1 + size * noise.to(output.device)).to(output.dtype)
+
+            with kept_outputs(subject.embedding, perturb):
+                changed = alone(numbers)
+            errors.append(errors_of(changed, expected, of_examples, scales, subject.is_half))
+        return errors
+
+    # ---- the ways of calling a model: the values of the row, and a function for those of examples alone
+
+    def _evaluation(self, row: PlacedRow) -> Tuple[Values, _Alone]:
+        losses: List[Any]
+        with self._auxiliary_losses() as losses:
+            values = Values(row.select(self.subject.logits_of(row)))
+        self._has_auxiliary_loss = any(map(torch.is_tensor, losses))
+
+        def alone(numbers: Sequence[int]) -> Values:
+            total = _Sum(row.lengths)
+            for same in _by_length(row.lengths, numbers):
+                total.add(same, Values(self._plain(row, same)))
+            return total.values()
+
+        return values, alone
+
+    def _training(self, row: PlacedRow) -> Tuple[Values, _Alone]:
+        def alone(numbers: Sequence[int]) -> Values:
+            total = _Sum(row.lengths)
+            for same in _by_length(row.lengths, numbers):
+                if self.subject.has_plain_call:
+                    examples = [row.examples[number] for number in same]
+                    call = partial(self._label_loss, partial(self._plain, row, same), examples)
+                    total.add(same, self._gradients(call, _flat))
+                    continue
+                for number in same:
+                    single = self._row_of_one(row.examples[number])
+                    total.add([number], self._row_gradients(single))
+            return total.values()
+
+        return self._row_gradients(row), alone
+
+    def _trained_loss(self, row: PlacedRow) -> Tuple[Values, _Alone]:
+        """Compare the loss with the mean of the losses of the examples, each in a separate batch."""
+        shares = [self._predictions(example) for example in row.examples]
+        if self.subject.training.mean == "example":
+            shares = [int(count > 0) for count in shares]
+        whole = max(1, sum(shares))
+
+        def alone(numbers: Sequence[int]) -> Values:
+            total = _Sum(row.lengths)
+            for same in _equal(row.examples, numbers):
+                share = shares[same[0]] / whole
+                if share:
+                    values = self._loss_values(self._row_of_one(row.examples[same[0]]))
+                else:
+                    tokens = row.lengths[same[0]]
+                    values = Values(gradients=torch.zeros(tokens, self.subject.width))
+                total.add(same, _repeated(values, share, len(same)))
+            return total.values()
+
+        return self._loss_values(row) if sum(shares) else Values(), alone
+
+    def _compiled(self, row: PlacedRow) -> Tuple[Values, _Alone]:
+        """Compare the compiled model with the model itself, which is compared with each example alone."""
+
+        def computed(model: Any) -> Values:
+            call = partial(self._row_logits, row, model)
+            return self._gradients(partial(self._label_loss, call, row.examples), None)
+
+        def alone(numbers: Sequence[int]) -> Values:
+            values = computed(self.subject.model)
+            if values.logits is None or len(numbers) == len(row.examples):
+                return values
+            places = places_of(row.lengths, numbers)
+            return Values(values.logits[places.to(values.logits.device)])
+
+        with compiling():
+            return computed(self.subject.compiled), alone
+
+    def _auxiliary(self, row: PlacedRow) -> Tuple[Values, _Alone]:
+        """Compare the auxiliary loss of a row of equal lengths with that of a plain batch."""
+        with self._auxiliary_losses() as losses:
+            self.subject.logits_of(row)
+            self._plain(row, range(len(row.examples)))
+        numbers = [float(loss) for loss in losses if torch.is_tensor(loss) and loss.numel() == 1]
+        if len(numbers) != 2 or not any(numbers):
+            numbers = [0.0, 0.0]
+        return Values(loss=numbers[0]), lambda _: Values(loss=numbers[1])
+
+    # ---- parts of the calls
+
+    def _row_of_one(self, example: Example) -> PlacedRow:
+        """Collate one example; if the collator draws at random, use ours, which keeps the tokens."""
+        if not self._draws:
+            row = self.subject.row([example])
+            if not row.is_changed:
+                return row
+        batch = padding_free_batch([example], causal=self.subject.causal)
+        inputs = to_device(inputs_for(self.subject.model, batch), self.subject.device)
+        return PlacedRow(inputs, [example], [torch.arange(len(example["input_ids"]))])
+
+    def _plain(self, row: PlacedRow, numbers: Sequence[int]) -> torch.Tensor:
+        """Compute the logits of a plain batch of examples of one length, [tokens, words]."""
+        ids = [torch.as_tensor(row.examples[number]["input_ids"]) for number in numbers]
+        return self.subject.plain(torch.stack(ids)).flatten(0, 1)
+
+    def _row_logits(self, row: PlacedRow, model: Any = None) -> torch.Tensor:
+        return row.select(self.subject.logits_of(row, model))
+
+    def _row_gradients(self, row: PlacedRow) -> Values:
+        call = partial(self._label_loss, partial(self._row_logits, row), row.examples)
+        return self._gradients(call, row.select)
+
+    def _loss_values(self, row: PlacedRow) -> Values:
+        def computed() -> Tuple[torch.Tensor, None]:
+            loss = self.subject.training.loss or self._mean_loss
+            with self.subject.steady():
+                return loss(self.subject.model, row.inputs), None
+
+        return self._gradients(computed, row.select)
+
+    def _label_loss(
+        self, call: Callable[[], torch.Tensor], examples: Sequence[Example]
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Sum the cross-entropies of examples; call: returns their logits, [tokens of all examples, words]."""
+        logits = call()
+        targets = _targets(examples, logits.shape[-1], logits.device)
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum"), logits
+
+    def _mean_loss(self, model: Any, inputs: Inputs) -> torch.Tensor:
+        labels = inputs["labels"]
+        logits = self.subject.training.forward(model, inputs)
+        total = cross_entropy_sum(logits, labels, causal=self.subject.causal)
+        return total / supervised(model, labels).clamp(min=1)
+
+    def _gradients(
+        self,
+        compute: Callable[[], Tuple[torch.Tensor, Optional[torch.Tensor]]],
+        select: Optional[Callable[..., torch.Tensor]],
+    ) -> Values:
+        """Compute a loss and logits, and the gradients at the embeddings and of the parameters.
+
+        select: picks the tokens of the examples out of the gradients; None leaves the gradients at the embeddings out.
+        """
+        collecting: Any = contextlib.nullcontext([])
+        if select is not None:
+            collecting = kept_outputs(self.subject.embedding, _with_gradient)
+        with torch.enable_grad(), collecting as embeddings:
+            loss, logits = compute()
+            sources = [*embeddings, *self._parameters]
+            gradients = list(torch.autograd.grad(loss, sources, allow_unused=True))
+        for number, gradient in enumerate(gradients):
+            if gradient is None:
+                gradients[number] = torch.zeros_like(sources[number])
+        of_tokens = None if select is None else select(*gradients[: len(embeddings)])
+        of_weights = gradients[len(embeddings) :]
+        values = None if logits is None else logits.detach()
+        return Values(values, of_tokens, of_weights, float(loss.detach()))
+
+    def _predictions(self, example: Example) -> int:
+        labels = np.asarray(example.get("labels", example["input_ids"]))
+        return int((labels[int(self.subject.causal) :] != IGNORED).sum())
+
+    def _auxiliary_losses(self) -> ContextManager[List[Any]]:
+        return kept_outputs(self.subject.base, lambda output: getattr(output, "aux_loss", None))
+
+    # ---- decisions
+
+    def in_float64(self, trial: _Trial, fault: Fault) -> Optional[Fault]:
+        """Repeat a trial in float64, where rounding is smaller; return its fault, or None if there is none."""
+        try:
+            with self.subject.converted(torch.float64) as subject:
+                repeated = _Judge(subject, sum(trial.lengths))
+                repeated._has_auxiliary_loss = self._has_auxiliary_loss
+                faults = repeated.faults_of(trial)
+        except MODEL_ERRORS:
+            return fault  # this device or this code does not support float64
+        return faults[0] if faults else None
+
+
+def _with_gradient(output: torch.Tensor) -> torch.Tensor:
+    return output if output.requires_grad else output.requires_grad_()
+
+
+def _flat(*parts: torch.Tensor) -> torch.Tensor:
+    """Return the gradients at the embeddings of a plain batch, [tokens, width]."""
+    return sum(parts[1:], parts[0]).flatten(0, -2)
+
+
+def _equal(examples: Sequence[Example], numbers: Iterable[int]) -> Iterator[List[int]]:
+    """Group the numbers of examples that are one object."""
+    groups: Dict[int, List[int]] = {}
+    for number in numbers:
+        groups.setdefault(id(examples[number]), []).append(number)
+    yield from groups.values()
+
+
+def _repeated(values: Values, share: float, times: int) -> Values:
+    """Return the gradients and the loss of so many equal examples, each with a share of the mean."""
+    assert values.gradients is not None
+    gradients = (values.gradients * share).repeat(times, 1)
+    weights = [gradient.mul_(share * times) for gradient in values.weights]
+    return Values(None, gradients, weights, share * times * float(values.loss or 0.0))
+
+
+# ---- the cause of a leak
 
 
 class _TracedCall(NamedTuple):
@@ -310,521 +813,82 @@ class _TracedCall(NamedTuple):
     tokens: int  # tokens of the row
 
 
-class _Probe:
-    """A test of one model in its current dtype."""
+def _leak(subject: Subject, trial: _Trial, fault: Fault) -> Leak:
+    """Describe a fault: the first layer that differs, and the settings that may be the cause."""
+    layer = ""
+    advice = [f"; {WAY_OUT}"]
+    if hasattr(subject.base, "set_attn_implementation"):
+        advice.insert(0, "; call use_padding_free(model)")
+    if trial.examples is None and trial.mode in (_EVALUATION, _TRAINING):
+        cause = _cause(subject, trial, max(fault.number, 0))
+        layer = f", first in {cause}" if cause else ""
+        # Stretched positions change the whole row, so the longest example decides.
+        passed = [reach for reach in subject.far if reach.tokens < max(trial.lengths)]
+        if passed:
+            settings = ", ".join(f"{reach.setting} is {reach.tokens}" for reach in passed)
+            layer += f" ({settings})"
+            most = passed[0].tokens
+            advice.insert(0, f"; pass longest=N if your examples have at most {most} tokens")
+        elif layer:
+            with contextlib.suppress(ValueError):
+                longest = subject.longest or MOST_TOKENS
+                advice.insert(0, BrokenBatches(subject, longest).ignored_inputs())
+    size = "not a number" if fault.error == math.inf else f"{fault.error:.1e} of the largest"
+    text = f"{subject.name}: {fault.what} ({size}){layer}"
+    for words in advice:
+        if len(text) + len(words) <= _MOST_MESSAGE:
+            text += words
+    return Leak(one_line(text, _MOST_MESSAGE), fault.first)
 
-    def __init__(self, model: Any, longest: Optional[int], training: TrainingCalls) -> None:
-        self.compiled = model if is_compiled(model) else None
-        self.model = unwrapped(model)
-        self.training = training
-        self.base = base_of(model)
-        self.choice = choice_of(model)
-        self.name = type(self.base).__name__
-        config = text_config(model)
-        padding = getattr(config, "pad_token_id", None)
-        self.padding = padding if isinstance(padding, int) else None
-        positions = most_positions(config)
-        far = far_settings(config)
-        # Stretched positions have no limit.
-        unlimited = any("rope" in reach.setting for reach in far)
-        if longest is None and not unlimited:
-            longest = positions
-        self.longest = longest
-        self.positions = None
-        if positions is not None and not unlimited:
-            self.positions = positions - first_position(model)
-        self.far = [reach for reach in far if longest is None or reach.tokens < longest]
-        self.limit = 0.0  # set by `measure`
 
-        # Rounding is measured with examples that are shorter than all windows.
-        nearest = min((reach.tokens for reach in far if reach.tokens > 1), default=None)
-        limits = [limit for limit in (longest, positions, nearest) if isinstance(limit, int)]
-        self.length = min([_EXAMPLE_TOKENS, *limits])
+def _cause(subject: Subject, trial: _Trial, number: int) -> str:
+    """Name the layer in which an example of a trial begins to differ."""
+    judge = _Judge(subject, sum(trial.lengths))
+    examples = judge.examples_of(trial)
+    ids = torch.as_tensor(examples[number]["input_ids"])
+    lengths = trial.lengths
+    length = lengths[number]
+    row = subject.row(examples)
+    in_row = _TracedCall(
+        partial(subject.logits_of, row), sum(lengths[:number]), length, sum(lengths)
+    )
+    alone = _TracedCall(lambda: subject.plain(ids[None]), 0, length, length)
+    with judge._few_words():
+        return _first_layer(subject, in_row, alone)
 
-        parameters = list(self.model.parameters())
-        self.device = parameters[0].device
-        self.draw = np.random.default_rng(0)
-        # The reference: the library's attention; for ours and for sdpa it is sdpa or eager code, if the model has them.
-        replaced = self.choice.attention in (NAME, "sdpa")
-        self.references = ["sdpa", "eager"] if replaced else [self.choice.attention]
-        types = self._first_call()
-        for parameter in parameters:
-            if parameter is not self.embedding.weight:  # `in_dtype` may convert only its outputs
-                types.add(parameter.dtype)
-        self.dtype = max(
-            types & set(_RESOLUTION),
-            key=lambda dtype: torch.finfo(dtype).eps,
-            default=torch.float32,
-        )
 
-    @contextlib.contextmanager
-    def converted(self, dtype: torch.dtype, embedding: Any = None) -> Iterator[_Probe]:
-        """Convert the model in the block, as `in_dtype` does; yield its probe, with measured rounding."""
-        with in_dtype(self.model, dtype, embedding):
-            self.prepare()
-            model = self.model if self.compiled is None else self.compiled
-            probe = _Probe(model, self.longest, self.training)
-            probe.measure()
-            yield probe
+def _mixing_layer(subject: Subject) -> str:
+    """Name the first layer in which a token depends on an earlier one."""
+    ids = torch.from_numpy(np.random.default_rng(0).integers(1, subject.vocabulary, MOST_TOKENS))
+    last = len(ids) - 1
+    whole = _TracedCall(lambda: subject.plain(ids[None]), 1, last, len(ids))
+    rest = _TracedCall(lambda: subject.plain(ids[None, 1:]), 0, last, last)
+    return _first_layer(subject, whole, rest) or "the model"
 
-    def in_full_precision(self) -> ContextManager[_Probe]:
-        """Measure the rounding; then yield this probe, or that of a half-precision model in float32.
 
-        It stays in half precision if there is an autocast inside `forward`.
-        """
-        self.measure()
-        if self.dtype in _HALF_TYPES:
-            return self.converted(torch.float32, self.embedding)
-        return contextlib.nullcontext(self)
+def _first_layer(subject: Subject, in_row: _TracedCall, alone: _TracedCall) -> str:
+    """Name the module at which an example of a row begins to differ from the example alone: "NAME (CLASS)".
 
-    # ---- calls of the model
+    It is the first finished module with a different output and the same input.
+    """
+    try:
+        row_values = _trace(subject.model, in_row)
+        alone_values = _trace(subject.model, alone)
+    except MODEL_ERRORS:
+        return ""
 
-    def tokens(self, length: int, draw: np.random.Generator) -> np.ndarray:
-        """Draw the token ids of an example, int64 [length], without padding ids, which some models skip."""
-        ids = draw.integers(1, self.vocabulary, length)
-        ids[ids == self.padding] = 0 if self.padding else 1
-        return ids
+    def differs(name: str, which: int) -> bool:
+        actual = row_values[name][which]
+        expected = alone_values[name][which]
+        if actual is None or expected is None or actual.shape != expected.shape:
+            return which == 0  # an unknown input counts as different
+        return largest_error(actual, expected) > subject.limit
 
-    def example(self, length: int) -> torch.Tensor:
-        """Draw the token ids of the next example, int64 [length]."""
-        return torch.from_numpy(self.tokens(length, self.draw))
-
-    def _first_call(self) -> Set[torch.dtype]:
-        """Call the model with one example; find its embeddings, and return the dtypes in which its layers compute.
-
-        They include those of an autocast around the call or inside `forward`.
-        """
-        types: Set[torch.dtype] = set()
-        embeddings: List[Any] = []
-        ids = torch.ones(1, 2, dtype=torch.long, device=self.device)
-
-        def note(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-            if torch.is_tensor(output):
-                types.add(output.dtype)
-            if isinstance(module, torch.nn.Embedding) and torch.equal(inputs[0], ids):
-                embeddings.append(module)
-
-        leaves = [module for module in self.model.modules() if not list(module.children())]
-        handles = [module.register_forward_hook(note) for module in leaves]
-        try:
-            with torch.no_grad():
-                logits = self._first_logits(ids)
-        finally:
-            for handle in handles:
-                handle.remove()
-
-        if hasattr(self.base, "get_input_embeddings"):
-            embeddings.insert(0, self.base.get_input_embeddings())
-        if not embeddings:
-            raise ValueError(f"{self.name}: no embedding gets input_ids; give it an nn.Embedding")
-        self.embedding: Any = embeddings[0]
-        config = text_config(self.model)
-        self.vocabulary = getattr(config, "vocab_size", None) or self.embedding.num_embeddings
-        words = logits.shape[-1]
-        if words < self.vocabulary:
-            raise ValueError(
-                f"{self.name} returns {words} logits per token for {self.vocabulary:,} words; use a model with a logit "
-                "for each word"
-            )
-        return types
-
-    def _first_logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the logits of one example, by a plain call of the model or else by the training's `forward`."""
-        forward = self.training.forward
-        self.has_plain_call = True
-        is_own = forward is not logits_of
-        what = "model(input_ids) fails even for one example"
-        try:
-            logits = self._try(lambda: logits_in(self.model(ids)), what)
-            if logits is not None and logits.shape[:2] == ids.shape:
-                return logits
-            if not is_own:
-                raise ValueError(
-                    f"{self.name} returns no logits [1, tokens, vocabulary]; pass forward="
-                )
-        except ValueError:
-            if not is_own:
-                raise
-        self.has_plain_call = False
-        return self.plain(ids[0])
-
-    def _try(self, call: Callable[[], Any], what: str) -> Any:
-        """Return `call()`; raise its errors as a ValueError of one line."""
-        try:
-            return call()
-        except Leak:
-            raise
-        except _MODEL_ERRORS as error:
-            reason = one_line(error, 120) or type(error).__name__
-            raise ValueError(f"{self.name}: {what}: {reason}") from None
-
-    def _set_attention(self, attention: str) -> None:
-        if attention_of(self.base) != attention:
-            self.base.set_attn_implementation(attention)
-
-    def prepare(self) -> None:
-        """Set the attention of rows."""
-        self._set_attention(self.choice.attention)
-
-    def plain(self, *examples: torch.Tensor, attention: Optional[str] = None) -> torch.Tensor:
-        """Compute the logits [examples, tokens, vocabulary] of examples of one length, without other examples."""
-        if not self.has_plain_call:
-            return torch.cat([self._logits_of_row(ids) for ids in examples])
-
-        def call() -> torch.Tensor:
-            self._set_attention(attention or self.references[0])
-            logits = logits_in(self.model(torch.stack(examples).to(self.device)))
-            if logits is None:
-                raise ValueError("it returns no logits [examples, tokens, vocabulary]")
-            return at_least_float32(logits)
-
-        return self._try(call, "model(input_ids) fails even for one example")
-
-    def collated(self, examples: Sequence[Example]) -> Inputs:
-        """Return the inputs of a row, from the training's collator or from ours."""
-        self.prepare()
-        if self.training.collator is None:
-            return inputs_for(self.model, padding_free_batch(examples))
-        with seeded():
-            return self.training.collator(examples)
-
-    def _logits_of_row(self, ids: torch.Tensor) -> torch.Tensor:
-        """Compute the logits of a row of one example, [1, tokens, vocabulary]."""
-        example = {"input_ids": ids.cpu().numpy(), "labels": ids.cpu().numpy()}
-        inputs = self.collated([example])
-        (places,) = place([example], inputs).places
-        logits = self._forward(inputs)
-        return logits.reshape(1, -1, logits.shape[-1])[:, places.to(logits.device)]
-
-    def _forward(self, inputs: Inputs) -> torch.Tensor:
-        """Compute the logits of a row as the training does."""
-        inputs = {name: value for name, value in inputs.items() if name != "labels"}
-        what = f"does not accept {self.choice.boundaries} of a padding-free batch, {WAY_OUT}"
-        return self._try(
-            lambda: self.training.forward(self.model, to_device(inputs, self.device)), what
-        )
-
-    # ---- rounding
-
-    def measure(self) -> None:
-        """Set `limit`, the largest relative difference of logits that can be rounding in this dtype."""
-        self.model.eval()
-        first = self.example(self.length)
-        last = self.example(self.length)
-        with torch.no_grad():
-            alone = torch.cat(self._alone(first, last))
-            batches = [self.plain(first, last), self.plain(last, first).flip(0)]
-        # In half precision, rounding may route single tokens to other experts.
-        typical = self.dtype in _HALF_TYPES
-        between_batches = max(largest_error(batch, alone, typical) for batch in batches)
-        rounding = max(between_batches, self.implementations)
-        largest = _LARGEST_HALF_LIMIT if self.dtype in _HALF_TYPES else _LARGEST_FULL_LIMIT
-        self.limit = min(max(_RESOLUTION[self.dtype], _ROUNDING_FACTOR * rounding), largest)
-
-    def rounding_bound(self, row: int) -> float:
-        """Return the largest relative difference that can be rounding in float32, in a row of `row` tokens."""
-        products = [parameter for parameter in self.model.parameters() if parameter.dim() > 1]
-        longest_sum = max([row, *(parameter.shape[-1] for parameter in products)])
-        unit = torch.finfo(torch.float32).eps / 2
-        bound = _BOUND_FACTOR * math.sqrt(longest_sum) * len(products) * unit
-        return min(max(bound, 4 * self.limit), _LARGEST_BOUND)
-
-    def _alone(self, *examples: torch.Tensor) -> List[torch.Tensor]:
-        """Compute the logits of each example alone, and choose the reference attention.
-
-        eager code is the library's definition.  sdpa needs less memory and is used if its result is that of eager code:
-        in some models it silently drops soft caps and sinks.
-        """
-        logits_by: Dict[str, List[torch.Tensor]] = {}
-        refusal: Optional[ValueError] = None
-        for attention in self.references:
-            try:
-                logits_by[attention] = [
-                    self.plain(example, attention=attention) for example in examples
-                ]
-            except ValueError as error:
-                refusal = refusal or error
-        if not logits_by:
-            assert refusal is not None
-            raise refusal
-
-        self.references = list(logits_by)
-        self.implementations = 0.0
-        if len(logits_by) > 1:
-            pairs = zip(logits_by["sdpa"], logits_by["eager"])
-            typical = self.dtype in _HALF_TYPES
-            difference = max(largest_error(*pair, typical=typical) for pair in pairs)
-            if difference > _RESOLUTION[self.dtype]:
-                self.references = ["eager"]
-            else:
-                self.implementations = difference
-        return logits_by[self.references[0]]
-
-    # ---- rows of a training
-
-    def check(self, row: Optional[int], quick: bool) -> Probed:
-        """Probe rows of `row` tokens.  Raise Leak for the first fault that is not rounding."""
-        limits = [limit for limit in (self.longest, self.positions) if limit]
-        row_tokens = row or self.longest or min([_DEFAULT_ROW_TOKENS, *limits])
-        is_dense = self.choice.boundaries != "cu_seq_lens"
-        tokens = min(row_tokens, _LONGEST_DENSE_ROW) if is_dense else row_tokens
-        longest = min([tokens, *limits])
-
-        start = time.perf_counter()
-        peak = PeakMemory()
-        with self.in_full_precision() as exact:
-            probed = exact._check_rows(tokens, longest, quick)
-        if self.dtype in _HALF_TYPES:
-            what = f"fails in {self.dtype}, {WAY_OUT}"
-            self._try(lambda: self._check_own_type(tokens, longest, quick), what)
-        types = tuple(dict.fromkeys([str(self.dtype), *probed.types]))
-        notes = list(probed.notes)
-        if quick:
-            notes.append(f"quick: {QUICK_ROWS} rows only")
-        if tokens < row_tokens:
-            notes.append("not longer, because of the mask of all tokens by all tokens")
-        seconds = time.perf_counter() - start
-        return Probed(probed.rows, types, seconds, probed.update, peak.added() or 0, tuple(notes))
-
-    def _check_rows(self, tokens: int, longest: int, quick: bool) -> Probed:
-        """Compare rows with their examples alone, in the current dtype; then break their boundaries."""
-        what = f"fails in a row of {tokens:,} tokens, {WAY_OUT}"
-        if not hasattr(self.base, "set_attn_implementation") and self.training.forward is logits_of:
-            what = "needs forward=, which maps model and inputs to logits"
-        rows = RowProbe(self, tokens)
-        probed: Probed = self._try(lambda: rows.run(rows.steps(longest, quick)), what)
-        carriers = self._break_boundaries(longest)
-        if not carriers:
-            return probed
-        return probed._replace(notes=(f"boundaries in {', '.join(carriers)}", *probed.notes))
-
-    def check_batch(self, examples: List[Example]) -> Probed:
-        """Compare the examples of an existing batch, with its tokens and labels, with each of them alone."""
-        lengths = [len(example["input_ids"]) for example in examples]
-        step = LayerStep("_compare", lengths, 0, examples=examples)
-        rows = RowProbe(self, sum(lengths))
-        probed: Probed = self._try(lambda: rows.run([step]), f"fails in the batch, {WAY_OUT}")
-        return probed
-
-    # ---- half precision
-
-    def _check_own_type(self, tokens: int, longest: int, quick: bool) -> None:
-        """Compare logits and gradients of rows in half precision, which may use other kernels.
-
-        A wrong mask or position changes most tokens, rounding only some of them, so the typical difference decides.
-        If it is above the limit, the error of the same example alone decides: its difference from float32.
-        """
-        numbers = lengths_of_model(self.model, longest)
-        lengths_of_rows = row_lengths(tokens, longest, numbers, np.random.default_rng(0))
-        rows = RowProbe(self, tokens)
-        rows.parameters = []  # their gradients follow from those of the tokens
-        self.model.eval()
-        for lengths in lengths_of_rows[:QUICK_ROWS] if quick else lengths_of_rows:
-            name = row_name(lengths)
-            for verb, of_gradients in (("scores otherwise", False), ("has other gradients", True)):
-                errors = dict.fromkeys(range(len(lengths)), 0.0)
-                for _ in range(_HALF_DRAWS):
-                    with rows.few_words():
-                        errors = self._beyond_rounding(rows, lengths, list(errors), of_gradients)
-                    if not errors:
-                        break
-                if errors:
-                    worst = next(iter(errors))
-                    what = f"{name}, example {worst} of {lengths[worst]:,} tokens {verb} than alone in {self.dtype}"
-                    step = LayerStep("_compare", lengths, 0)
-                    raise self._leak(Fault(what, errors[worst], worst, step))
-
-    def _beyond_rounding(
-        self, rows: RowProbe, lengths: List[int], suspects: List[int], of_gradients: bool
-    ) -> Dict[int, float]:
-        """Return the errors of the suspects that differ from float32 more in a row of new tokens than alone."""
-        limit = self.limit * (GRADIENT_FACTOR if of_gradients else 1)
-        drawn = [self.tokens(length, self.draw) for length in lengths]
-        examples = [{"input_ids": ids, "labels": ids} for ids in drawn]
-        examples, in_row = rows.values_in_row(examples, of_gradients)
-        alone = rows.values_alone(examples, suspects, of_gradients)
-        errors = {}
-        for number, values in alone.items():
-            error = largest_error(in_row[number], values, typical=True)
-            if not error <= limit:
-                errors[number] = error
-        if not errors:
-            return {}
-        errors_in_row = {}
-        errors_alone = {}
-        with in_dtype(self.model, torch.float32, self.embedding):
-            for number, exact in rows.values_alone(examples, list(errors), of_gradients).items():
-                errors_in_row[number] = largest_error(in_row[number], exact, typical=True)
-                errors_alone[number] = largest_error(alone[number], exact, typical=True)
-        usual = float(np.quantile(list(errors_alone.values()), 0.75))
-        beyond = {}
-        for number, error in errors.items():
-            expected = max(errors_alone[number], usual, limit / 2)
-            if not errors_in_row[number] <= HALF_FACTOR * expected:
-                beyond[number] = error
-        return beyond
-
-    # ---- verdicts
-
-    def refuse_leak(self, faults: List[Fault]) -> None:
-        """Raise Leak for the faults of one step, unless they are rounding: below its bound, and gone in float64."""
-        is_certain = any(fault.is_certain or fault.error == math.inf for fault in faults)
-        if is_certain or self.dtype == torch.float64:
-            raise self._leak(faults[0])
-        repeated = self._in_float64(faults[0])
-        if repeated is not None:
-            raise self._leak(repeated)
-
-    def _in_float64(self, fault: Fault) -> Optional[Fault]:
-        """Repeat a fault in float64, where rounding is smaller; return None if there is no fault."""
-        assert fault.step is not None
-        try:
-            with self.converted(torch.float64) as probe:
-                repeated = RowProbe(probe, sum(fault.step.lengths)).faults_of(fault.step)
-        except _MODEL_ERRORS:
-            return fault  # this device or this code does not support float64
-        return repeated[0] if repeated else None
-
-    def _break_boundaries(self, longest: int) -> Tuple[str, ...]:
-        """Break the boundaries of a small row in each way; return the names of the inputs that carry them.
-
-        Raise Leak if the result stays the same, bit by bit.
-        """
-        correct, others, names = self._cuts(longest)
-        if not names or not self._mixes_tokens(longest):
-            return ()
-        self.model.eval()
-        with torch.no_grad():
-            expected = self._forward(correct)
-            for kind, inputs in broken_inputs(correct, others, names):
-                try:
-                    # A model may remember the boundaries of the batch before.
-                    self._forward(correct)
-                    actual = self._forward(inputs)
-                except ValueError:
-                    continue
-                if torch.equal(actual, expected):
-                    keys = ", ".join(names)
-                    text = f"{self.name}: no logit changes if {keys} are {kind}"
-                    layer = self._mixing_layer()
-                    raise Leak(
-                        f"{text}; {layer} ignores them, so pass it the boundaries of the batch"
-                    )
-        return tuple(names)
-
-    def _mixing_layer(self) -> str:
-        """Name the first layer in which a token depends on an earlier one."""
-        ids = self.example(MOST_TOKENS)
-        whole = _TracedCall(lambda: self.plain(ids), 1, len(ids) - 1, len(ids))
-        rest = _TracedCall(lambda: self.plain(ids[1:]), 0, len(ids) - 1, len(ids) - 1)
-        return self._first_layer(whole, rest) or "the model"
-
-    def _cuts(self, longest: int) -> Tuple[Inputs, Dict[str, Inputs], List[str]]:
-        """Collate one stream with several cuts; also return the names of the inputs that carry the boundaries."""
-        stream = self.tokens(2 * MOST_TOKENS, np.random.default_rng(0))
-
-        def collate(lengths: List[int]) -> Inputs:
-            ends = np.cumsum(lengths)
-            parts = np.split(stream[: ends[-1]], ends[:-1])
-            return self.collated([{"input_ids": ids, "labels": ids} for ids in parts])
-
-        return collate_cuts(collate, longest)
-
-    def _mixes_tokens(self, longest: int) -> bool:
-        """Return True if the first token of an example affects the others."""
-        if longest < 2:
-            return False
-        first = self.example(min(longest, _EXAMPLE_TOKENS))
-        second = first.clone()
-        second[0] = first[0] % 2 + 1
-        if second[0] == first[0]:
-            second[0] = 0
-        with torch.no_grad():
-            return not torch.equal(self.plain(first)[:, 1:], self.plain(second)[:, 1:])
-
-    def _leak(self, fault: Fault) -> Leak:
-        """Describe a fault: the first layer that differs, and the settings that may be the cause."""
-        layer = ""
-        advice = [f"; {WAY_OUT}"]
-        if hasattr(self.base, "set_attn_implementation"):
-            advice.insert(0, "; call use_padding_free(model)")
-        step = fault.step
-        if step is not None and step.examples is None and step.method != "_auxiliary":
-            number = max(fault.number, 0)
-            lengths = step.lengths
-            rows = RowProbe(self, sum(lengths))
-            examples = rows.examples_of(step)
-            ids = torch.as_tensor(examples[number]["input_ids"])
-            length = lengths[number]
-            begin = sum(lengths[:number])
-            in_row = _TracedCall(
-                lambda: rows.values_in_row(examples, False), begin, length, sum(lengths)
-            )
-            alone = _TracedCall(lambda: self.plain(ids), 0, length, length)
-            with rows.few_words():
-                cause = self._first_layer(in_row, alone)
-            layer = f", first in {cause}" if cause else ""
-            # Stretched positions change the whole row, so the longest example decides.
-            passed = [reach for reach in self.far if reach.tokens < max(lengths)]
-            if passed:
-                settings = ", ".join(f"{reach.setting} is {reach.tokens}" for reach in passed)
-                layer += f" ({settings})"
-                most = passed[0].tokens
-                advice.insert(0, f"; pass longest=N if your examples have at most {most} tokens")
-            elif layer:
-                with contextlib.suppress(ValueError):
-                    advice.insert(0, self._ignored_inputs())
-        size = "not a number" if fault.error == math.inf else f"{fault.error:.1e} of the largest"
-        text = f"{self.name}: {fault.what} ({size}){layer}"
-        for words in advice:
-            if len(text) + len(words) <= _MOST_MESSAGE:
-                text += words
-        return Leak(one_line(text, _MOST_MESSAGE), fault.first)
-
-    # ---- the layer at fault
-
-    def _first_layer(self, in_row: _TracedCall, alone: _TracedCall) -> str:
-        """Name the module at which an example of a row begins to differ from the example alone: "NAME (CLASS)".
-
-        It is the first finished module with a different output and the same input.
-        """
-        try:
-            row_values = _trace(self.model, in_row)
-            alone_values = _trace(self.model, alone)
-        except _MODEL_ERRORS:
-            return ""
-
-        def differs(name: str, which: int) -> bool:
-            actual = row_values[name][which]
-            expected = alone_values[name][which]
-            if actual is None or expected is None or actual.shape != expected.shape:
-                return which == 0  # an unknown input counts as different
-            return largest_error(actual, expected) > self.limit
-
-        different = [name for name in row_values if name in alone_values and differs(name, 1)]
-        causes = [name for name in different if not differs(name, 0)] or different
-        if not causes:
-            return ""
-        return f"{causes[0]} ({type(self.model.get_submodule(causes[0])).__name__})"
-
-    def _ignored_inputs(self) -> str:
-        """Name the inputs with boundaries that change no logit if they are broken, or else all of them."""
-        correct, others, names = self._cuts(self.longest or MOST_TOKENS)
-        if not others:
-            return ""
-        if not names:
-            return ", and the batch carries no boundaries"
-        ignored = []
-        with torch.no_grad():
-            expected = self._forward(correct)
-            for name in names:
-                with contextlib.suppress(ValueError):
-                    changed = {**correct, name: next(iter(others.values())).get(name)}
-                    if torch.equal(self._forward(changed), expected):
-                        ignored.append(name)
-        if not ignored:
-            return f", despite {', '.join(names)}"
-        return f", which ignores {', '.join(ignored)}"
+    different = [name for name in row_values if name in alone_values and differs(name, 1)]
+    causes = [name for name in different if not differs(name, 0)] or different
+    if not causes:
+        return ""
+    return f"{causes[0]} ({type(subject.model.get_submodule(causes[0])).__name__})"
 
 
 _Traced = Dict[str, Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]]
@@ -839,16 +903,13 @@ def _trace(model: Any, traced: _TracedCall) -> _Traced:
             hidden = named.get("hidden_states", named.get("inputs_embeds", named.get("input_ids")))
             values[name] = _part(arguments or hidden, traced), _part(output, traced)
 
-    handles = []
-    for name, module in model.named_modules():
-        if name:
-            handles.append(module.register_forward_hook(partial(keep, name), with_kwargs=True))
-    try:
-        with torch.no_grad():
-            traced.call()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        for name, module in model.named_modules():
+            if name:
+                hook = module.register_forward_hook(partial(keep, name), with_kwargs=True)
+                stack.callback(hook.remove)
+        traced.call()
     return values
 
 

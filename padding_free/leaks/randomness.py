@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import Any, Iterator, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import numpy as np
 import torch
@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from padding_free.models import changed, kept_modes
 
 # Random numbers are replaced by their mean plus or minus this part of the range of a uniform distribution, or of the
-# standard deviation of a normal one, so noise whose size depends on the row changes the result.
+# deviation of another one, so noise whose size depends on the row changes the result.
 _UNIFORM = 0.3
 _NORMAL = 0.7
+_EXPONENTIAL = 0.5
 
 
 @contextlib.contextmanager
@@ -37,6 +38,9 @@ def seeded(seed: int = 0) -> Iterator[None]:
 class FixedNoise(TorchDispatchMode):
     """Random operations return constants in the block, so that a row and its examples alone get equal noise.
 
+    The schema of an operation tells whether it is random.  Generators of the model are not used, so they keep their
+    states.
+
     Args:
         width: Features of a token.  Their constants have alternating signs, because norms remove equal ones.
     """
@@ -48,28 +52,54 @@ class FixedNoise(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        named = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded not in function.tags:
+            return function(*args, **named)
+        if "generator" in named:
+            named["generator"] = None
         name = function._schema.name.split("::")[1]
-        if name == "native_dropout" and args[1] < 1:  # on GPUs
+        if name == "native_dropout":  # on GPUs
             values, rate = args[:2]
-            return values / (1 - rate), torch.ones_like(values, dtype=torch.bool)
-        result = function(*args, **(kwargs or {}))
-        if name in ("bernoulli", "bernoulli_"):
-            return result.fill_(1.0)
-        if name in ("uniform_", "rand", "rand_like"):
-            low, high = args[1:3] if name == "uniform_" and len(args) > 2 else (0.0, 1.0)
-            return self._fill(result, (low + high) / 2, _UNIFORM * (high - low))
-        if name in ("randn", "randn_like"):
-            return self._fill(result, 0.0, _NORMAL)
-        if name in ("normal", "normal_"):
-            mean, deviation = [*args[int(name == "normal_") :], 0.0, 1.0][:2]
-            return self._fill(result, mean, _NORMAL * deviation)
-        return result
+            kept = values / (1 - rate) if rate < 1 else values * 0
+            return kept, torch.ones_like(values, dtype=torch.bool)
+        if name == "multinomial":
+            return args[0].topk(args[1]).indices
+        result = function(*args, **named)
+        if not torch.is_tensor(result):
+            return result  # a fused kernel, whose output has no constants
+        return self._fill(result, *_constants(name, function._overloadname, args))
 
     def _fill(self, result: torch.Tensor, mean: Any, offset: Any) -> torch.Tensor:
+        if not result.is_floating_point():
+            return result.fill_(mean)
         signs = torch.ones_like(result)
         if result.dim() and result.shape[-1] == self._width:
             signs[..., 1::2] = -1
         return result.copy_(mean + signs * offset)
+
+
+def _constants(name: str, overload: str, args: Tuple[Any, ...]) -> Tuple[Any, Any]:
+    """Return the mean of a random operation, and the offset from it; a whole number is the least one."""
+    kind = name.rstrip("_").replace("_like", "")
+    arguments = list(args[1:] if name.endswith("_") else args)
+    defaults = (0.0, 1.0)
+    first, second = (*arguments, *defaults[len(arguments) :])[:2]
+    if kind == "uniform":
+        return (first + second) / 2, _UNIFORM * (second - first)
+    if kind == "rand":
+        return 0.5, _UNIFORM
+    if kind == "randn":
+        return 0.0, _NORMAL
+    if kind == "normal":
+        return first, _NORMAL * second
+    if kind == "exponential":
+        rate = arguments[0] if arguments else 1.0
+        return 1 / rate, _EXPONENTIAL / rate
+    if kind == "randint" and overload.startswith("low"):
+        return first, 0.0
+    if kind in ("randint", "random", "randperm"):
+        return 0, 0.0
+    return 1.0, 0.0  # dropout keeps a value
 
 
 def _rates(model: Any) -> Iterator[Tuple[Any, str]]:
@@ -84,11 +114,6 @@ def _rates(model: Any) -> Iterator[Tuple[Any, str]]:
                 yield module, name
 
 
-def has_dropout(model: Any) -> bool:
-    """Return True if training mode drops values."""
-    return any(_rates(model))
-
-
 @contextlib.contextmanager
 def _training(model: Any) -> Iterator[None]:
     """Set training mode in the block."""
@@ -99,16 +124,16 @@ def _training(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_dropout(model: Any) -> Iterator[None]:
-    """Set training mode in the block, with every dropout and noise rate of 0."""
-    with changed(_rates(model), 0.0), _training(model):
+    """Set training mode in the block, with every dropout and noise rate of 0: compiled code draws its own numbers."""
+    with changed(_rates(model), 0.0), _training(model), seeded():
         yield
 
 
 @contextlib.contextmanager
-def with_fixed_noise(model: Any, width: int) -> Iterator[None]:
+def with_fixed_noise(model: Any, width: Optional[int]) -> Iterator[None]:
     """Set training mode in the block, with the model's own dropout, which keeps and scales all values.
 
-    width: features of a token, as for `FixedNoise`.
+    width: features of a token, as for `FixedNoise`; None for a model without noise.
     """
     with contextlib.ExitStack() as stack:
         kernels: Any = getattr(getattr(torch, "nn", None), "attention", None)
@@ -116,5 +141,23 @@ def with_fixed_noise(model: Any, width: int) -> Iterator[None]:
             # Fused kernels on GPUs draw their dropout themselves.
             stack.enter_context(kernels.sdpa_kernel(kernels.SDPBackend.MATH))
         stack.enter_context(_training(model))
-        stack.enter_context(FixedNoise(width))
+        stack.enter_context(seeded())
+        if width is not None:
+            stack.enter_context(FixedNoise(width))
         yield
+
+
+class KeptBuffers:
+    """The buffers of a model, which a training forward may move."""
+
+    def __init__(self, model: Any) -> None:
+        self._kept: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
+        for buffer in model.buffers():
+            self._kept[id(buffer)] = (buffer, buffer.clone())
+
+    def __call__(self) -> None:
+        """Give changed buffers their values of before."""
+        with torch.no_grad():
+            for buffer, before in self._kept.values():
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)

@@ -1,7 +1,7 @@
 """The training step of a trainer, judged on the examples of a batch.
 
 A step on a row must have the loss and the gradients of the same step on a padded batch of its examples.  Both call the
-loss of the trainer, so that labels, autocast and gradient checkpointing are judged as configured.
+loss of the trainer, so that labels, the number of items, autocast and checkpoints are judged as configured.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import copy
 import math
 from functools import partial
-from typing import Any, Callable, ContextManager, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Iterator, Tuple
 
 import numpy as np
 import torch
@@ -25,37 +25,18 @@ from padding_free.collators import (
     inputs_for,
     to_device,
 )
-from padding_free.leaks.probe import HALF_FACTOR, in_dtype, undisturbed
-from padding_free.leaks.randomness import (
-    FixedNoise,
-    has_dropout,
-    with_fixed_noise,
-    without_dropout,
-)
+from padding_free.leaks.compare import GRADIENT_FACTOR, Values, errors_of
+from padding_free.leaks.randomness import KeptBuffers, seeded, with_fixed_noise
+from padding_free.leaks.subject import MODEL_ERRORS, in_dtype, undisturbed
 from padding_free.models import Leak, base_of, is_sharded, text_config
 
-# Largest relative difference of the losses, and of the gradients of all weights together, that rounding may cause.
-_LIMIT = 1e-4
+# Largest relative difference of the losses, and of the gradients over their factor, that rounding may cause.
+_LIMIT = 2e-5
 _HALF_LIMIT = 0.03
+_ROUNDING_FACTOR = 2.0  # error of the row over the error of the padded batch in the same dtype
 _MOST_PADDING = 2  # slots of the padded batch over the tokens of the row, which limits the time
-_ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
-_Loss = Callable[[Any, Inputs], torch.Tensor]
-
-
-class _TrainingStep(NamedTuple):
-    """The loss and the gradients of one step."""
-
-    loss: float
-    gradients: List[torch.Tensor]
-
-
-class _Compared(NamedTuple):
-    """A step on a row, the step on its padded batch, and their relative difference."""
-
-    actual: _TrainingStep
-    expected: _TrainingStep
-    error: float
+_Loss = Callable[[Any, Inputs, Any], torch.Tensor]
 
 
 def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
@@ -65,7 +46,7 @@ def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
         trainer: A trainer of Hugging Face; its attributes do not change.
         model: The model, as the trainer calls it.
         inputs: A row of examples.
-        loss_of: Maps model and inputs to the loss that the trainer minimises.
+        loss_of: Maps model, inputs and the number of items in the batch to the loss that the trainer minimises.
 
     Returns:
         The result, in words.
@@ -82,33 +63,25 @@ def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
     is_half = bits < 32 or trainer.accelerator.mixed_precision != "no"
     limit = _HALF_LIMIT if is_half else _LIMIT
     difference = partial(_difference, trainer)
-
-    def compared() -> _Compared:
-        expected = _step(model, padded, loss_of)
-        actual = _step(model, row, loss_of)
-        return _Compared(actual, expected, difference(actual, expected))
-
-    with _kept_attributes(trainer), undisturbed(model), _trained(model):
+    step = partial(_step, trainer, model, loss_of, KeptBuffers(model))
+    is_random = False
+    width = int(base_of(model).get_input_embeddings().weight.shape[-1])
+    with _kept_attributes(trainer), undisturbed(model), with_fixed_noise(model, width):
         try:
-            steps = compared()
-            if is_half and steps.error > limit:
-                in_half = steps
-                with in_dtype(model, torch.float32):
-                    steps = compared()
+            expected = step(padded)
+            actual = step(row)
+            error = difference(actual, expected)
+            if error > limit:
+                is_random = difference(step(row), actual) > limit
+                # The error of the padded batch in this dtype is the yardstick.
+                with in_dtype(model, torch.float32 if is_half else torch.float64):
+                    exact = step(padded)
+                    error = difference(step(row), exact)
+                rounding = _ROUNDING_FACTOR * max(difference(expected, exact), limit)
+                own_error = difference(actual, exact)
+                error = max(error, own_error if own_error > rounding else 0.0)
                 limit = _LIMIT
-                own_error = difference(in_half.actual, steps.expected)
-                own_rounding = max(difference(in_half.expected, steps.expected), _HALF_LIMIT)
-                if own_error > HALF_FACTOR * own_rounding:
-                    limit = own_rounding
-                    steps = steps._replace(error=own_error)
-            is_random = False
-            # Training may be random even without dropout, as with NEFTune.
-            if steps.error > limit and difference(_step(model, row, loss_of), steps.actual) > limit:
-                with FixedNoise(_width_of(model)):
-                    steps = compared()
-                    again = _step(model, row, loss_of)
-                is_random = difference(again, steps.actual) > limit
-        except _ERRORS as failure:
+        except MODEL_ERRORS as failure:
             raise ValueError(
                 f"the training step fails on a padded batch, so it cannot be judged: {one_line(failure, 120)}; fix "
                 "compute_loss, or pass audit=False to train without the check"
@@ -116,29 +89,15 @@ def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
     if is_random:
         return "not judged, because it is random"
     text = (
-        f"loss {steps.actual.loss:.6g} on a row, {steps.expected.loss:.6g} on its examples in a padded batch; relative "
-        f"difference, gradients included, {steps.error:.1e} (rounding: up to {limit:.0e})"
+        f"loss {actual.loss:.6g} on a row, {expected.loss:.6g} on its examples in a padded batch; relative "
+        f"difference, gradients included, {error:.1e} (rounding: up to {limit:.0e})"
     )
-    if steps.error > limit:
+    if error > limit:
         raise Leak(
             f"the training step of {type(trainer).__name__}: {text}; let compute_loss pass all inputs to the model and "
             "divide a sum over tokens by num_items_in_batch"
         )
     return text
-
-
-def _width_of(model: Any) -> int:
-    return int(base_of(model).get_input_embeddings().weight.shape[-1])
-
-
-def _trained(model: Any) -> ContextManager[None]:
-    """Set training mode in the block, with the model's own dropout unless checkpoints compute it again elsewhere."""
-    is_recomputed = any(
-        getattr(module, "gradient_checkpointing", False) for module in model.modules()
-    )
-    if is_recomputed or not has_dropout(model):
-        return without_dropout(model)
-    return with_fixed_noise(model, _width_of(model))
 
 
 def _both_batches(model: Any, inputs: Inputs) -> Tuple[Inputs, Inputs]:
@@ -162,32 +121,34 @@ def _both_batches(model: Any, inputs: Inputs) -> Tuple[Inputs, Inputs]:
     return to_device(row, device), to_device(padded, device)
 
 
-def _step(model: Any, inputs: Inputs, loss_of: _Loss) -> _TrainingStep:
+def _step(trainer: Any, model: Any, loss_of: _Loss, buffers: KeptBuffers, inputs: Inputs) -> Values:
     """Compute the loss and the gradients; the gradients of the model do not change."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     before = [weight.grad for weight in weights]
     for weight in weights:
         weight.grad = None
+    buffers()
     try:
-        loss = loss_of(model, dict(inputs))  # the trainer may remove the labels
-        loss.backward()
+        with seeded():
+            # The number of items is that of this batch, as the trainer counts it.
+            _, number = trainer.get_batch_samples(iter([dict(inputs)]), 1, trainer.args.device)
+            loss = loss_of(model, dict(inputs), number)  # the trainer may remove the labels
+            loss.backward()
         gradients = [weight.grad for weight in weights if weight.grad is not None]
     finally:
         for weight, gradient in zip(weights, before):
             weight.grad = gradient
-    return _TrainingStep(float(loss.detach()), gradients)
+    return Values(weights=gradients, loss=float(loss.detach()))
 
 
-def _difference(trainer: Any, actual: _TrainingStep, expected: _TrainingStep) -> float:
-    """Return the larger relative difference of the losses and of all gradients together, the largest of all ranks."""
-    if math.isnan(actual.loss) and math.isnan(expected.loss):
-        return 0.0  # no token is predicted
-    largest = abs(actual.loss - expected.loss) / max(abs(expected.loss), 1e-30)
-    pairs = list(zip(actual.gradients, expected.gradients))
-    norm = math.hypot(*(float(other.norm()) for _, other in pairs))
-    distance = math.hypot(*(float((gradient - other).norm()) for gradient, other in pairs))
-    errors = torch.tensor([largest, distance / max(norm, 1e-30)], device=trainer.args.device)
-    return float(trainer.accelerator.gather(errors.nan_to_num(nan=math.inf)).max())
+def _difference(trainer: Any, actual: Values, expected: Values) -> float:
+    """Return the largest relative difference of the losses and of the gradients of a weight on all ranks."""
+    errors = errors_of(actual, expected, (), (0.0, 0.0), typical=False)
+    largest = max(errors.loss, errors.weights / GRADIENT_FACTOR)
+    if math.isnan(actual.loss or 0.0) and math.isnan(expected.loss or 0.0):
+        largest = 0.0  # no token is predicted
+    on_device = torch.tensor([largest], device=trainer.args.device)
+    return float(trainer.accelerator.gather(on_device).max())
 
 
 @contextlib.contextmanager

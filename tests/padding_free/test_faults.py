@@ -15,7 +15,7 @@ DRAWS = pytest.mark.parametrize("seeds", [range(1), slow(range(1, 4))], ids=["on
 
 
 def test_there_are_three_of_each_class_and_more():
-    assert len(FAULTS) == len({each.name for each in FAULTS}) == 42
+    assert len(FAULTS) == len({each.name for each in FAULTS}) == 45
     letters = Counter(each.letter for each in FAULTS)
     assert sorted(letters) == list("abcdefghijk") and min(letters.values()) >= 3
 

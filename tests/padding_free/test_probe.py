@@ -78,7 +78,7 @@ def test_a_leak_of_training_mode_alone_is_refused():
     model.model.layers[1].mlp.register_forward_hook(mixing)
     for is_training in (True, False):
         model.train(is_training)  # models are loaded in evaluation mode
-        with refused("LlamaForCausalLM", "evaluation differs from training"):
+        with refused("LlamaForCausalLM", "in training"):
             check_no_leak(model, longest=16, quick=True)
         assert all(module.training == is_training for module in model.modules())
 

@@ -149,7 +149,9 @@ def test_a_step_that_fails_on_a_padded_batch_or_is_random_is_told(tmp_path, caps
     with refused("training step", "audit=False"):
         trained(trainer)
     trainer = a_small_trainer(tmp_path)
-    trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: random.random() * outputs["logits"].sum()
+    trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: (
+        random.SystemRandom().random() * outputs["logits"].sum()
+    )
     trained(trainer)
     assert "not judged, because it is random" in capsys.readouterr().out
 
@@ -191,7 +193,7 @@ def test_neftune_noise_is_that_of_each_example_and_is_judged(kind, tmp_path, cap
     trainer = a_small_trainer(tmp_path, kind, neftune_noise_alpha=5.0)
     embeddings = trainer.model.get_input_embeddings()
     trained(trainer)
-    assert capsys.readouterr().out.count("(rounding: up to 1e-04)") == 2
+    assert capsys.readouterr().out.count("(rounding: up to 2e-05)") == 2
     with torch.no_grad():
         assert torch.equal(embeddings(torch.tensor([[3, 4]])), embeddings.weight[None, 3:5])  # it is gone
     lengths = torch.tensor([5, 20, 1])

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from padding_free import PaddingCollator, check_no_leak, use_padding_free
-from padding_free.leaks import layers, rows
+from padding_free import PaddingCollator, attention, check_no_leak, use_padding_free
+from padding_free.leaks import layers
 from padding_free.leaks.metadata import MOST_TOKENS
 from padding_free.losses import IGNORED
 from padding_free.models import Leak
 from tests.padding_free_faults import ROW, TinyModel, Wrong, _joining, _place, joined, probe, token_loss
-from tests.padding_free_models import SIZE, a_model, transformers
+from tests.padding_free_models import SIZE, a_model, transformers, with_large_weights
 from tests.refusals import refused
 from tests.tiers import slow
 
@@ -135,17 +135,79 @@ def test_a_fault_after_500_examples_is_caught():
         probe(Wrong(model), row=1024)
 
 
+# ---- right models that are random, or whose calls are unusual
+
+
+def edited(edit, **options):
+    """A right model in whose layers `edit` changes the hidden states in training mode."""
+
+    def in_training(hidden, row, model):
+        return edit(hidden, model) if model.training else hidden
+
+    return Wrong(TinyModel(np.random.default_rng(0), edit=in_training), **options)
+
+
+def stochastic_depth():
+    """One coin for a batch, which falls alike with two of three seeds."""
+    return edited(lambda hidden, model: hidden * (1.1 if torch.rand(()) < 0.7 else 1.0))
+
+
+def gumbel_noise():
+    return edited(lambda hidden, model: hidden - 0.1 * torch.empty_like(hidden).exponential_().log())
+
+
+def dropout_of_its_own_generator():
+    generator = torch.Generator().manual_seed(0)
+
+    def drop(hidden, model):
+        kept = torch.empty_like(hidden).bernoulli_(0.9, generator=generator)
+        return hidden * kept / 0.9
+
+    return edited(drop, collator=joined, loss=token_loss)
+
+
+def buffer_that_each_forward_moves():
+    def move(hidden, model):
+        model.moved += 0.1
+        return hidden * model.moved.clone()
+
+    wrong = edited(move)
+    wrong.model.register_buffer("moved", torch.ones(()))
+    return wrong
+
+
+def rows_in_a_loop():
+    """A padded batch, whose rows are called one by one without their padding."""
+
+    def forward(model, inputs):
+        logits = torch.zeros(*inputs["input_ids"].shape, model.config.vocab_size)
+        for number, length in enumerate(inputs["attention_mask"].sum(1).tolist()):
+            logits[number, :length] = model(inputs["input_ids"][number, :length][None]).logits[0]
+        return logits
+
+    return Wrong(TinyModel(np.random.default_rng(0)), forward=forward, collator=PaddingCollator())
+
+
+def reentrant_checkpoints():
+    model = a_model(attention="padding_free", dtype=torch.float32)
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    return Wrong(model.train())
+
+
+UNUSUAL = [stochastic_depth, gumbel_noise, dropout_of_its_own_generator, buffer_that_each_forward_moves]
+UNUSUAL += [rows_in_a_loop, reentrant_checkpoints]
+
+
+@pytest.mark.parametrize("make", UNUSUAL, ids=lambda make: make.__name__)
+def test_a_right_model_that_is_random_or_called_otherwise_passes(make):
+    assert "training" in str(probe(make(), longest=24, row=48))
+
+
 def test_noise_of_the_right_size_passes_and_a_quick_probe_is_told():
     def edit(hidden, row, model):
         return hidden + 0.1 * torch.zeros_like(hidden).uniform_(-1, 1) * model.training
 
     assert "quick" in str(probe(Wrong(TinyModel(np.random.default_rng(0), edit=edit)), quick=True))
-
-
-def test_a_model_without_noise_is_judged_without_it_and_the_cost_is_that_of_the_probe(monkeypatch):
-    monkeypatch.setattr(rows, "with_fixed_noise", None)
-    probed = probe(Wrong(TinyModel(np.random.default_rng(0))), longest=24, row=48)
-    assert 0 < probed.update <= probed.seconds  # the update is a part of the probe
 
 
 MIXTURES = {
@@ -276,7 +338,8 @@ def test_a_key_that_no_layer_reads_is_named_with_the_layer():
 @pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16], ids=str)
 def test_few_words_of_a_large_vocabulary_have_the_same_verdict(dtype, monkeypatch):
     """Only calls with a handful of tokens compute the logits of all words."""
-    monkeypatch.setattr(rows, "_MOST_LOGITS", 500)
+    for module in ("subject", "probe"):
+        monkeypatch.setattr(f"padding_free.leaks.{module}.MOST_LOGITS", 500)
 
     def judged(model):
         shapes = []
@@ -322,6 +385,11 @@ def test_a_large_model_is_judged_at_usual_lengths_unless_one_is_given(monkeypatc
     assert "at most 24 tokens" in str(check_no_leak(model))
 
 
+def a_model_of_six_layers(attention):
+    config = transformers.LlamaConfig(**{**SIZE, "num_hidden_layers": 6})
+    return with_large_weights(transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention))
+
+
 def test_layers_of_one_kind_are_represented_unless_all_are_asked_for(monkeypatch):
     """A layer with a hook, a window or a settings of its own is judged; the weights keep their requires_grad."""
     monkeypatch.setattr(layers, "_LEAST_PARAMETERS", 0)
@@ -336,4 +404,19 @@ def test_layers_of_one_kind_are_represented_unless_all_are_asked_for(monkeypatch
     model.model.layers[5].mlp.register_forward_hook(mixing)
     with refused("first in model.layers.5.mlp", kind=Leak):
         check_no_leak(model, **quick)
+    model.model.layers[5].mlp._forward_hooks.clear()
+
+    def attend(module, *args, **named):
+        """Join the examples in the last layer, which its index chooses."""
+        context, _ = attention._padding_free_attention(module, *args, **named)
+        return mixed(context) if module.layer_idx == 5 and "cu_seq_lens_q" in named else context, None
+
+    interface = transformers.AttentionInterface
+    model = a_model_of_six_layers("padding_free")
+    interface.register("padding_free", attend)
+    try:
+        with refused("LlamaForCausalLM", "example", kind=Leak):
+            check_no_leak(model, **quick)
+    finally:
+        interface.register("padding_free", attention._padding_free_attention)
     check_no_leak(Plain(), forward=by_documents, **quick)  # it has no list of layers
