@@ -1,5 +1,6 @@
 """Our attention: each example of a row by itself, whatever the layer asks for, equal to the formula; else refused."""
 
+import contextlib
 import sys
 from functools import partial
 from types import ModuleType, SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers", minversion="4.57", reason="for models of Transformers 4.57 and newer")
 
@@ -144,6 +146,9 @@ def test_boundaries_that_change_in_place_are_read_again():
         assert torch.allclose(found, by_the_formula(*heads, lengths, _Settings()), rtol=0, atol=1e-12)
 
 
+_UNCOUNTED = torch.Tensor.tolist  # a kernel does not wait
+
+
 class Kernel:
     """Computes by its arguments, as torch.nn.attention.varlen.varlen_attn says, and keeps them."""
 
@@ -164,7 +169,7 @@ class Kernel:
         assert value.shape[-1] == width
         groups = query.shape[1] // key.shape[1]
         assert enable_gqa or groups == 1
-        numbers = starts.tolist()
+        numbers = _UNCOUNTED(starts)
         assert numbers[0] == 0
         assert numbers[-1] == len(query)
         left, right = (reach if reach >= 0 else len(query) for reach in window_size)
@@ -254,6 +259,96 @@ def test_a_kernel_without_scale_and_window_is_not_used(older_torch):
     assert not attention._kernel_accepts("scale", "window_size")
     del older_torch(None).varlen_attn
     assert not attention._kernel_accepts("scale")
+
+
+class Waits(TorchDispatchMode):
+    """Count the calls for which the host waits for a CUDA device; here on a CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        indices = args[1] if name in ("index", "index_put_") else ()
+        has_mask = any(index is not None and index.dtype == torch.bool for index in indices)
+        self.count += has_mask or name in WAITING
+        return function(*args, **(kwargs or {}))
+
+
+WAITING = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "repeat_interleave"}
+
+
+@contextlib.contextmanager
+def waits_counted(monkeypatch):
+    with monkeypatch.context() as patch, Waits() as waits:
+        for name in ("tolist", "cpu", "numpy"):  # which call no operator on a CPU
+            original = getattr(torch.Tensor, name)
+
+            def counted(tensor, original=original):
+                waits.count += 1
+                return original(tensor)
+
+            patch.setattr(torch.Tensor, name, counted)
+        yield waits
+
+
+def waits_of(model, inputs, monkeypatch):
+    """Return the waits of an update, and those after its first layer."""
+    after = []
+    with waits_counted(monkeypatch) as waits:
+        handle = model.model.layers[0].register_forward_hook(lambda *_: after.append(waits.count))
+        model(**inputs, use_cache=False).logits.sum().backward()
+    handle.remove()
+    return waits.count, waits.count - after[0]
+
+
+def test_waits_are_counted(monkeypatch):
+    values = torch.arange(3)
+    steps = (
+        lambda: values.tolist(),  # noqa: PLW0108  the patched method
+        lambda: values.any().item(),
+        lambda: values[values > 1],
+        lambda: torch.equal(values, values),
+    )
+    with waits_counted(monkeypatch) as waits:
+        for number, step in enumerate(steps, start=1):
+            step()
+            assert waits.count == number
+        values.to(torch.float32).sum()
+        assert waits.count == len(steps)
+
+
+@pytest.mark.parametrize("by", ["kernel", "blocks"])
+@pytest.mark.parametrize(
+    "kind, boundaries",
+    [
+        ("mistral", "once"),
+        ("mistral", "twice"),
+        ("mistral", "positions"),
+        ("gemma3", "twice"),
+        ("llama4", "twice"),
+    ],
+)
+def test_the_host_waits_for_the_device_in_the_first_layer_only(kind, boundaries, by, monkeypatch, request):
+    """The first layer checks the inputs for all: in each batch, and in 2 layers as often as in 6."""
+    stand_in = request.getfixturevalue("kernel") if by == "kernel" else None
+    waits = {}
+    for layers in (2, 6):
+        model = a_windowed_model(kind, num_hidden_layers=layers).train()
+        model.set_attn_implementation("padding_free")
+        for seed in (0, 1, 2):
+            inputs = PaddingFreeCollator(model)(some_examples(seed, [9, 2, 12]))
+            if boundaries == "twice":  # as a collator's batch on the device
+                inputs["cu_seq_lens_k"] = inputs["cu_seq_lens_q"].clone()
+            if boundaries == "positions":
+                inputs = {name: inputs[name] for name in ("input_ids", "position_ids")}
+            inputs.pop("labels", None)
+            waits[layers, seed] = waits_of(model, inputs, monkeypatch)
+    later = [count for (_, seed), count in waits.items() if seed]  # the first call also tries the model
+    assert len(set(later)) == 1, waits
+    assert later[0][1] == 0
+    assert stand_in is None or stand_in.calls
 
 
 def test_views_of_a_fused_projection_are_read_by_their_strides():

@@ -89,6 +89,26 @@ def test_each_sequence_has_the_attention_and_gradients_it_has_alone(lengths, key
         assert torch.allclose(gradient, right.nan_to_num(0), atol=1e-12)
 
 
+EMPTY = [  # within the row, at its end and at its begin
+    ([2, 0, 1, 0, 0], [2, 0, 1, 0, 0]),
+    ([1], [1]),
+    ([0, 2, 1], [3, 4, 1]),
+]
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (2, 0), (1, 2)])
+@pytest.mark.parametrize("lengths, key_lengths", EMPTY)
+def test_gradcheck(lengths, key_lengths, window):
+    """The gradients are those of finite differences, with empty sequences."""
+    ends = boundaries(lengths), boundaries(key_lengths)
+    longest = max(lengths), max(key_lengths)
+
+    def attend(query, key, value):
+        return varlen.varlen_attn(query, key, value, *ends, *longest, window_size=window, enable_gqa=True)
+
+    assert torch.autograd.gradcheck(attend, heads_of(lengths, key_lengths, 2))
+
+
 @pytest.mark.parametrize("dtype, allowed", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_opcheck_and_strided_inputs(dtype, allowed):
     """Query, key and value are slices of one product; the operator is what torch expects of one."""
