@@ -91,19 +91,6 @@ def is_compiled(model: Any) -> bool:
     return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
 
 
-def logits_in(output: Any) -> Optional[torch.Tensor]:
-    """Return the logits [rows, tokens, vocabulary] in the output of a model; None if there are none."""
-    candidates = [getattr(output, name, None) for name in ("logits", "prediction_logits")]
-    if isinstance(output, dict):
-        candidates.append(output.get("logits"))
-    elif isinstance(output, (tuple, list)):
-        candidates += output
-    for value in (*candidates, output):
-        if torch.is_tensor(value) and value.dim() == 3 and value.is_floating_point():
-            return value
-    return None
-
-
 def base_of(model: Any) -> Any:
     """Return the Hugging Face model with the configuration, without all wrappers, FSDP and PEFT."""
     while True:

@@ -47,7 +47,6 @@ from padding_free.leaks.subject import kept_outputs
 from padding_free.losses import (
     BLOCK,
     cross_entropy_sum,
-    loss_sum,
     output_layer,
     supervised,
 )
@@ -85,9 +84,8 @@ def pack_into(
     an epoch, and a run that is resumed inside an epoch continues with the next batch.
 
     Labels come from the trainer's data collator, so the masks of prompts and of other turns do not change.  The loss is
-    the mean over the predicted tokens of a whole update, over accumulation and ranks.  Evaluation does not change; in
-    addition to the mean over batches, eval_loss, it reports the mean over tokens, eval_loss_by_token.  The results of
-    the check and the audit, and their cost, are printed.
+    the mean over the predicted tokens of a whole update, over accumulation and ranks.  Evaluation does not change.
+    The results of the check and the audit, and their cost, are printed.
 
     Args:
         trainer: A Trainer or SFTTrainer with a train_dataset of examples with input_ids.
@@ -332,7 +330,7 @@ def _let_ranks_train_together(trainer: Any) -> None:
 
 
 def _wrap_loss(trainer: Any, audit: bool) -> None:
-    """Wrap the trainer's loss and its evaluation, and print the method of the loss."""
+    """Wrap the trainer's loss, and print its method."""
     loss_class = next(kind for kind in type(trainer).__mro__ if "compute_loss" in vars(kind))
     is_replaced = "compute_loss" in vars(trainer)
     in_blocks = False
@@ -350,7 +348,6 @@ def _wrap_loss(trainer: Any, audit: bool) -> None:
 
     wrapper = _LossWrapper(trainer, in_blocks, audit)
     trainer.compute_loss = wrapper.compute_loss
-    trainer.evaluation_loop = wrapper.evaluation_loop
 
 
 def _in_smaller_tiles(trainer: Any) -> str:
@@ -374,25 +371,22 @@ def _in_smaller_tiles(trainer: Any) -> str:
 
 
 class _LossWrapper:
-    """The loss of a trainer, with checks of the training step and sums of evaluations over tokens."""
+    """The loss of a trainer, with checks of the training step."""
 
     def __init__(self, trainer: Any, in_blocks: bool, audit: bool) -> None:
         self._trainer = trainer
         self._compute_loss = trainer.compute_loss
-        self._evaluation_loop = trainer.evaluation_loop
         self._in_blocks = in_blocks
         self._checks_left = 2 if audit else 0
         self._next_check = 0  # at this number of updates
         # The trainer's own noise is scaled by the tokens of a row, not of an example.
         self._noise_alpha: Optional[float] = getattr(trainer, "neftune_noise_alpha", None)
         trainer.neftune_noise_alpha = None
-        # The loss and the predicted tokens of each evaluated batch.
-        self._sums: List[torch.Tensor] = []
 
     def compute_loss(self, model: Any, inputs: Inputs, *args: Any, **kwargs: Any) -> Any:
         """Compute the loss of a batch, of training or of evaluation."""
         if not model.training:
-            return self._evaluate_batch(model, inputs, *args, **kwargs)
+            return self._compute_loss(model, inputs, *args, **kwargs)
         update = self._trainer.state.global_step
         if self._checks_left and update >= self._next_check:
             self._checks_left -= 1
@@ -420,28 +414,6 @@ class _LossWrapper:
                 stack.enter_context(layer.for_loss(model))
             return self._compute_loss(model, inputs, *args, **kwargs)
 
-    def _evaluate_batch(self, model: Any, inputs: Inputs, *args: Any, **kwargs: Any) -> Any:
-        """Compute the loss of a batch of evaluation, and add it to the sums."""
-        labels = inputs.get("labels")  # the trainer may remove them from the inputs
-        result = self._compute_loss(model, inputs, *args, **kwargs)
-        if torch.is_tensor(labels):
-            loss = result[0] if isinstance(result, tuple) else result
-            labelled = {**inputs, "labels": labels}
-            number = kwargs.get("num_items_in_batch")
-            sums = _loss_and_tokens(self._trainer, model, labelled, loss.detach(), number)
-            self._sums.append(sums)
-        return result
-
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """Evaluate as before, and add the mean loss over all predicted tokens."""
-        self._sums.clear()
-        output = self._evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        if self._sums:
-            sums = self._trainer.accelerator.gather(torch.stack(self._sums))
-            loss, tokens = sums.cpu().double().sum(0).tolist()
-            output.metrics[f"{metric_key_prefix}_loss_by_token"] = loss / max(tokens, 1)
-        return output
-
 
 def _noisy_embeddings(model: Any, inputs: Inputs, alpha: float) -> Any:
     """Add the noise of NEFTune (arXiv 2310.05914) in the block: up to alpha / sqrt(tokens of the example x width)."""
@@ -458,43 +430,6 @@ def _noisy_embeddings(model: Any, inputs: Inputs, alpha: float) -> Any:
         return embedded + noise * most[..., None].to(embedded.dtype)
 
     return kept_outputs(base_of(model).get_input_embeddings(), add)
-
-
-def _loss_and_tokens(
-    trainer: Any, model: Any, inputs: Inputs, loss: torch.Tensor, number: Any
-) -> torch.Tensor:
-    """Return the sum of the losses of the predicted tokens of a batch, and their number: [2].
-
-    Accelerate fills the last batches of several ranks with earlier examples, which do not count.
-
-    loss: the trainer's; unless `number` is None, a sum over `number`, times the ranks if the trainer averages over
-    them.
-    """
-    args = trainer.args
-    state = trainer.accelerator.gradient_state
-    labels = inputs["labels"]
-    rows = len(labels)
-    real_rows = rows
-    is_last = args.world_size > 1 and state.end_of_dataloader
-    if is_last and 0 < state.remainder < rows * args.world_size:
-        real_rows = min(max(state.remainder - rows * args.process_index, 0), rows)
-    tokens = supervised(model, labels[:real_rows])
-
-    if real_rows < rows:
-        counted = dict(inputs)
-        if real_rows:
-            for name, value in inputs.items():
-                if torch.is_tensor(value):
-                    counted[name] = value[:real_rows]
-        # A rank without real rows also computes: the weights may be sharded, and the other ranks would wait for it.
-        with torch.no_grad(), trainer.compute_loss_context_manager():
-            total = loss_sum(model, counted)
-    elif number is None:
-        total = loss * tokens
-    else:
-        ranks = args.world_size if args.average_tokens_across_devices else 1
-        total = loss * number / ranks
-    return torch.stack([torch.where(tokens > 0, total, 0.0).float(), tokens.float()])
 
 
 # ---- the batches

@@ -14,7 +14,7 @@ datasets = pytest.importorskip("datasets")
 
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
-from padding_free import PackedStream, mean_loss, pack_into
+from padding_free import PackedStream, pack_into
 
 ROW = 32
 WORDS = 47
@@ -169,11 +169,6 @@ def padded_run(kind, folder, ranks, rows, accumulation, way="OptimalPacking+PosI
     trainer.get_train_dataloader = lambda: padded
     trainer.train()
     return trainer
-
-
-def loss_by_token(trainer):
-    """Return the mean loss over the tokens of the training examples, computed one by one."""
-    return mean_loss(trainer.model, (trainer.data_collator([example]) for example in trainer.train_dataset))
 
 
 def weights(trainer):

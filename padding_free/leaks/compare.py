@@ -181,7 +181,7 @@ def compare(
     suspects = _numbers_above(of_tokens, lengths, limit)
     tolerance = torch.full_like(errors.logits, limit)
     if suspects:
-        places = places_of(lengths, suspects)
+        places = _places_of(lengths, suspects)
         for perturbed in yardstick(suspects, scales):
             effect = _EXPLAINED * _of_tokens(perturbed)
             tolerance[places] = torch.maximum(tolerance[places], effect)
@@ -220,7 +220,7 @@ def _numbers_above(errors: torch.Tensor, lengths: Sequence[int], limit: float) -
     return above
 
 
-def places_of(lengths: Sequence[int], numbers: Sequence[int]) -> torch.Tensor:
+def _places_of(lengths: Sequence[int], numbers: Sequence[int]) -> torch.Tensor:
     """Return the places of the tokens of some examples among those of all, int64 [tokens]."""
     ends = np.cumsum(lengths)
     return torch.cat(

@@ -143,7 +143,7 @@ class ProbeTexts:
             ids[-1] = self._end
         return ids
 
-    def examples(
+    def __call__(
         self, lengths: Sequence[int], seed: int, shares_prefix: bool, is_shared: bool
     ) -> List[Example]:
         """Draw examples; a third of them have a prompt, which is not predicted.

@@ -41,13 +41,12 @@ from padding_free.leaks.compare import (
     compare,
     errors_of,
     largest_error,
-    places_of,
 )
 from padding_free.leaks.layers import one_of_each_kind, usual_longest
 from padding_free.leaks.layouts import MOST_EXAMPLES, ProbeTexts, row_lengths
 from padding_free.leaks.metadata import MOST_TOKENS, BrokenBatches
 from padding_free.leaks.placing import Example, PlacedRow
-from padding_free.leaks.randomness import seeded, with_fixed_noise, without_dropout
+from padding_free.leaks.randomness import in_training, seeded
 from padding_free.leaks.subject import (
     MODEL_ERRORS,
     MOST_LOGITS,
@@ -59,7 +58,13 @@ from padding_free.leaks.subject import (
     kept_outputs,
     undisturbed,
 )
-from padding_free.losses import IGNORED, cross_entropy_sum, logits_of, supervised
+from padding_free.losses import (
+    IGNORED,
+    cross_entropy_sum,
+    logits_of,
+    output_layer,
+    supervised,
+)
 from padding_free.models import (
     WAY_OUT,
     Choice,
@@ -401,6 +406,12 @@ def _targets(examples: Sequence[Example], words: int, device: torch.device) -> t
     return torch.where(joined == IGNORED, joined, joined % words)
 
 
+def _selected(values: torch.Tensor, lengths: Sequence[int], numbers: Iterable[int]) -> torch.Tensor:
+    """Return the tokens of some examples, in the order of their numbers."""
+    parts = values.split(list(lengths))
+    return torch.cat([parts[number] for number in numbers])
+
+
 class _Sum:
     """The values of groups of examples, joined in the order of the numbers of the examples.
 
@@ -430,11 +441,10 @@ class _Sum:
         """Return the values of all examples."""
         order = np.argsort(self._numbers, kind="stable").tolist()
         sizes = [self._lengths[number] for number in self._numbers]
-        places = places_of(sizes, order)
         tensors = []
         for parts in zip(*((values.logits, values.gradients) for values in self._parts)):
             joined = None if parts[0] is None else torch.cat(parts)
-            tensors.append(None if joined is None else joined[places.to(joined.device)])
+            tensors.append(None if joined is None else _selected(joined, sizes, order))
         return Values(tensors[0], tensors[1], self._weights, self._loss)
 
 
@@ -452,7 +462,11 @@ class _Judge:
         # The gradients of the output layer and of the embeddings follow from those of the tokens.
         left_out: Set[int] = set()
         weight = subject.embedding.weight
-        self._output = subject.output(row)
+        # Too many logits are represented by those of a few words, if the output layer can compute a part of them.
+        self._output = None
+        is_large = row * subject.vocabulary > MOST_LOGITS
+        if is_large and subject.training.forward is logits_of:
+            self._output = output_layer(subject.model)
         if self._output is not None:
             left_out = {id(self._output.layer.weight), id(weight)}
         if weight.dtype != subject.dtype:
@@ -508,7 +522,7 @@ class _Judge:
             return trial.examples
         # The loss of equal examples is computed only once.
         is_shared = trial.mode == _LOSS
-        return self._texts.examples(trial.lengths, trial.seed, trial.shares_prefix, is_shared)
+        return self._texts(trial.lengths, trial.seed, trial.shares_prefix, is_shared)
 
     def faults_of(self, trial: _Trial) -> List[Fault]:
         """Return the differences of one trial that are above the limit.
@@ -576,10 +590,10 @@ class _Judge:
                 stack.enter_context(torch.no_grad())
                 stack.enter_context(seeded())
             elif mode == _COMPILED:
-                stack.enter_context(without_dropout(self.subject.model))
+                stack.enter_context(in_training(self.subject.model, None, has_dropout=False))
             else:
                 width = self.subject.width if self._fixes_noise else None
-                stack.enter_context(with_fixed_noise(self.subject.model, width))
+                stack.enter_context(in_training(self.subject.model, width))
             yield
 
     def _yardstick(
@@ -669,8 +683,7 @@ class _Judge:
             values = computed(self.subject.model)
             if values.logits is None or len(numbers) == len(row.examples):
                 return values
-            places = places_of(row.lengths, numbers)
-            return Values(values.logits[places.to(values.logits.device)])
+            return Values(_selected(values.logits, row.lengths, numbers))
 
         with compiling():
             return computed(self.subject.compiled), alone

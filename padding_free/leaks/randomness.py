@@ -115,32 +115,21 @@ def _rates(model: Any) -> Iterator[Tuple[Any, str]]:
 
 
 @contextlib.contextmanager
-def _training(model: Any) -> Iterator[None]:
-    """Set training mode in the block."""
-    with kept_modes(model):
-        model.train()
-        yield
-
-
-@contextlib.contextmanager
-def without_dropout(model: Any) -> Iterator[None]:
-    """Set training mode in the block, with every dropout and noise rate of 0: compiled code draws its own numbers."""
-    with changed(_rates(model), 0.0), _training(model), seeded():
-        yield
-
-
-@contextlib.contextmanager
-def with_fixed_noise(model: Any, width: Optional[int]) -> Iterator[None]:
+def in_training(model: Any, width: Optional[int], *, has_dropout: bool = True) -> Iterator[None]:
     """Set training mode in the block, with the model's own dropout, which keeps and scales all values.
 
-    width: features of a token, as for `FixedNoise`; None for a model without noise.
+    width: features of a token, as for `FixedNoise`; None for a model without noise.  has_dropout: False sets every
+    rate of dropout and noise to 0, because compiled code draws its own numbers.
     """
     with contextlib.ExitStack() as stack:
+        if not has_dropout:
+            stack.enter_context(changed(_rates(model), 0.0))
         kernels: Any = getattr(getattr(torch, "nn", None), "attention", None)
         if torch.cuda.is_available() and hasattr(kernels, "sdpa_kernel"):
             # Fused kernels on GPUs draw their dropout themselves.
             stack.enter_context(kernels.sdpa_kernel(kernels.SDPBackend.MATH))
-        stack.enter_context(_training(model))
+        stack.enter_context(kept_modes(model))
+        model.train()
         stack.enter_context(seeded())
         if width is not None:
             stack.enter_context(FixedNoise(width))

@@ -26,7 +26,7 @@ from padding_free.collators import (
     to_device,
 )
 from padding_free.leaks.compare import GRADIENT_FACTOR, Values, errors_of
-from padding_free.leaks.randomness import KeptBuffers, seeded, with_fixed_noise
+from padding_free.leaks.randomness import KeptBuffers, in_training, seeded
 from padding_free.leaks.subject import MODEL_ERRORS, in_dtype, undisturbed
 from padding_free.models import Leak, base_of, is_sharded, text_config
 
@@ -66,7 +66,7 @@ def check_step(trainer: Any, model: Any, inputs: Inputs, loss_of: _Loss) -> str:
     step = partial(_step, trainer, model, loss_of, KeptBuffers(model))
     is_random = False
     width = int(base_of(model).get_input_embeddings().weight.shape[-1])
-    with _kept_attributes(trainer), undisturbed(model), with_fixed_noise(model, width):
+    with _kept_attributes(trainer), undisturbed(model), in_training(model, width):
         try:
             expected = step(padded)
             actual = step(row)

@@ -38,7 +38,7 @@ from padding_free.collators import (
 from padding_free.leaks.compare import largest_error
 from padding_free.leaks.placing import Example, PlacedRow, place
 from padding_free.leaks.randomness import KeptBuffers, seeded
-from padding_free.losses import OutputLayer, at_least_float32, logits_of, output_layer
+from padding_free.losses import at_least_float32, logits_of
 from padding_free.models import (
     WAY_OUT,
     Leak,
@@ -50,7 +50,6 @@ from padding_free.models import (
     far_settings,
     is_compiled,
     kept_modes,
-    logits_in,
     most_positions,
     text_config,
     unwrapped,
@@ -216,7 +215,7 @@ class Subject:
         is_own = self.training.forward is not logits_of
         self.has_plain_call = True
         try:
-            logits = self.attempt(lambda: logits_in(self.model(ids)), _FAILS_ALONE)
+            logits = self.attempt(lambda: _logits_in(self.model(ids)), _FAILS_ALONE)
             if logits is not None and logits.shape[:2] == ids.shape:
                 return logits
             if not is_own:
@@ -254,7 +253,7 @@ class Subject:
 
         def call() -> torch.Tensor:
             with self.steady(attention or self._references[0]):
-                logits = logits_in(self.model(ids.to(self.device)))
+                logits = _logits_in(self.model(ids.to(self.device)))
             if logits is None:
                 raise ValueError("it returns no logits [examples, tokens, vocabulary]")
             return at_least_float32(logits)
@@ -293,11 +292,6 @@ class Subject:
         model = self.model if model is None else model
         with self.steady():
             return self.attempt(lambda: self.training.forward(model, inputs), what)
-
-    def output(self, row_tokens: int) -> Optional[OutputLayer]:
-        """Return the output layer if a row has too many logits and the layer can compute a part of them."""
-        is_large = row_tokens * self.vocabulary > MOST_LOGITS
-        return output_layer(self.model) if is_large and self.training.forward is logits_of else None
 
     # ---- rounding
 
@@ -339,6 +333,19 @@ class Subject:
             return difference
         self._references = ["eager"]
         return 0.0
+
+
+def _logits_in(output: Any) -> Optional[torch.Tensor]:
+    """Return the logits [rows, tokens, vocabulary] in the output of a model; None if there are none."""
+    candidates = [getattr(output, name, None) for name in ("logits", "prediction_logits")]
+    if isinstance(output, dict):
+        candidates.append(output.get("logits"))
+    elif isinstance(output, (tuple, list)):
+        candidates += output
+    for value in (*candidates, output):
+        if torch.is_tensor(value) and value.dim() == 3 and value.is_floating_point():
+            return value
+    return None
 
 
 _FAILS_ALONE = "model(input_ids) fails even for one example"
