@@ -1,5 +1,6 @@
 """Checks that bad input is refused in one line that names what is wrong, and that nothing was written."""
 
+import builtins
 import contextlib
 import re
 from pathlib import Path
@@ -55,17 +56,33 @@ def refusal_of(main, arguments, capsys, *names, unchanged=None, after=""):
     return sign + line
 
 
+def rows_of(text):
+    """Parse a table, a row a line: `call => name | name`, and in some tables a third column.
+
+    A line that begins with spaces continues the row above it; a line with `#` in front is a comment.
+    """
+    rows = []
+    for line in text.strip().replace("\n    ", " ").splitlines():
+        if not line.startswith("#"):
+            call, names, *others = line.split(" => ")
+            rows.append((call, names.split(" | "), *others))
+    return rows
+
+
 def faults_of_refusals(table, scope, *, unchanged=None):
     """Run a table of refused calls; return a line for each row that is not refused as it says.
 
     A row is (call, names) or (call, names, kind). call: an expression as text, evaluated with the names of `scope`.
-    names: what the message must hold, as it is or as a pattern. kind: the type of the error, ValueError if left out.
+    names: what the message must hold, as it is or as a pattern. kind: the type of the error, or its name; ValueError if
+    left out.
     unchanged: a directory whose files stay as they are.
     """
     before = _contents(unchanged) if unchanged else None
     faults = []
     for call, names, *kinds in table:
         kind = kinds[0] if kinds else ValueError
+        if isinstance(kind, str):
+            kind = getattr(builtins, kind)
         try:
             eval(call, dict(scope))
         except kind as error:

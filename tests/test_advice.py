@@ -1,7 +1,8 @@
 """Printed advice changes the outcome: the table of refused commands, each with the command that its message advises.
 
-A row is a command that is refused, the names in its message that say what to change, and the command after the change,
-which succeeds. The second test collects the advice from the sources: each piece has a row, or a reason in WITHOUT_ROW.
+A row is a command that is refused, `=>` the names in its message that say what to change, `=>` the command after the
+change, which succeeds. The second test collects the advice from the sources: each piece has a row, or a reason in
+WITHOUT_ROW.
 """
 
 import ast
@@ -25,6 +26,7 @@ from pack_data.cli.command import run_main
 from pack_data.text.vocabulary import SPECIAL_TOKENS
 from tests.command_files import command_files
 from tests.imports import ROOT, SOURCES, tree_of
+from tests.refusals import rows_of
 from tests.source_texts import texts_of
 from tests.tiny_runs import not_drawn
 
@@ -44,161 +46,118 @@ EXPORT = "export trained new --vocabulary full.txt"
 SYNTHETIC = "build --synthetic squad_1_1_384 --sequences 50 --max-sequence-length 384 --workers 1"
 LENGTHS = "--histogram l.csv --max-sequence-length 16"
 
-ADVICE = [
-    # ---- what is typed
-    ("pretran --config tiny.yml", ["did you mean pretrain"], SHOW),
-    ("spfhp --histogram squad_1_1_384", ["pack --packer spfhp"], "pack --packer spfhp --histogram squad_1_1_384"),
-    ("certificate data", ["verify"], "verify data"),
-    ("pretrain packed_host", ["--config packed_host"], "pretrain --config packed_host --show-config"),
-    ("pretrain --config packed_phase3", ["packed_phase2_pod4"], "plan --config packed_phase2_pod4"),
-    ("pretrain --config configs/packed_hots.yml", ["packed_host"], "plan --config packed_host"),
-    (f"{SHOW} optimizer.beta1=0.8", ["--set optimizer.beta1=0.8"], f"{SHOW} --set optimizer.beta1=0.8"),
-    (f"{SHOW} --device cpu", ["--set engine.device="], f"{SHOW} --set engine.device=cpu"),
-    (f"{SHOW} --lr 1e-3", ["--set optimizer.learning_rate="], f"{SHOW} --set optimizer.learning_rate=1e-3"),
-    ("pretrain --show-config --confg tiny.yml", ["--config"], SHOW),
-    (f"{SHOW} --set modle.num_heads=2", ["did you mean model"], f"{SHOW} --set model.num_heads=2"),
-    (f"{SHOW} --set run.stepz=4", ["did you mean run.steps"], f"{SHOW} --set run.steps=4"),
-    (f"{SHOW} --set run.steps=", ["write null"], f"{SHOW} --set data.vocabulary=null"),
-    (f"{SHOW} --set without_ipus=3", ["to null"], f"{SHOW} --set without_ipus=null"),
-    ("pretrain --config tiny.yml --pla", ["packed-bert plan"], "plan --config tiny.yml"),
-    ("plan --config tiny.yml --packing-factor 9", ["raise the depth"], "plan --config tiny.yml --packing-factor 2"),
-    ("plan --config tiny.yml --packing-factor 0.5", ["at least 1"], "plan --config tiny.yml --packing-factor 1"),
-    ("pack l.csv --max-sequence-length 16", ["--histogram l.csv"], f"pack {LENGTHS}"),
-    # ---- runs
-    ("pretrain --config trained", ["--resume trained"], f"{RESUME} --show-config"),
-    ("pretrain --config data", ["--data data"], f"{SHOW} --data data"),
-    ("pretrain --resume trained/checkpoints/step_00000001", ["did you mean --resume trained"], RESUME),
-    ("pretrain --resume data", ["--config"], SHOW),
-    (f"{RESUME} --out new", ["leave it out"], RESUME),
-    (f"{RESUME} --whole", ["leave it out"], RESUME),
-    (f"{RESUME} --start-from trained", ["leave it out"], RESUME),
-    (f"{TRAIN} --resume-if-there", ["--out"], "pretrain --config tiny.yml --out trained --resume-if-there"),
-    (f"{TRAIN} --allow-change run.seed", ["--resume"], f"{RESUME} --allow-change optimizer.beta1"),
-    (f"{RESUME} --allow-change optimizer.beta3", ["optimizer.beta2"], f"{RESUME} --allow-change optimizer.beta2"),
-    (
-        f"{RESUME} --set optimizer.beta1=0.8",
-        ["--allow-change optimizer.beta1"],
-        f"{RESUME} --set optimizer.beta1=0.8 --allow-change optimizer.beta1",
-    ),
-    (f"{TRAIN} --out trained", ["--resume trained"], RESUME),
-    (f"{TRAIN} --out data", ["choose another directory"], f"{TRAIN} --out new"),
-    (f"{TRAIN} --out empty.txt", ["choose another name"], f"{TRAIN} --out new"),
-    (f"{TRAIN} --out killed", ["--resume-if-there"], f"{TRAIN} --out killed --resume-if-there"),
-    (f"{TRAIN} --out new --engine ipu", ["--engine host"], f"{TRAIN} --out new --engine host"),
-    (f"{TRAIN} --out new --set engine.device=cuda", ["engine.device=cpu"], f"{TRAIN} --out new"),
-    (
-        f"{SHOW} --steps 9 --set optimizer.schedule_steps=5",
-        ["--set optimizer.schedule_steps=9"],
-        f"{SHOW} --steps 9 --set optimizer.schedule_steps=9",
-    ),
-    (f"{SHOW} --set data.held_out=0", ["data.held_out above 0"], f"{SHOW} --set data.held_out=0.1"),
-    (f"{SHOW} --data other", ["with --set"], f"{SHOW} --data other --set model.vocabulary_size=300"),
-    ("plan --config auto.yml", ["--engine host"], "plan --config auto.yml --engine host"),
-    ("plan --config auto.yml", ["--set batch.micro_batch=2"], "plan --config auto.yml --set batch.micro_batch=2"),
-    (
-        f"{PLAN_SQUAD} --set batch.sequences_per_update=4",
-        ["--set batch.sequences_per_update=60"],
-        f"{PLAN_SQUAD} --set batch.sequences_per_update=60",
-    ),
-    ("export trained texts", ["choose another"], EXPORT),
-    ("export trained new", ["--vocabulary FILE"], EXPORT),
-    ("check-model trained", ["packed-bert export"], EXPORT),
-    ("export --import bert new --vocabulary vocab.txt", ["does not apply"], "export --import bert new"),
-    # ---- fine-tuned models
-    (
-        "predict trained train.csv",
-        ["finetune --config ... --set model.checkpoint=trained"],
-        "finetune --config finetune_banking77_packed --set model.checkpoint=trained --show-config",
-    ),
-    ("predict tuned train.csv --overwrite", ["--output"], f"{PREDICT} --overwrite"),
-    (PREDICT, ["--overwrite"], f"{PREDICT} --overwrite"),
-    (f"{PREDICT} --overwrite --set task.name=tokens", ["leave the option out"], f"{PREDICT} --overwrite"),
-    (f"{PREDICT} --overwrite --set run.seed=7", ["leave it out"], f"{PREDICT} --overwrite"),
-    (f"{PREDICT} --overwrite --engine ipu", ["--engine host"], f"{PREDICT} --overwrite --engine host"),
-    (
-        "predict tuned table.csv",
-        ["--set task.text_column="],
-        "predict tuned table.csv --set task.text_column=texts --output texts.jsonl",
-    ),
-    # ---- builds
-    (f"{BUILD} --corpus texts --out new --seq-len 9", ["--max-sequence-length"], f"{BUILD} --corpus texts --out new"),
-    (
-        f"{BUILD} --from broken_ids.jsonl --out new",
-        ["--skip-bad N"],
-        f"{BUILD} --from broken_ids.jsonl --out new --skip-bad 1",
-    ),
-    (f"{BUILD} --corpus data --out new", ["--from"], f"{BUILD} --from data --out new"),
-    (
-        f"{BUILD} --corpus bodies.jsonl --columns body,text --out new",
-        ["name one"],
-        f"{BUILD} --corpus bodies.jsonl --columns body --out new",
-    ),
-    (
-        f"{BUILD} --corpus book.txt --held-out 0.3 --out new",
-        ["several"],
-        f"{BUILD} --corpus texts --held-out 0.3 --out new",
-    ),
-    (f"{BUILD} --from data --held-out 0.1 --out new", ["files of their own"], f"{BUILD} --from data --out new"),
-    (
-        f"{BUILD} --from lengths.npy --out new",
-        ["pack_data.optimal --histogram lengths.npy"],
-        "pack --histogram lengths.npy --max-sequence-length 16",
-    ),
-    (
-        f"{BUILD} --corpus bodies.jsonl --out new",
-        ["--json-field"],
-        f"{BUILD} --corpus bodies.jsonl --json-field body --out new",
-    ),
-    (f"{BUILD} --corpus texts --columns a --out new", ["leave --columns out"], f"{BUILD} --corpus texts --out new"),
-    (f"{BUILD} --corpus texts --split a --out new", ["leave --split a out"], f"{BUILD} --corpus texts --out new"),
-    (f"{BUILD} --corpus texts/000.txt --split a --out new", ["--split a"], f"{BUILD} --corpus texts/000.txt --out new"),
-    (
-        f"{BUILD} --synthetic squad_1_1_384 --sequences 50 --out new",
-        ["--max-sequence-length 384"],
-        f"{SYNTHETIC} --out new",
-    ),
-    (f"{SYNTHETIC} --tokenizer t.json --out new", ["leave one of them out"], f"{SYNTHETIC} --out new"),
-    (f"{BUILD} --from ids.jsonl --task 0/2 --out new", ["--stage count"], f"{DEAL} count --task 1/2"),
-    (f"{BUILD} --from ids.jsonl --out new --stage recipe", ["--stage count"], f"{DEAL} count --task 1/2"),
-    (f"{BUILD} --corpus texts --stage count --out new", ["--from"], f"{DEAL} count --task 1/2"),
-    (f"{DEAL} count --task 1/2 --overwrite", ["leave out --overwrite"], f"{DEAL} count --task 1/2"),
-    (f"{DEAL} recipe", ["--missing N"], f"{SHARED} --missing 2"),
-    (
-        f"{DEAL} deal --task 0/2",
-        ["--stage recipe"],
-        f"{DEAL} count --task 0/2 && {DEAL} recipe && {DEAL} deal --task 0/2",
-    ),
-    (f"{BUILD} --corpus texts --out empty.txt", ["another name"], f"{BUILD} --corpus texts --out new"),
-    (f"{BUILD} --from data --on 127.0.0.1 --out new", ["--workers"], f"{BUILD} --from data --out new"),
-    ("verify empty", ["build --corpus TEXTS --out DIR"], f"{BUILD} --corpus texts --out empty && verify empty"),
-    (f"{BUILD} --from data --out other", ["--overwrite"], f"{BUILD} --from data --out other --overwrite"),
-    # ---- looking at lengths and data sets
-    ("verify ids.jsonl", ["look"], "look ids.jsonl"),
-    ("verify ids.jsonl", ["build", "--from"], f"{BUILD} --from ids.jsonl --out new && verify new"),
-    (f"pack {LENGTHS} --out r.json && verify r.json --workers 1", ["leave the option out"], "verify r.json"),
-    ("verify data --histogram l.csv", ["--histogram"], "verify data"),
-    ("look l.csv --packer best", ["spfhp"], "look l.csv --packer spfhp"),
-    (
-        "look l.csv --packer nnlshp",
-        ["--max-sequences-per-pack 3"],
-        "look l.csv --packer nnlshp --max-sequences-per-pack 3",
-    ),
-    ("look l.csv --pack 3", ["leave the option out"], "look l.csv"),
-    ("look l.csv --columns a", ["leave --columns out"], "look l.csv"),
-    ("look l.csv --split a", ["leave --split a out"], "look l.csv"),
-    ("look data l.csv", ["one directory"], "look data"),
-    ("look data --pack 900", ["packs 0 to"], "look data --pack 0"),
-    ("look data --max-sequence-length 64", ["leave the option out"], "look data"),
-    ("pack --packer best", ["spfhp"], "pack --packer spfhp"),
-    ("pack --histogram l.csv", ["--max-sequence-length"], f"pack {LENGTHS}"),
-    ("pack --histogram wikipedia", ["wikipedia_512"], "pack --packer spfhp --histogram wikipedia_512"),
-    ("pack --packer nnlshp --max-sequences-per-pack 4", ["spfhp"], "pack --packer spfhp --max-sequences-per-pack 4"),
-    ("pack --synthetic uniform:max=9", ["n "], "pack --synthetic uniform:max=9,n=9"),
-    ("pack --synthetic uniform:max=9,n=9 --columns a", ["leave them out"], "pack --synthetic uniform:max=9,n=9"),
-    ("stream --grid --synthetic uniform:max=9,n=9", ["leave out --grid"], "stream --synthetic uniform:max=9,n=9"),
-    (f"compare {LENGTHS} --packers best", ["spfhp"], f"compare {LENGTHS} --packers spfhp --depths 2"),
-    ("convert data new", ["--to-format", "store"], "convert ids.jsonl new --to-format jsonl"),
-]
+ADVICE = rows_of(
+    """
+# what is typed
+pretran --config tiny.yml => did you mean pretrain => {SHOW}
+spfhp --histogram squad_1_1_384 => pack --packer spfhp => pack --packer spfhp --histogram squad_1_1_384
+certificate data => verify => verify data
+pretrain packed_host => --config packed_host => pretrain --config packed_host --show-config
+pretrain --config packed_phase3 => packed_phase2_pod4 => plan --config packed_phase2_pod4
+pretrain --config configs/packed_hots.yml => packed_host => plan --config packed_host
+{SHOW} optimizer.beta1=0.8 => --set optimizer.beta1=0.8 => {SHOW} --set optimizer.beta1=0.8
+{SHOW} --device cpu => --set engine.device= => {SHOW} --set engine.device=cpu
+{SHOW} --lr 1e-3 => --set optimizer.learning_rate= => {SHOW} --set optimizer.learning_rate=1e-3
+pretrain --show-config --confg tiny.yml => --config => {SHOW}
+{SHOW} --set modle.num_heads=2 => did you mean model => {SHOW} --set model.num_heads=2
+{SHOW} --set run.stepz=4 => did you mean run.steps => {SHOW} --set run.steps=4
+{SHOW} --set run.steps= => write null => {SHOW} --set data.vocabulary=null
+{SHOW} --set without_ipus=3 => to null => {SHOW} --set without_ipus=null
+pretrain --config tiny.yml --pla => packed-bert plan => plan --config tiny.yml
+plan --config tiny.yml --packing-factor 9 => raise the depth => plan --config tiny.yml --packing-factor 2
+plan --config tiny.yml --packing-factor 0.5 => at least 1 => plan --config tiny.yml --packing-factor 1
+pack l.csv --max-sequence-length 16 => --histogram l.csv => pack {LENGTHS}
+# runs
+pretrain --config trained => --resume trained => {RESUME} --show-config
+pretrain --config data => --data data => {SHOW} --data data
+pretrain --resume trained/checkpoints/step_00000001 => did you mean --resume trained => {RESUME}
+pretrain --resume data => --config => {SHOW}
+{RESUME} --out new => leave it out => {RESUME}
+{RESUME} --whole => leave it out => {RESUME}
+{RESUME} --start-from trained => leave it out => {RESUME}
+{TRAIN} --resume-if-there => --out => pretrain --config tiny.yml --out trained --resume-if-there
+{TRAIN} --allow-change run.seed => --resume => {RESUME} --allow-change optimizer.beta1
+{RESUME} --allow-change optimizer.beta3 => optimizer.beta2 => {RESUME} --allow-change optimizer.beta2
+{RESUME} --set optimizer.beta1=0.8 => --allow-change optimizer.beta1
+    => {RESUME} --set optimizer.beta1=0.8 --allow-change optimizer.beta1
+{TRAIN} --out trained => --resume trained => {RESUME}
+{TRAIN} --out data => choose another directory => {TRAIN} --out new
+{TRAIN} --out empty.txt => choose another name => {TRAIN} --out new
+{TRAIN} --out killed => --resume-if-there => {TRAIN} --out killed --resume-if-there
+{TRAIN} --out new --engine ipu => --engine host => {TRAIN} --out new --engine host
+{TRAIN} --out new --set engine.device=cuda => engine.device=cpu => {TRAIN} --out new
+{SHOW} --steps 9 --set optimizer.schedule_steps=5 => --set optimizer.schedule_steps=9
+    => {SHOW} --steps 9 --set optimizer.schedule_steps=9
+{SHOW} --set data.held_out=0 => data.held_out above 0 => {SHOW} --set data.held_out=0.1
+{SHOW} --data other => with --set => {SHOW} --data other --set model.vocabulary_size=300
+plan --config auto.yml => --engine host => plan --config auto.yml --engine host
+plan --config auto.yml => --set batch.micro_batch=2 => plan --config auto.yml --set batch.micro_batch=2
+{PLAN_SQUAD} --set batch.sequences_per_update=4 => --set batch.sequences_per_update=60
+    => {PLAN_SQUAD} --set batch.sequences_per_update=60
+export trained texts => choose another => {EXPORT}
+export trained new => --vocabulary FILE => {EXPORT}
+check-model trained => packed-bert export => {EXPORT}
+export --import bert new --vocabulary vocab.txt => does not apply => export --import bert new
+# fine-tuned models
+predict trained train.csv => finetune --config ... --set model.checkpoint=trained
+    => finetune --config finetune_banking77_packed --set model.checkpoint=trained --show-config
+predict tuned train.csv --overwrite => --output => {PREDICT} --overwrite
+{PREDICT} => --overwrite => {PREDICT} --overwrite
+{PREDICT} --overwrite --set task.name=tokens => leave the option out => {PREDICT} --overwrite
+{PREDICT} --overwrite --set run.seed=7 => leave it out => {PREDICT} --overwrite
+{PREDICT} --overwrite --engine ipu => --engine host => {PREDICT} --overwrite --engine host
+predict tuned table.csv => --set task.text_column=
+    => predict tuned table.csv --set task.text_column=texts --output texts.jsonl
+# builds
+{BUILD} --corpus texts --out new --seq-len 9 => --max-sequence-length => {BUILD} --corpus texts --out new
+{BUILD} --from broken_ids.jsonl --out new => --skip-bad N => {BUILD} --from broken_ids.jsonl --out new --skip-bad 1
+{BUILD} --corpus data --out new => --from => {BUILD} --from data --out new
+{BUILD} --corpus bodies.jsonl --columns body,text --out new => name one
+    => {BUILD} --corpus bodies.jsonl --columns body --out new
+{BUILD} --corpus book.txt --held-out 0.3 --out new => several => {BUILD} --corpus texts --held-out 0.3 --out new
+{BUILD} --from data --held-out 0.1 --out new => files of their own => {BUILD} --from data --out new
+{BUILD} --from lengths.npy --out new => pack_data.optimal --histogram lengths.npy
+    => pack --histogram lengths.npy --max-sequence-length 16
+{BUILD} --corpus bodies.jsonl --out new => --json-field => {BUILD} --corpus bodies.jsonl --json-field body --out new
+{BUILD} --corpus texts --columns a --out new => leave --columns out => {BUILD} --corpus texts --out new
+{BUILD} --corpus texts --split a --out new => leave --split a out => {BUILD} --corpus texts --out new
+{BUILD} --corpus texts/000.txt --split a --out new => --split a => {BUILD} --corpus texts/000.txt --out new
+{BUILD} --synthetic squad_1_1_384 --sequences 50 --out new => --max-sequence-length 384 => {SYNTHETIC} --out new
+{SYNTHETIC} --tokenizer t.json --out new => leave one of them out => {SYNTHETIC} --out new
+{BUILD} --from ids.jsonl --task 0/2 --out new => --stage count => {DEAL} count --task 1/2
+{BUILD} --from ids.jsonl --out new --stage recipe => --stage count => {DEAL} count --task 1/2
+{BUILD} --corpus texts --stage count --out new => --from => {DEAL} count --task 1/2
+{DEAL} count --task 1/2 --overwrite => leave out --overwrite => {DEAL} count --task 1/2
+{DEAL} recipe => --missing N => {SHARED} --missing 2
+{DEAL} deal --task 0/2 => --stage recipe => {DEAL} count --task 0/2 && {DEAL} recipe && {DEAL} deal --task 0/2
+{BUILD} --corpus texts --out empty.txt => another name => {BUILD} --corpus texts --out new
+{BUILD} --from data --on 127.0.0.1 --out new => --workers => {BUILD} --from data --out new
+verify empty => build --corpus TEXTS --out DIR => {BUILD} --corpus texts --out empty && verify empty
+{BUILD} --from data --out other => --overwrite => {BUILD} --from data --out other --overwrite
+# looking at lengths and data sets
+verify ids.jsonl => look => look ids.jsonl
+verify ids.jsonl => build | --from => {BUILD} --from ids.jsonl --out new && verify new
+pack {LENGTHS} --out r.json && verify r.json --workers 1 => leave the option out => verify r.json
+verify data --histogram l.csv => --histogram => verify data
+look l.csv --packer best => spfhp => look l.csv --packer spfhp
+look l.csv --packer nnlshp => --max-sequences-per-pack 3 => look l.csv --packer nnlshp --max-sequences-per-pack 3
+look l.csv --pack 3 => leave the option out => look l.csv
+look l.csv --columns a => leave --columns out => look l.csv
+look l.csv --split a => leave --split a out => look l.csv
+look data l.csv => one directory => look data
+look data --pack 900 => packs 0 to => look data --pack 0
+look data --max-sequence-length 64 => leave the option out => look data
+pack --packer best => spfhp => pack --packer spfhp
+pack --histogram l.csv => --max-sequence-length => pack {LENGTHS}
+pack --histogram wikipedia => wikipedia_512 => pack --packer spfhp --histogram wikipedia_512
+pack --packer nnlshp --max-sequences-per-pack 4 => spfhp => pack --packer spfhp --max-sequences-per-pack 4
+pack --synthetic uniform:max=9 => n is missing => pack --synthetic uniform:max=9,n=9
+pack --synthetic uniform:max=9,n=9 --columns a => leave them out => pack --synthetic uniform:max=9,n=9
+stream --grid --synthetic uniform:max=9,n=9 => leave out --grid => stream --synthetic uniform:max=9,n=9
+compare {LENGTHS} --packers best => spfhp => compare {LENGTHS} --packers spfhp --depths 2
+convert data new => --to-format | store => convert ids.jsonl new --to-format jsonl
+""".format_map(globals())
+)
 
 
 @lru_cache(None)

@@ -14,7 +14,7 @@ from pack_data.packing.histogram import LengthHistogram
 from pack_data.store.data_set import StoreWriter
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn
 from tests.pack_data.text_corpus import build_small, write_corpus
-from tests.refusals import faults_of_refusals
+from tests.refusals import faults_of_refusals, rows_of
 
 PUBLISHED = "squad_1_1_384"
 
@@ -29,47 +29,50 @@ def packing(lengths, slots):
 
 
 REFUSED = [
-    # options that do not go together
-    ("options(draw_documents='uniform', source='x.tfrecord')", ["--draw-documents", "--from"]),
-    ("options(draw_documents='alike').example_options()", ["draw_documents", "'alike'", "tokens, uniform"]),
-    ("options(whole_word_masking=True, synthetic=PUBLISHED)", ["--whole-word-masking", "--synthetic"]),
-    ("options(whole_word_masking=True, source='x.tfrecord')", ["--whole-word-masking", "--from"]),
-    ("options(sequences=5)", ["--sequences", "--synthetic", "--corpus"]),
-    ("options(columns=('a',), synthetic=PUBLISHED)", ["--columns", "--synthetic"]),
-    ("options(columns=('a', 'b'))", ["--columns a,b", "--corpus"]),
-    ("options(source_format='jsonl')", ["--format", "--from", "--corpus"]),
-    ("options(synthetic=PUBLISHED, json_field='body')", ["--json-field", "--corpus", "--synthetic"]),
-    ("options(source='x.jsonl', document_separator='blank-line')", ["--document-separator", "--corpus", "--from"]),
-    ("options(tokenizer='t.json', vocabulary='vocab.txt')", ["--tokenizer", "--vocabulary"]),
-    ("options(tokenizer='t.json', lower_case=False)", ["--tokenizer", "--keep-case"]),
-    ("options(tokenizer='t.json', synthetic=PUBLISHED)", ["--tokenizer", "--synthetic"]),
-    ("options(workers=0)", ["workers", "0"]),
-    ("options(workers=-1)", ["workers", "-1"]),
-    ("options(workers=10**6)", ["workers", "1000000"]),
-    ("options(workers=1.0)", ["workers", "1.0"]),
-    ("options(max_sequences_per_pack='deep')", ["max_sequences_per_pack", "deep"]),
-    ("build('data')", ["BuildOptions", "corpus="], TypeError),
-    # sources
-    ("build(options(out=here / 'out', source=here / 'x.npy'))", ["x.npy", "pack_data.pack", "JSONL"]),
-    ("build(options(out=here / 'out', source=here / 'none', max_sequence_length=8))", ["none", "no record"]),
-    ("build_small(corpus, '/proc/x')", ["--out /proc/x"]),
-    ("build_small(corpus, here / 'file')", ["--out", "file", "is a file"]),
-    ("build_small(corpus, here / 'file' / 'below')", ["--out", "file"]),
-    # runners
+    *rows_of(
+        """
+# options that do not go together
+options(draw_documents='uniform', source='x.tfrecord') => --draw-documents | --from
+options(draw_documents='alike').example_options() => draw_documents | 'alike' | tokens, uniform
+options(whole_word_masking=True, synthetic=PUBLISHED) => --whole-word-masking | --synthetic
+options(whole_word_masking=True, source='x.tfrecord') => --whole-word-masking | --from
+options(sequences=5) => --sequences | --synthetic | --corpus
+options(columns=('a',), synthetic=PUBLISHED) => --columns | --synthetic
+options(columns=('a', 'b')) => --columns a,b | --corpus
+options(source_format='jsonl') => --format | --from | --corpus
+options(synthetic=PUBLISHED, json_field='body') => --json-field | --corpus | --synthetic
+options(source='x.jsonl', document_separator='blank-line') => --document-separator | --corpus | --from
+options(tokenizer='t.json', vocabulary='vocab.txt') => --tokenizer | --vocabulary
+options(tokenizer='t.json', lower_case=False) => --tokenizer | --keep-case
+options(tokenizer='t.json', synthetic=PUBLISHED) => --tokenizer | --synthetic
+options(workers=0) => workers | 0
+options(workers=-1) => workers | -1
+options(workers=10**6) => workers | 1000000
+options(workers=1.0) => workers | 1.0
+options(max_sequences_per_pack='deep') => max_sequences_per_pack | deep
+build('data') => BuildOptions | corpus= => TypeError
+# sources
+build(options(out=here / 'out', source=here / 'x.npy')) => x.npy | pack_data.pack | JSONL
+build(options(out=here / 'out', source=here / 'none', max_sequence_length=8)) => none | no record
+build_small(corpus, '/proc/x') => --out /proc/x
+build_small(corpus, here / 'file') => --out | file | is a file
+build_small(corpus, here / 'file' / 'below') => --out | file
+# tasks
+run_task(options(corpus=corpus), 'count') => --stage | --corpus | --workers
+run_task(options(source=object()), 'count') => --stage | files
+run_task(options(source='x.jsonl', overwrite=True), 'count') => --stage | --overwrite
+run_task(options(source='x.jsonl'), 'pack') => stage 'pack' | count, recipe, deal
+run_task(options(source='x.jsonl'), 'count', 3, 3) => task 3 of 3 | 0 to 2
+# a packing of other lengths
+assign(np.array([3, 3]), packing([3, 1], 4), 0) => 0 sequences of length 1 | places 1
+assign(np.array([5, 3]), packing([3, 1], 4), 0) => from 3 to 5 | from 1 to 4
+assign(np.array([0, 3]), packing([3, 1], 4), 0) => from 0 to 3 | from 1 to 4
+"""
+    ),
     *(
         (f"build_small(corpus, here / 'out', on='{on}')", ["--on", "dask:local:N"])
         for on in ("dask:", "tcp://10.0.0.1:8786", "ray:auto")
     ),
-    # tasks
-    ("run_task(options(corpus=corpus), 'count')", ["--stage", "--corpus", "--workers"]),
-    ("run_task(options(source=object()), 'count')", ["--stage", "files"]),
-    ("run_task(options(source='x.jsonl', overwrite=True), 'count')", ["--stage", "--overwrite"]),
-    ("run_task(options(source='x.jsonl'), 'pack')", ["stage 'pack'", "count, recipe, deal"]),
-    ("run_task(options(source='x.jsonl'), 'count', 3, 3)", ["task 3 of 3", "0 to 2"]),
-    # a packing of other lengths
-    ("assign(np.array([3, 3]), packing([3, 1], 4), 0)", ["0 sequences of length 1", "places 1"]),
-    ("assign(np.array([5, 3]), packing([3, 1], 4), 0)", ["from 3 to 5", "from 1 to 4"]),
-    ("assign(np.array([0, 3]), packing([3, 1], 4), 0)", ["from 0 to 3", "from 1 to 4"]),
 ]
 
 

@@ -14,7 +14,7 @@ from pack_data.packing import checker
 from pack_data.packing.certificate import Certificate, best_pack_value
 from pack_data.packing.histogram import PUBLISHED, LengthHistogram
 from pack_data.packing.packing import Packing, prove
-from tests.refusals import faults_of_refusals
+from tests.refusals import faults_of_refusals, rows_of
 
 ONE = LengthHistogram.from_lengths([3], 10)
 HISTOGRAM = {"name": "mine", "max_sequence_length": 8, "lengths": [2, 3], "counts": [1, 2]}
@@ -65,23 +65,59 @@ def packed_at(depth):
 
 
 REFUSED = [
-    ("counted(3, 0)", ["sequence 1", "length 0"]),
-    ("counted(3, 6, name='mine')", ["mine: ", "length 6", "max_sequence_length = 4"]),
-    ("counted(3.5)", ["lengths", "float64"]),
-    ("LengthHistogram(np.array([1, 1]))", ["length 0"]),
-    ("LengthHistogram(np.array([0, -1]))", ["length 1", "-1"]),
-    ("LengthHistogram(np.array([0, 0, 2**62]))", ["length 2", 2**62]),
-    ("LengthHistogram(np.array([0, 2**63], np.uint64), 'mine')", ["mine: ", 2**63]),
-    ("LengthHistogram([0] * 500 + [4 * 10**18])", ["length 500|2.62"]),
-    ("LengthHistogram(np.array([0.0, 1.0]))", ["float64"]),
-    ("LengthHistogram(np.array([0]))", [r"\(1,\)"]),
-    ("LengthHistogram([[0, 1], [2]])", ["counts"]),
-    ("LengthHistogram([0, None])", ["a histogram|counts"]),
+    *rows_of(
+        r"""
+counted(3, 0) => sequence 1 | length 0
+counted(3, 6, name='mine') => mine: | length 6 | max_sequence_length = 4
+counted(3.5) => lengths | float64
+LengthHistogram(np.array([1, 1])) => length 0
+LengthHistogram(np.array([0, -1])) => length 1 | -1
+LengthHistogram(np.array([0, 0, 2**62])) => length 2 | 4611686018427387904
+LengthHistogram(np.array([0, 2**63], np.uint64), 'mine') => mine: | 9223372036854775808
+LengthHistogram([0] * 500 + [4 * 10**18]) => length 500|2.62
+LengthHistogram(np.array([0.0, 1.0])) => float64
+LengthHistogram(np.array([0])) => \(1,\)
+LengthHistogram([[0, 1], [2]]) => counts
+LengthHistogram([0, None]) => a histogram|counts
+counted(4).with_max_sequence_length(3) => 4 | max_sequence_length = 3
+counted(4).rounded_up(3) => multiple_of | 3 | 4
+counted(1) + counted(1, slots=5) => 4 | 5
+counted(1) + 1 => LengthHistogram | int => TypeError
+LengthHistogram.from_json({**HISTOGRAM, 'lengths': [3, 3]}) => lengths | once
+# Packings.
+checked(((6, 5),)) => \(6, 5\) | 11 | 10
+checked(((3, 3, 3, 1),)) => \(3, 3, 3, 1\) | 4 | 3
+checked(((3,),), (0,)) => \(3,\) | 0
+checked(((3, 4),)) => \(3, 4\) | longest
+checked(((3, 0),)) => \(3, 0\) | 1
+checked(((),)) => \(\) | 1
+checked(((3,), (4,)), (1, 1)) => \(4,\) | \(3,\)
+checked(((3,),), (1, 1)) => 1 strategies | 2 repeats
+checked(((3,),), (2,)) => 2 sequences | length 3
+checked(((3,),), (1.0,)) => 1.0 | int
+checked(((True,),)) => True | int
+checked(((3,),), (2**62,)) => 2\^62
+HAND.check(LengthHistogram.from_lengths([3], 12)) => 10 | 12
+Packing.of('hand', ONE, 2, [((1, 1, 1), 1)]) => 3 sequences | 2
+Packing.of('hand', ONE, 2, [((9, 2), 1)]) => 11 slots | 10
+# Proofs.
+proved(prices=(3,), denominator=5) => certificate | more than 1
+proved(lower_bound=4) => certificate | 3 | 4
+proved(lp_bound=3.5) => lp_bound | 3.5
+prove(replace(PROVED, max_sequences_per_pack=4)) => max_sequences_per_pack | None | 4
+prove(replace(PROVED, certificate=None)) => hand | certificate
+prove(replace(PROVED, strategies=((4, 7),))) => hand | strategy
+replace(PRICED, lengths=(11,)) => certificate | 10
+replace(PRICED, prices=(1, 2)) => certificate | price
+replace(PRICED, denominator=0) => certificate | denominator
+replace(PRICED, prices=(-1,)) => certificate | prices
+Certificate.from_json({**PRICES, 'lengths': [4, 11]}) => certificate | lengths | 10
+# Sums of 2^62 would not fit int64: at 2^62 exactly, too.
+best_pack_value([5], [2**61], 10, 2) => 2305843009213693952 | 2
+best_pack_value([1], [2**60], 100, None) => 1152921504606846976 | 100
+"""
+    ),
     ("LengthHistogram.published('wikipedia_128')", ["'wikipedia_128'", *PUBLISHED]),
-    ("counted(4).with_max_sequence_length(3)", [4, "max_sequence_length = 3"]),
-    ("counted(4).rounded_up(3)", ["multiple_of", 3, 4]),
-    ("counted(1) + counted(1, slots=5)", [4, 5]),
-    ("counted(1) + 1", ["LengthHistogram", "int"], TypeError),
     *(
         (f"{call.format(slots)}", ["max_sequence_length = ", 16777216])
         for call in (
@@ -103,67 +139,37 @@ REFUSED = [
         for name in HISTOGRAM
         for value in ("None", "-1", "2.5", "[1.5]", "[-1, 3]", "[9, 9, 9]", "{'a': 1}", "10**40")
     ),
-    ("LengthHistogram.from_json({**HISTOGRAM, 'lengths': [3, 3]})", ["lengths", "once"]),
-    # Packings.
-    ("checked(((6, 5),))", [r"\(6, 5\)", 11, 10]),
-    ("checked(((3, 3, 3, 1),))", [r"\(3, 3, 3, 1\)", 4, 3]),
-    ("checked(((3,),), (0,))", [r"\(3,\)", 0]),
-    ("checked(((3, 4),))", [r"\(3, 4\)", "longest"]),
-    ("checked(((3, 0),))", [r"\(3, 0\)", 1]),
-    ("checked(((),))", [r"\(\)", 1]),
-    ("checked(((3,), (4,)), (1, 1))", [r"\(4,\)", r"\(3,\)"]),
-    ("checked(((3,),), (1, 1))", ["1 strategies", "2 repeats"]),
-    ("checked(((3,),), (2,))", ["2 sequences", "length 3"]),
-    ("checked(((3,),), (1.0,))", ["1.0", "int"]),
-    ("checked(((True,),))", ["True", "int"]),
-    ("checked(((3,),), (2**62,))", [r"2\^62"]),
-    ("HAND.check(LengthHistogram.from_lengths([3], 12))", [10, 12]),
-    ("Packing.of('hand', ONE, 2, [((1, 1, 1), 1)])", ["3 sequences", 2]),
-    ("Packing.of('hand', ONE, 2, [((9, 2), 1)])", ["11 slots", 10]),
-    # Proofs.
-    ("proved(prices=(3,), denominator=5)", ["certificate", "more than 1"]),
-    ("proved(lower_bound=4)", ["certificate", 3, 4]),
-    ("proved(lp_bound=3.5)", ["lp_bound", 3.5]),
-    ("prove(replace(PROVED, max_sequences_per_pack=4))", ["max_sequences_per_pack", "None", 4]),
-    ("prove(replace(PROVED, certificate=None))", ["hand", "certificate"]),
-    ("prove(replace(PROVED, strategies=((4, 7),)))", ["hand", "strategy"]),
-    ("replace(PRICED, lengths=(11,))", ["certificate", 10]),
-    ("replace(PRICED, prices=(1, 2))", ["certificate", "price"]),
-    ("replace(PRICED, denominator=0)", ["certificate", "denominator"]),
-    ("replace(PRICED, prices=(-1,))", ["certificate", "prices"]),
-    ("Certificate.from_json({**PRICES, 'lengths': [4, 11]})", ["certificate", "lengths", 10]),
     *(
         (f"Certificate.from_json({{**PRICES, '{name}': 0}})", ["certificate", name, 1])
         for name in ("max_sequence_length", "max_sequences_per_pack", "denominator")
     ),
-    # Sums of 2^62 would not fit int64: at 2^62 exactly, too.
-    ("best_pack_value([5], [2**61], 10, 2)", [2**61, 2]),
-    ("best_pack_value([1], [2**60], 100, None)", [2**60, 100]),
 ]
 
 # The checker in plain Python ends the program.
-FORGED = [
-    ("forged('strategies', to=[[3, 3], []])", ["at least 1"]),
-    ("forged('repeats', to=[1, 0.5])", ["at least 1"]),
-    ("forged('strategies', to=[[3, 3], [1.5, 1.5]])", ["at least 1"]),
-    ("forged('strategies', to=[[3, 3, 3]])", ["strategy"]),
-    ("forged('strategies', to=[[3, 3], [4, 3]])", ["7 tokens"]),
-    ("forged('strategies', to=[[3, 3], [1, 1, 1]])", ["3 sequences"]),
-    ("forged('accounting', packs=3)", [2, 3]),
-    ("forged('accounting', lower_bound=3)", [2, 3]),
-    ("forged('accounting', lp_bound=2)", ["lp_bound", 1.5]),
-    ("forged('certificate', max_sequence_length=5)", ["max_sequence_length"]),
-    ("forged('certificate', max_sequences_per_pack=None)", ["max_sequences_per_pack"]),
-    # A length that stands twice would count twice.
-    ("forged('certificate', lengths=[3, 3], prices=[1, 1])", ["one price"]),
-    ("forged('certificate', prices=[1, 1])", ["one price"]),
-    ("forged('certificate', lengths=[2, 3], prices=[-1, 1])", ["below 0"]),
-    ("forged('certificate', lengths=[0, 3], prices=[0, 1])", ["at least 1"]),
-    ("forged('certificate', denominator=0, prices=[0])", ["below 0"]),
-    ("forged('certificate', denominator=2.0)", ["whole number"]),
-    ("forged('certificate', prices=[2])", ["more than 1"]),
-    ("checker.check(RECIPE, {3: 4})", ["length 3", 4]),
-]
+FORGED = rows_of(
+    """
+forged('strategies', to=[[3, 3], []]) => at least 1
+forged('repeats', to=[1, 0.5]) => at least 1
+forged('strategies', to=[[3, 3], [1.5, 1.5]]) => at least 1
+forged('strategies', to=[[3, 3, 3]]) => strategy
+forged('strategies', to=[[3, 3], [4, 3]]) => 7 tokens
+forged('strategies', to=[[3, 3], [1, 1, 1]]) => 3 sequences
+forged('accounting', packs=3) => 2 | 3
+forged('accounting', lower_bound=3) => 2 | 3
+forged('accounting', lp_bound=2) => lp_bound | 1.5
+forged('certificate', max_sequence_length=5) => max_sequence_length
+forged('certificate', max_sequences_per_pack=None) => max_sequences_per_pack
+# A length that stands twice would count twice.
+forged('certificate', lengths=[3, 3], prices=[1, 1]) => one price
+forged('certificate', prices=[1, 1]) => one price
+forged('certificate', lengths=[2, 3], prices=[-1, 1]) => below 0
+forged('certificate', lengths=[0, 3], prices=[0, 1]) => at least 1
+forged('certificate', denominator=0, prices=[0]) => below 0
+forged('certificate', denominator=2.0) => whole number
+forged('certificate', prices=[2]) => more than 1
+checker.check(RECIPE, {3: 4}) => length 3 | 4
+"""
+)
 
 TABLES = [
     (b"", ["''", "length,count"]),

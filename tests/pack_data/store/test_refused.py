@@ -10,7 +10,7 @@ from pack_data.store.data_set import MANIFEST, PackStore, StoreWriter
 from pack_data.store.packs import SEQUENCE, SLOT, PackSchema, StoredColumn, assemble
 from pack_data.store.sequences import Example, Sequences, smallest_type
 from tests.pack_data.store.test_data_set import SCHEMA, records
-from tests.refusals import faults_of_refusals
+from tests.refusals import faults_of_refusals, rows_of
 
 A = StoredColumn("a", SLOT, "|u1")
 
@@ -27,44 +27,48 @@ def sequences(**columns):
 
 
 REFUSED = [
-    ("StoredColumn('a\\nb', SLOT, '|u1')", ["a column", "quotes"]),
-    ("StoredColumn(5, SLOT, '|u1')", ["a column", "5"]),
-    ("StoredColumn('a' * 201, SLOT, '|u1')", ["a column", "200"]),
+    *rows_of(
+        r"""
+StoredColumn('a\nb', SLOT, '|u1') => a column | quotes
+StoredColumn(5, SLOT, '|u1') => a column | 5
+StoredColumn('a' * 201, SLOT, '|u1') => a column | 200
+StoredColumn('a', SLOT, '<f4') => column a | '<f4' | <i4
+PackSchema(8, 2, 4, kind='images') => 'images' | bert_pretraining | tokens
+PackSchema(0, 2, 4) => max_sequence_length | 0
+PackSchema(8, 2, 4, multiple_of=3) => max_sequence_length = 8 | multiple_of | 3
+PackSchema(8, 2, 4, columns=(A,)) => bert_pretraining | input_ids
+PackSchema.of_tokens(4, 1, [A, A]) => column a | twice
+PackSchema.of_tokens(4, 1, [A, StoredColumn('lengths', SLOT, '|u1')]) => column lengths | reserved
+PackSchema.of_tokens(4, 1, [StoredColumn('a', SEQUENCE, '|u1')]) => tokens | each slot
+PackSchema.of_tokens(1 << 24, 1, [StoredColumn(str(n), SLOT, '|u1') for n in range(65)]) => pack | bytes
+smallest_type(2**31) => 2147483648 | int32
+smallest_type(1, -(2**31) - 1) => -2147483649 | int32
+# boundaries of a row of five tokens
+sequences(attention_mask=[1, 1, 0, 1, 1]) => example 7: attention_mask | zeros
+sequences(attention_mask=[[[[1] * 5] * 5]]) => attention_mask | 1, 1, 5, 5
+sequences(seq_lengths=[2, 2]) => seq_lengths | 2, 4 | 5 tokens
+sequences(seq_lengths=[-1, 6]) => seq_lengths | -1, 5
+sequences(cu_seq_lens_q=[0, 9]) => cu_seq_lens_q | 9
+sequences(cu_seq_lens_q=[0, 2, 5], cu_seq_lens_k=[0, 3, 5]) => cu_seq_lens_k | 3, 2 | cu_seq_lens_q
+sequences(seq_lengths=[2, 3], position_ids=range(5)) => position_ids | 5 | seq_lengths | 2, 3
+sequences(position_ids=[0, 1, 5, 6, 7]) => position_ids | from 1 to 5 | token 2
+sequences(position_ids=[0, 1, 1, 2, 3]) => position_ids | from 1 to 1 | token 2
+sequences(position_ids=[0, 1]) => position_ids | shape (2,) | 5 tokens
+sequences(position_ids=[[0, 1, 0, 1, 2]] * 3) => position_ids | (3, 5) | seq_lengths
+# packs
+packed([4, 3], [0, 0], [0, 1]) => 7 tokens | at most 6
+packed([1, 1, 1], [0, 0, 0], [0, 1, 2]) => 3 sequences | at most 2
+packed([1, 1], [0, 0], [0, 0]) => two sequences | same place
+packed([2, 2], [0, 0], [0, 1], [0]) => 2 masked tokens | at most 1
+store.batch(np.array([0, 20])) => 20 | packs 0 to 19
+store.batch(np.array([0, -1])) => -1 | packs 0 to 19
+store.records(np.arange(20) > 9) => pack numbers | bool
+PackStore(directory) => PackStore.open | data set => TypeError
+"""
+    ),
     ("StoredColumn('a', 'pixel', '|u1')", ["column a", "'pixel'", SEQUENCE]),
-    ("StoredColumn('a', SLOT, '<f4')", ["column a", "'<f4'", "<i4"]),
-    ("PackSchema(8, 2, 4, kind='images')", ["'images'", "bert_pretraining", "tokens"]),
-    ("PackSchema(0, 2, 4)", ["max_sequence_length", "0"]),
-    ("PackSchema(8, 2, 4, multiple_of=3)", ["max_sequence_length = 8", "multiple_of", "3"]),
-    ("PackSchema(8, 2, 4, columns=(A,))", ["bert_pretraining", "input_ids"]),
-    ("PackSchema.of_tokens(4, 1, [A, A])", ["column a", "twice"]),
-    ("PackSchema.of_tokens(4, 1, [A, StoredColumn('lengths', SLOT, '|u1')])", ["column lengths", "reserved"]),
-    ("PackSchema.of_tokens(4, 1, [StoredColumn('a', SEQUENCE, '|u1')])", ["tokens", "each slot"]),
-    ("PackSchema.of_tokens(1 << 24, 1, [StoredColumn(str(n), SLOT, '|u1') for n in range(65)])", ["pack", "bytes"]),
-    ("smallest_type(2**31)", [2**31, "int32"]),
-    ("smallest_type(1, -(2**31) - 1)", [-(2**31) - 1, "int32"]),
-    # boundaries of a row of five tokens
-    ("sequences(attention_mask=[1, 1, 0, 1, 1])", ["example 7: attention_mask", "zeros"]),
-    ("sequences(attention_mask=[[[[1] * 5] * 5]])", ["attention_mask", "1, 1, 5, 5"]),
-    ("sequences(seq_lengths=[2, 2])", ["seq_lengths", "2, 4", "5 tokens"]),
-    ("sequences(seq_lengths=[-1, 6])", ["seq_lengths", "-1, 5"]),
-    ("sequences(cu_seq_lens_q=[0, 9])", ["cu_seq_lens_q", "9"]),
-    ("sequences(cu_seq_lens_q=[0, 2, 5], cu_seq_lens_k=[0, 3, 5])", ["cu_seq_lens_k", "3, 2", "cu_seq_lens_q"]),
-    ("sequences(seq_lengths=[2, 3], position_ids=range(5))", ["position_ids", "5", "seq_lengths", "2, 3"]),
-    ("sequences(position_ids=[0, 1, 5, 6, 7])", ["position_ids", "from 1 to 5", "token 2"]),
-    ("sequences(position_ids=[0, 1, 1, 2, 3])", ["position_ids", "from 1 to 1", "token 2"]),
-    ("sequences(position_ids=[0, 1])", ["position_ids", "shape (2,)", "5 tokens"]),
-    ("sequences(position_ids=[[0, 1, 0, 1, 2]] * 3)", ["position_ids", "(3, 5)", "seq_lengths"]),
-    # packs
-    ("packed([4, 3], [0, 0], [0, 1])", ["7 tokens", "at most 6"]),
-    ("packed([1, 1, 1], [0, 0, 0], [0, 1, 2])", ["3 sequences", "at most 2"]),
-    ("packed([1, 1], [0, 0], [0, 0])", ["two sequences", "same place"]),
-    ("packed([2, 2], [0, 0], [0, 1], [0])", ["2 masked tokens", "at most 1"]),
-    ("store.batch(np.array([0, 20]))", ["20", "packs 0 to 19"]),
-    ("store.batch(np.array([0, -1]))", ["-1", "packs 0 to 19"]),
-    ("store.records(np.arange(20) > 9)", ["pack numbers", "bool"]),
     ("PackStore.open(directory / 'file')", ["file", MANIFEST]),
     ("PackStore.open(directory)", ["not a packed data set", MANIFEST]),
-    ("PackStore(directory)", ["PackStore.open", "data set"], TypeError),
 ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pack_data import LengthHistogram
 from pack_data.stream import PackStream
 from pack_data.stream.rows import PackRows, packed_rows
-from tests.refusals import faults_of_refusals
+from tests.refusals import faults_of_refusals, rows_of
 
 LONG = {"input_ids": list(range(10))}
 
@@ -34,25 +34,29 @@ def loaded(**changed):
 
 STATE = "state of the stream"
 REFUSED = [
-    ("PackStream(10, flush_after=0)", ["flush_after"]),
-    ("PackStream(10, flush_after=float('nan'))", ["flush_after"]),
-    ("PackStream(10, flush_after='1')", ["flush_after"]),
-    ("PackStream(10, buffer_sequences=0)", ["buffer_sequences", 0]),
-    ("PackStream(10, buffer_sequences=8, longest_wait=7)", ["longest_wait", 7, 8]),
-    ("PackStream(10, buffer_tokens=9)", ["buffer_tokens", 9, 10]),
-    ("PackStream(10, rank=1)", ["rank", 1]),
-    ("PackStream(10, max_sequences_per_pack=0)", ["max_sequences_per_pack", 0]),
-    ("PackStream(10, multiple_of=3)", ["multiple_of", 3, 10]),
-    ("PackStream(10, histogram=LengthHistogram(np.zeros(11, np.int64)))", ["histogram"]),
-    ("begun().put('b', 0)", ["sequence 1", 0]),
-    ("begun().put('b', 11)", ["sequence 1", 11, 10]),
-    ("begun().put('b', 3.0)", ["sequence 1", "3.0"]),
-    ("PackRows(4)({'input_ids': [LONG['input_ids']]})", ["example 0 of the batch", 10]),
-    ("list(packed_rows([LONG], 4))", ["example 0 of the stream", 10]),
-    # States.
-    ("PackStream(10, buffer_sequences=5).load_state_dict(STREAM.state_dict())", ["buffer_sequences", 4, 5]),
-    ("begun(source='3f0a').load_state_dict(STREAM.state_dict())", ["source", "None", "3f0a"]),
-    ("begun(multiple_of=2).load_state_dict(STREAM.state_dict())", ["multiple_of", 1, 2]),
+    *rows_of(
+        """
+PackStream(10, flush_after=0) => flush_after
+PackStream(10, flush_after=float('nan')) => flush_after
+PackStream(10, flush_after='1') => flush_after
+PackStream(10, buffer_sequences=0) => buffer_sequences | 0
+PackStream(10, buffer_sequences=8, longest_wait=7) => longest_wait | 7 | 8
+PackStream(10, buffer_tokens=9) => buffer_tokens | 9 | 10
+PackStream(10, rank=1) => rank | 1
+PackStream(10, max_sequences_per_pack=0) => max_sequences_per_pack | 0
+PackStream(10, multiple_of=3) => multiple_of | 3 | 10
+PackStream(10, histogram=LengthHistogram(np.zeros(11, np.int64))) => histogram
+begun().put('b', 0) => sequence 1 | 0
+begun().put('b', 11) => sequence 1 | 11 | 10
+begun().put('b', 3.0) => sequence 1 | 3.0
+PackRows(4)({'input_ids': [LONG['input_ids']]}) => example 0 of the batch | 10
+list(packed_rows([LONG], 4)) => example 0 of the stream | 10
+# States.
+PackStream(10, buffer_sequences=5).load_state_dict(STREAM.state_dict()) => buffer_sequences | 4 | 5
+begun(source='3f0a').load_state_dict(STREAM.state_dict()) => source | None | 3f0a
+begun(multiple_of=2).load_state_dict(STREAM.state_dict()) => multiple_of | 1 | 2
+"""
+    ),
     ("STREAM.load_state_dict({})", [STATE]),
     ("loaded(format='pack_data stream 4')", [STATE, "format", "stream 4"]),
     ("loaded(waiting=[3])", [STATE, "waiting"]),
