@@ -21,7 +21,7 @@ from pack_data.display.facts import (
     quantity,
     with_unit,
 )
-from pack_data.display.lines import WIDTH, plain
+from pack_data.display.lines import WIDTH, ShownColumn, plain, table_lines
 from pack_data.store.quantities import QUANTITIES
 
 UNITS = ["", "slots", "of the slots", "times", "s", "bytes", "rows of a very long unit"]
@@ -143,12 +143,33 @@ def test_a_short_unit_of_many_columns_stands_below():
     assert notes_of(facts) == ["Units: %."]
 
 
-def test_labels_are_repeated_where_a_table_does_not_fit_into_a_line():
-    names = {f"k{n}": Fact(f"heading {n}", 1.5, "times") for n in range(12)}
-    row = {"packer": Fact("packer", "spfhp"), **names}
-    lines = printed(Facts("", [row, row])).splitlines()
-    assert sum(line.startswith("packer ") for line in lines) == 1 + lines.count("") == 2
-    assert sum(line.count("1.500") for line in lines) == 24
+CELLS = st.lists(st.text("ab1", min_size=1, max_size=9), min_size=3, max_size=3)
+
+
+@given(st.lists(st.tuples(CELLS, st.booleans()), min_size=1, max_size=20), st.integers(0, 2))
+def test_a_table_of_any_width_keeps_its_cells_and_no_line_is_too_wide(contents, labels):
+    """A column has one width; numbers stand flush right; labels are repeated if columns stand below."""
+    columns = []
+    for place, (cells, is_number) in enumerate(contents):
+        is_label = place < labels
+        columns.append(ShownColumn("k", f"k{place}", cells, is_number=is_number and not is_label, is_label=is_label))
+    lines = table_lines(columns)
+    assert max(map(len, lines)) <= WIDTH
+    blocks = [block.splitlines() for block in "\n".join(lines).split("\n\n")]
+    shown = [[column for column in columns if column.heading in block[0].split()] for block in blocks]
+    repeated = columns[: min(labels, len(columns))]
+    if len(repeated) == len(columns):
+        repeated = repeated[:1]
+    assert [column for block in shown for column in block[len(repeated) :]] == columns[len(repeated) :]
+    for block, block_columns in zip(blocks, shown):
+        assert block_columns[: len(repeated)] == repeated
+        padded_columns = []
+        for column in block_columns:
+            texts = [column.heading, *column.cells]
+            width = max(map(len, texts))
+            pad = str.rjust if column.is_number else str.ljust
+            padded_columns.append([pad(text, width) for text in texts])
+        assert block == ["  ".join(cells).rstrip() for cells in zip(*padded_columns)]
 
 
 def test_a_column_has_one_name_and_one_unit():
