@@ -1,6 +1,5 @@
 """Checks that bad input is refused in one line that names what is wrong, and that nothing was written."""
 
-import builtins
 import contextlib
 import re
 from pathlib import Path
@@ -82,7 +81,7 @@ def faults_of_refusals(table, scope, *, unchanged=None):
     for call, names, *kinds in table:
         kind = kinds[0] if kinds else ValueError
         if isinstance(kind, str):
-            kind = getattr(builtins, kind)
+            kind = eval(kind, dict(scope))
         try:
             eval(call, dict(scope))
         except kind as error:

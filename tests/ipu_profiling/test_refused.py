@@ -17,54 +17,58 @@ from pack_data.cli.command import run_main
 from tests.fakes import pva
 from tests.imports import CONFIGS
 from tests.ipu_profiling.measured_sources import run_folder, write_profile
-from tests.refusals import faults_of_refusals, refused
+from tests.refusals import faults_of_refusals, refused, rows_of
 from tests.tiny_runs import tiny_config, tiny_data
 
 KIND = '"kind": "packed-bert ipu-check"'
 BUNDLE = f'{{{KIND}, "format": 1, "configuration": {{"micro_batches": 5, "settings": {{}}}}, "measured": %s}}'
 REFUSED = [
-    # The packing factor of a plan.
-    ("plan(large(), packing_factor=0.0)", ["--packing-factor", "0", "at least"]),
-    ("plan(large(), packing_factor=0.99)", ["--packing-factor", "0.99", "at least"]),
-    ("plan(large(), packing_factor=float('nan'))", ["--packing-factor", "nan"]),
-    ("plan(large(), packing_factor=float('inf'))", ["--packing-factor", "inf"]),
-    ("plan(large(), packing_factor=3.1)", ["3.1", "at most 3 sequences", "max_sequences_per_pack"]),
-    ("plan(*built, packing_factor=built[0].data.max_sequences_per_pack + 0.1)", ["--packing-factor", "at most"]),
-    ("plan(squad('data.max_sequences_per_pack=4'), packing_factor=4.1)", ["4.1", "at most 4 sequences"]),
-    ("plan(large('batch.gradient_accumulation=9'), packing_factor=1.995)", ["gradient_accumulation is 9", "9 stages"]),
-    ("PipelinePlacement((3, 7), (0.1, 0.1))._ipu_of_layer(24)", ["layer 24", "layers_per_ipu"]),
-    # Logs of runs.
-    ("read(run(cycles=None))", ["log.jsonl", "engine.log_cycles=true"]),
-    ("read(run(steps=1))", ["log.jsonl", "2 steps"]),
-    ("read(run(changed={2: {'cycles': -144}}))", ["log.jsonl, line 3", "cycles"]),
-    ("read(run(changed={2: {'cycles': 0}}))", ["log.jsonl, line 3", "cycles"]),
-    ("read(run(changed={2: {'cycles': '144'}}))", ["log.jsonl, line 3", "cycles"]),
-    ("read(run(changed={2: {'cycles': 2.0**100}}))", ["log.jsonl, line 3", "cycles"]),
-    ("read(run(changed={2: {'cycles': float('nan')}}))", ["log.jsonl", "line 3", "JSON"]),
-    ("read(run(changed={2: {'packs': 0}}))", ["log.jsonl, line 3", "packs"]),
-    ("read(run(changed={2: {'packs': 1.5}}))", ["log.jsonl, line 3", "packs"]),
-    ("read(run(changed={2: {'packs': True}}))", ["log.jsonl, line 3", "packs"]),
-    ("read(run(config='data: ['))", ["config.yml"]),
-    ("read(run(config='- 1'))", ["config.yml"]),
-    ("read(run(config='model: {}'))", ["config.yml", "data"]),
-    ("read(run(config='data: {}\\nmodel: 3'))", ["config.yml", "model"]),
-    ("read(run(config='data: {}\\nbatch: {micro_batch: many}'))", ["config.yml", "batch.micro_batch"]),
-    ("read(run(config='data: {}\\nplacement: {replicas: 0}'))", ["config.yml", "placement.replicas"]),
-    # Bundles and profiles.
-    ("read(text('x.csv', 'ipu,cycles'))", ["x.csv", "log.jsonl"]),
-    ("read(text('x.json', '{}'))", ["x.json", "packed-bert ipu-check"]),
-    ("read(text('bundle.json', '[]'))", ["bundle.json", "packed-bert ipu-check"]),
-    ('read(text(\'bundle.json\', \'{"kind": "x", "format": 1}\'))', ["bundle.json", "packed-bert ipu-check"]),
+    *rows_of(
+        r"""
+# The packing factor of a plan.
+plan(large(), packing_factor=0.0) => --packing-factor | 0 | at least
+plan(large(), packing_factor=0.99) => --packing-factor | 0.99 | at least
+plan(large(), packing_factor=float('nan')) => --packing-factor | nan
+plan(large(), packing_factor=float('inf')) => --packing-factor | inf
+plan(large(), packing_factor=3.1) => 3.1 | at most 3 sequences | max_sequences_per_pack
+plan(*built, packing_factor=built[0].data.max_sequences_per_pack + 0.1) => --packing-factor | at most
+plan(squad('data.max_sequences_per_pack=4'), packing_factor=4.1) => 4.1 | at most 4 sequences
+plan(large('batch.gradient_accumulation=9'), packing_factor=1.995) => gradient_accumulation is 9 | 9 stages
+PipelinePlacement((3, 7), (0.1, 0.1))._ipu_of_layer(24) => layer 24 | layers_per_ipu
+# Logs of runs.
+read(run(cycles=None)) => log.jsonl | engine.log_cycles=true
+read(run(steps=1)) => log.jsonl | 2 steps
+read(run(changed={2: {'cycles': -144}})) => log.jsonl, line 3 | cycles
+read(run(changed={2: {'cycles': 0}})) => log.jsonl, line 3 | cycles
+read(run(changed={2: {'cycles': '144'}})) => log.jsonl, line 3 | cycles
+read(run(changed={2: {'cycles': 2.0**100}})) => log.jsonl, line 3 | cycles
+read(run(changed={2: {'cycles': float('nan')}})) => log.jsonl | line 3 | JSON
+read(run(changed={2: {'packs': 0}})) => log.jsonl, line 3 | packs
+read(run(changed={2: {'packs': 1.5}})) => log.jsonl, line 3 | packs
+read(run(changed={2: {'packs': True}})) => log.jsonl, line 3 | packs
+read(run(config='data: [')) => config.yml
+read(run(config='- 1')) => config.yml
+read(run(config='model: {}')) => config.yml | data
+read(run(config='data: {}\nmodel: 3')) => config.yml | model
+read(run(config='data: {}\nbatch: {micro_batch: many}')) => config.yml | batch.micro_batch
+read(run(config='data: {}\nplacement: {replicas: 0}')) => config.yml | placement.replicas
+# Bundles and profiles.
+read(text('x.csv', 'ipu,cycles')) => x.csv | log.jsonl
+read(text('x.json', '{}')) => x.json | packed-bert ipu-check
+read(text('bundle.json', '[]')) => bundle.json | packed-bert ipu-check
+read(text('bundle.json', '{"kind": "x", "format": 1}')) => bundle.json | packed-bert ipu-check
+with_micro_batches(Measured('profile', 'x.pop', 3.0), None) => x.pop | --micro-batches
+with_micro_batches(Measured('profile', 'x.pop', 3.0, micro_batches=2), 3) => x.pop | 2 | 3
+find_profile(folder) => empty | profile.pop
+read_profile(folder / 'nowhere.pop') => nowhere.pop | profile.pop
+read_profile(profile, ipus=8) => profile.pop | 2 IPUs | 8
+read(write_profile(folder / 'compiled', [0, 0])) => profile.pop | no execution
+"""
+    ),
     (f"read(text('bundle.json', '{{{KIND}, \"format\": 2}}'))", ["bundle.json", "format", "2"]),
     (f"read(text('bundle.json', '{{{KIND}, \"format\": 1}}'))", ["bundle.json", "configuration"]),
     (f"read(text('bundle.json', {BUNDLE!r} % '{{\"update_cycles\": null}}'))", ["bundle.json", "ipu-check", "updates"]),
     (f"read(text('bundle.json', {BUNDLE!r} % '{{\"update_cycles\": \"9\"}}'))", ["measured.update_cycles", "number"]),
-    ("with_micro_batches(Measured('profile', 'x.pop', 3.0), None)", ["x.pop", "--micro-batches"]),
-    ("with_micro_batches(Measured('profile', 'x.pop', 3.0, micro_batches=2), 3)", ["x.pop", "2", "3"]),
-    ("find_profile(folder)", ["empty", "profile.pop"]),
-    ("read_profile(folder / 'nowhere.pop')", ["nowhere.pop", "profile.pop"]),
-    ("read_profile(profile, ipus=8)", ["profile.pop", "2 IPUs", "8"]),
-    ("read(write_profile(folder / 'compiled', [0, 0]))", ["profile.pop", "no execution"]),
 ]
 
 # Options of a command -> names in its line.

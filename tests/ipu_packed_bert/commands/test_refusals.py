@@ -18,7 +18,7 @@ from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.examples import load_weights
 from tests.fine_tuning_files import tiny_fine_tuned
 from tests.pretraining import host_engine
-from tests.refusals import faults_of_refusals, refusal_of, refused
+from tests.refusals import faults_of_refusals, refusal_of, refused, rows_of
 from tests.tiny_runs import TINY, tiny_data
 
 CONFIG = Config(model=TINY)
@@ -98,12 +98,16 @@ def on_ipus_by_torchrun():
 
 
 CALLS = [
-    ("without_bias()", ["bert", "cls.predictions.bias"]),
+    *rows_of(
+        """
+without_bias() => bert | cls.predictions.bias
+raised_in(host._naming_compiler(), RuntimeError('not of the compiler')) => not of the compiler => RuntimeError
+on_ipus_by_torchrun() => torchrun | 2 | poprun | --engine host
+raised_in(ipu_updates.profiling(True), AssertionError('entered')) => POPLAR_ENGINE_OPTIONS | JSON
+import_module('ipu_packed_bert.padding_free').__path__ => __path__ => AttributeError
+"""
+    ),
     ("Engine.predict(host_engine(CONFIG), {})", [host_engine(CONFIG).description, "--engine host"]),
-    ("raised_in(host._naming_compiler(), RuntimeError('not of the compiler'))", ["not of the compiler"], RuntimeError),
-    ("on_ipus_by_torchrun()", ["torchrun", "2", "poprun", "--engine host"]),
-    ("raised_in(ipu_updates.profiling(True), AssertionError('entered'))", ["POPLAR_ENGINE_OPTIONS", "JSON"]),
-    ("import_module('ipu_packed_bert.padding_free').__path__", ["__path__"], AttributeError),
 ]
 
 

@@ -22,7 +22,7 @@ from tests.fakes.sdk import installed
 from tests.imports import CONFIGS
 from tests.ipu_runs import SLOTS, make_batch, make_config, schema
 from tests.pretraining import host_engine, ipu_engine
-from tests.refusals import faults_of_refusals
+from tests.refusals import faults_of_refusals, rows_of
 from tests.update_batches import change
 
 CONFIG = make_config()
@@ -98,36 +98,35 @@ class Packs:
         return {}
 
 
-REFUSED = [
-    ("host().step(rows(3), 1e-2)", ["3 packs", "batch.micro_batch 2"]),
-    ("host().step(without('positions'), 1e-2)", ["positions"]),
-    ("host().load_state(with_another_bias(host()))", ["model state", "cls.predictions.bias"]),
-    ("host_engine(CONFIG.changed('engine', precision='tf32'), device='cpu')", ["tf32", "float32"]),
-    ("host_engine(CONFIG.changed('engine', attention='varlen', compile=True))", ["engine.attention", "engine.compile"]),
-    ("find_device(CONFIG.changed('engine', device='cuda').engine)", ["engine.device", "engine.device=cpu"]),
-    ("dropped(torch.ones(3, 5))", [r"dropout layer 0", r"[3, 5]", "2 packs"]),
-    ("choose_engine(load_config(CONFIGS / 'packed_phase2_gpu1.yml'))", ["cuda", "engine.device=cpu"]),
-    ("ipu().step(rows(7), 0.01)", ["7 packs", "batch.micro_batch"]),
-    ("ipu().step(rows(6), 0.01)", ["3 micro-batches", "needs 4"]),
-    ("evaluated_twice(8, 6)", ["3 micro-batches", "needs 4"]),
-    ("ipu().predict(BATCH)", ["cannot predict", "--engine host"]),
-    ("ipu(PIPELINE).evaluate(rows(2))", ["1 micro-batches", "stages"]),
-    ("ipu().load_state(with_another_bias(host()))", ["model state", "cls.predictions.bias"]),
-    ("ipu(data_schema=PackSchema(16, 3, 8))", ["16 slots", "24"]),
-    ("ipu(data_schema=PackSchema(SLOTS, 4, 9))", ["depth 4", "3"]),
-    ("ipu(data_schema=PackSchema(SLOTS, 2, 7))", ["depth 2", "3"]),
-    ("ipu(data_schema=PackSchema(SLOTS, 3, 4))", ["4 masked tokens", "5"]),
-    ("ipu(change(PIPELINE, batch={'gradient_accumulation': 8}), packing_factor=2.0)", ["5 stages"], ConfigError),
-    ("larger_than_a_program()", ["256 IPUs", "64", "--num-instances 4 --num-replicas 64"]),
-    ("next(BatchesAhead(Packs(), read_ahead=killed))", ["data fetcher", "engine.asynchronous_loading=false"]),
-    ("refuse_several('it', {'POPDIST_X': '1'})", ["poprun", "would repeat it"]),
-    ("refuse_several('it', TWO_PROCESSES)", ["torchrun", "would repeat it"]),
-    ("_meeting_point(1, 2, SEVERAL_HOSTS)", ["2 instances", "MASTER_ADDR"]),
-    (
-        "_meeting_point(0, 2, {**SEVERAL_HOSTS, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '-1'})",
-        ["127.0.0.1:-1", "MASTER_PORT"],
-    ),
-]
+REFUSED = rows_of(
+    """
+host().step(rows(3), 1e-2) => 3 packs | batch.micro_batch 2
+host().step(without('positions'), 1e-2) => positions
+host().load_state(with_another_bias(host())) => model state | cls.predictions.bias
+host_engine(CONFIG.changed('engine', precision='tf32'), device='cpu') => tf32 | float32
+host_engine(CONFIG.changed('engine', attention='varlen', compile=True)) => engine.attention | engine.compile
+find_device(CONFIG.changed('engine', device='cuda').engine) => engine.device | engine.device=cpu
+dropped(torch.ones(3, 5)) => dropout layer 0 | [3, 5] | 2 packs
+choose_engine(load_config(CONFIGS / 'packed_phase2_gpu1.yml')) => cuda | engine.device=cpu
+ipu().step(rows(7), 0.01) => 7 packs | batch.micro_batch
+ipu().step(rows(6), 0.01) => 3 micro-batches | needs 4
+evaluated_twice(8, 6) => 3 micro-batches | needs 4
+ipu().predict(BATCH) => cannot predict | --engine host
+ipu(PIPELINE).evaluate(rows(2)) => 1 micro-batches | stages
+ipu().load_state(with_another_bias(host())) => model state | cls.predictions.bias
+ipu(data_schema=PackSchema(16, 3, 8)) => 16 slots | 24
+ipu(data_schema=PackSchema(SLOTS, 4, 9)) => depth 4 | 3
+ipu(data_schema=PackSchema(SLOTS, 2, 7)) => depth 2 | 3
+ipu(data_schema=PackSchema(SLOTS, 3, 4)) => 4 masked tokens | 5
+ipu(change(PIPELINE, batch={'gradient_accumulation': 8}), packing_factor=2.0) => 5 stages => ConfigError
+larger_than_a_program() => 256 IPUs | 64 | --num-instances 4 --num-replicas 64
+next(BatchesAhead(Packs(), read_ahead=killed)) => data fetcher | engine.asynchronous_loading=false
+refuse_several('it', {'POPDIST_X': '1'}) => poprun | would repeat it
+refuse_several('it', TWO_PROCESSES) => torchrun | would repeat it
+_meeting_point(1, 2, SEVERAL_HOSTS) => 2 instances | MASTER_ADDR
+_meeting_point(0, 2, {**SEVERAL_HOSTS, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '-1'}) => 127.0.0.1:-1 | MASTER_PORT
+"""
+)
 
 
 def test_calls_are_refused():

@@ -7,7 +7,7 @@ from ipu_packed_bert.model.optimizer import build_optimizer, neutral_state, refu
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.model.products import _SequenceCodes
 from ipu_packed_bert.settings.schema import LossConfig, OptimizerConfig
-from tests.refusals import faults_of_refusals
+from tests.refusals import faults_of_refusals, rows_of
 from tests.tiny_runs import TINY
 
 NETWORK = PackedBertForPreTraining(TINY, LossConfig())
@@ -26,8 +26,12 @@ def with_moment(moment):
 
 
 REFUSED = [
-    ("PackedBertForPreTraining(TINY, LossConfig(), attention='flash')", ["attention", "flash", "eager, sdpa"]),
-    ("_SequenceCodes(4, 4)", ["4", "6"]),
+    *rows_of(
+        """
+PackedBertForPreTraining(TINY, LossConfig(), attention='flash') => attention | flash | eager, sdpa
+_SequenceCodes(4, 4) => 4 | 6
+"""
+    ),
     (
         "refuse_other_state(with_moment(torch.zeros(21)), WEIGHTS)",
         ["exp_avg", BIAS, "(21,)", f"({TINY.vocabulary_size},)"],

@@ -9,48 +9,48 @@ import torch
 from ipu_packed_bert.run_files import checkpoints, safetensors_files
 from ipu_packed_bert.run_files.checkpoints import Damaged, load_checkpoint, save_checkpoint
 from tests.ipu_packed_bert.run_files.test_checkpoints import a_checkpoint
-from tests.refusals import faults_of_refusals
+from tests.refusals import faults_of_refusals, rows_of
 
 NO_SUCH_FILE = ["step_00000006", "a checkpoint has no file of that name"]
 REFUSED = [
-    # ---- somebody wrote the manifest anew: (call, names in the message, type of the error)
-    ("hostile(state={'step': -1})", ["state.json", "step", "-1"], Damaged),
-    ("hostile(state={'step': True})", ["state.json", "step", "True"], Damaged),
-    ("hostile(state={'config': ['a']})", ["state.json", "config"], Damaged),
-    ("hostile(state={'engine': []})", ["state.json", "engine"], Damaged),
-    ("hostile(state={'engine': {}})", [".safetensors", "no place", "state.json"], Damaged),
-    (
-        "hostile(state={'engine': {'optimizer': {'step': 'x', 'exp_avg': {}, 'exp_avg_sq': {}}}})",
-        ["step_00000006"],
-        Damaged,
+    *rows_of(
+        r"""
+# ---- somebody wrote the manifest anew: (call, names in the message, type of the error)
+hostile(state={'step': -1}) => state.json | step | -1 => Damaged
+hostile(state={'step': True}) => state.json | step | True => Damaged
+hostile(state={'config': ['a']}) => state.json | config => Damaged
+hostile(state={'engine': []}) => state.json | engine => Damaged
+hostile(state={'engine': {}}) => .safetensors | no place | state.json => Damaged
+hostile(state={'engine': {'optimizer': {'step': 'x', 'exp_avg': {}, 'exp_avg_sq': {}}}}) => step_00000006 => Damaged
+hostile(weight=3) => state.json | further.weight | 3 | a tensor => Damaged
+hostile(state={'batches': 7}) => state.json | batches | 7 => Damaged
+hostile(state={'lower_case': 'yes'}) => state.json | lower_case | yes => Damaged
+hostile(manifest={'files': {}}) => manifest.json | state.json => Damaged
+hostile(manifest={'files': []}) => manifest.json | files => Damaged
+hostile(manifest={'files': {'state.json': 3}}) => manifest.json | state.json => Damaged
+hostile(manifest={'format': 'ipu_packed_bert checkpoint 3'}) => manifest.json | format => Damaged
+hostile(text='[' * 100000) => state.json | deep => Damaged
+hostile(text='{"step": ' + '9' * 100000 + '}') => state.json | digits => Damaged
+hostile(tensors=b'\xff' * 100) => model.safetensors | cannot be read => Damaged
+hostile(pickled={'a': torch.ones(1)}) => model.safetensors | cannot be read => Damaged
+# ---- what is missing
+load_newest(without_manifests(3, 6)) => no complete checkpoint | step_00000006
+newest_checkpoint(folder / 'no' / 'checkpoints') => checkpoints | no checkpoint
+newest_checkpoint(folder / 'checkpoints') => checkpoints | not the directory of a run | config.yml
+load_checkpoint(folder / 'step_00000001') => step_00000001 => FileNotFoundError
+# ---- tensors
+list(file_pieces({'a': torch.zeros(2, dtype=torch.complex128)})) => a | complex128
+list(file_pieces({'a': torch.zeros(2, 2).to_sparse()})) => a | sparse
+"""
     ),
-    ("hostile(weight=3)", ["state.json", "further.weight", "3", "a tensor"], Damaged),
-    ("hostile(state={'batches': 7})", ["state.json", "batches", "7"], Damaged),
-    ("hostile(state={'lower_case': 'yes'})", ["state.json", "lower_case", "yes"], Damaged),
     ("hostile(file='../outside.safetensors')", NO_SUCH_FILE, Damaged),
     ("hostile(file='/dev/zero')", NO_SUCH_FILE, Damaged),
     ("hostile(file='..\\\\a.safetensors')", NO_SUCH_FILE, Damaged),
     ("hostile(file='a.pt')", NO_SUCH_FILE, Damaged),
-    ("hostile(manifest={'files': {}})", ["manifest.json", "state.json"], Damaged),
-    ("hostile(manifest={'files': []})", ["manifest.json", "files"], Damaged),
-    ("hostile(manifest={'files': {'state.json': 3}})", ["manifest.json", "state.json"], Damaged),
-    ("hostile(manifest={'format': 'ipu_packed_bert checkpoint 3'})", ["manifest.json", "format"], Damaged),
-    ("hostile(text='[' * 100000)", ["state.json", "deep"], Damaged),
-    ("hostile(text='{\"step\": ' + '9' * 100000 + '}')", ["state.json", "digits"], Damaged),
-    ("hostile(tensors=b'\\xff' * 100)", ["model.safetensors", "cannot be read"], Damaged),
-    ("hostile(pickled={'a': torch.ones(1)})", ["model.safetensors", "cannot be read"], Damaged),
-    # ---- what is missing
-    ("load_newest(without_manifests(3, 6))", ["no complete checkpoint", "step_00000006"]),
-    ("newest_checkpoint(folder / 'no' / 'checkpoints')", ["checkpoints", "no checkpoint"]),
-    ("newest_checkpoint(folder / 'checkpoints')", ["checkpoints", "not the directory of a run", "config.yml"]),
-    ("load_checkpoint(folder / 'step_00000001')", ["step_00000001"], FileNotFoundError),
     *[
         (f"_join({{'own': {{'step': 3, 'list': [None, 1]}}}}, {{'own': {{'{name}': None}}}})", ["no place", name])
         for name in ("step", "step/deeper", "list/1", "nowhere/a")
     ],
-    # ---- tensors
-    ("list(file_pieces({'a': torch.zeros(2, dtype=torch.complex128)}))", ["a", "complex128"]),
-    ("list(file_pieces({'a': torch.zeros(2, 2).to_sparse()}))", ["a", "sparse"]),
     *[
         (f"read_bytes({content!r})", ["a.safetensors", "cannot be read"])
         for content in (b"", b"12345678", b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}more")

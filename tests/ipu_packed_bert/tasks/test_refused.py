@@ -18,7 +18,7 @@ from ipu_packed_bert.training.examples import prepare
 from ipu_packed_bert.training.export import import_folder
 from tests.fakes.sdk import installed
 from tests.fine_tuning_files import OWN_TASKS, PIPELINE, VOCABULARY, tiny_checkpoint, tiny_config, tiny_table, tiny_task
-from tests.refusals import faults_of_refusals, refused
+from tests.refusals import faults_of_refusals, refused, rows_of
 
 
 def task(kind, content, name, *, evaluation=None, **settings):
@@ -103,88 +103,89 @@ def on_ipus(sequences=24, **placement):
 
 CONLLU = "1\triver\triver\tNOUN\tNN\t_\t0\troot\t_\t_\n"
 REFUSED = [
-    # Questions.
-    ("squad(answers=answer('river', 1))", ["q.json", "question q", "character 1"]),
-    ("squad(times=2)", ["q.json", "q", "twice"]),
-    (r"squad(question='\ud800')", ["q.json", "question", "text"]),
-    ("squad(id=['q9'])", ["q.json", "id", "text"]),
-    ("squad(answers='a')", ["q.json", "answers", "list"]),
-    ("squad(answers={'text': ['a'], 'answer_start': []})", ["answers.text", "answer_start", "0 entries"]),
-    ("squad(answers=answer('river', 1e300))", ["answer_start", "whole number"]),
-    ("squad(answers=answer('x' * 10_000, 0))", ["question q", "xxx", "^.{,600}$"]),
-    ("squad(is_impossible='no')", ["q.json", "is_impossible", "'no'"]),
-    ("squad(question=None)", ["q.json", r"qas\[0\].question"]),
-    ("squad(times=0)", ["q.json", "no question"]),
-    ("squad(answers=[], is_impossible=True)", ["q.json", "task.null_answers"]),
-    ("squad(answers=answer('sea', -1))", ["q.json", "answer_start -1"]),
-    ("squad(answers=None, settings={'null_answers': True})", ["q.json", "1 of 1", "is_impossible"]),
-    ("squad(seen=True, settings={'drop_seen_paragraphs': True})", ["other-q.json", " q.json"]),
-    (r"squad('a \u200b b', answers=answer('\u200b', 2))", ["q.json", "question q", "token"]),
-    ("task('squad', '{', 'q.json')", ["q.json", "not JSON"]),
-    ("task('squad', '[]', 'q.json')", ["q.json", "a SQuAD file has"]),
-    # Tables.
-    (r"table('text,label\na\n')", ["t.csv line 2", "1 columns", "header has 2"]),
-    (r"table('words,label\na,x\n')", ["t.csv line 2", "'text'", "words, label", "task.text_column"]),
-    (r"table('text,label\na,\n')", ["t.csv line 2", "label", "1,000 characters"]),
-    (r"""table('text,label\n"a\nb",x\nq,\n')""", ["t.csv line 4", "label"]),
-    (r"""table('text,label\na,x\nb,"y\nc,x\n')""", ["t.csv line 3", "quote"]),
-    (r"table('text,label\na,much\n', 'regression')", ["t.csv", "'much'", "number"]),
-    (r"table('text,label\na,1e300\n', 'regression')", ["t.csv", "label", "number"]),
-    (r"table('text,label\n')", ["t.csv", "no text"]),
-    (r"table('text,label\na,' + 'x' * 70_000)", ["t.csv", "label", "^.{,600}$"]),
-    (r"table('x' * 70_000 + ',b\na,c\n')", ["t.csv", "'text'", "^.{,600}$"]),
-    (r"table('text,label\na,x\nb,x\n')", ["t.csv", "1 different labels", "label", "two"]),
-    (r"table('text\na\n')", ["t.csv", "no labels", "task.label_column"]),
-    ("table('', name='t.xlsx')", ["t.xlsx", ".csv, .tsv, .jsonl", ".parquet"]),
-    (r"table('text,label\na,9\nb,10\n', evaluation='text,label\na,11\n')", ["other-t.csv line 2", "'11'", "9, 10"]),
-    (r"""table('{"text": 1, "label": 1}', name='t.jsonl')""", ["t.jsonl line 1", "text", "1"]),
-    ("table('[1]', name='t.jsonl')", ["t.jsonl line 1", "object"]),
+    *rows_of(
+        r"""
+# Questions.
+squad(answers=answer('river', 1)) => q.json | question q | character 1
+squad(times=2) => q.json | q | twice
+squad(question='\ud800') => q.json | question | text
+squad(id=['q9']) => q.json | id | text
+squad(answers='a') => q.json | answers | list
+squad(answers={'text': ['a'], 'answer_start': []}) => answers.text | answer_start | 0 entries
+squad(answers=answer('river', 1e300)) => answer_start | whole number
+squad(answers=answer('x' * 10_000, 0)) => question q | xxx | ^.{,600}$
+squad(is_impossible='no') => q.json | is_impossible | 'no'
+squad(question=None) => q.json | qas\[0\].question
+squad(times=0) => q.json | no question
+squad(answers=[], is_impossible=True) => q.json | task.null_answers
+squad(answers=answer('sea', -1)) => q.json | answer_start -1
+squad(answers=None, settings={'null_answers': True}) => q.json | 1 of 1 | is_impossible
+squad(seen=True, settings={'drop_seen_paragraphs': True}) => other-q.json | q.json
+squad('a \u200b b', answers=answer('\u200b', 2)) => q.json | question q | token
+task('squad', '{', 'q.json') => q.json | not JSON
+task('squad', '[]', 'q.json') => q.json | a SQuAD file has
+# Tables.
+table('text,label\na\n') => t.csv line 2 | 1 columns | header has 2
+table('words,label\na,x\n') => t.csv line 2 | 'text' | words, label | task.text_column
+table('text,label\na,\n') => t.csv line 2 | label | 1,000 characters
+table('text,label\n"a\nb",x\nq,\n') => t.csv line 4 | label
+table('text,label\na,x\nb,"y\nc,x\n') => t.csv line 3 | quote
+table('text,label\na,much\n', 'regression') => t.csv | 'much' | number
+table('text,label\na,1e300\n', 'regression') => t.csv | label | number
+table('text,label\n') => t.csv | no text
+table('text,label\na,' + 'x' * 70_000) => t.csv | label | ^.{,600}$
+table('x' * 70_000 + ',b\na,c\n') => t.csv | 'text' | ^.{,600}$
+table('text,label\na,x\nb,x\n') => t.csv | 1 different labels | label | two
+table('text\na\n') => t.csv | no labels | task.label_column
+table('', name='t.xlsx') => t.xlsx | .csv, .tsv, .jsonl | .parquet
+table('text,label\na,9\nb,10\n', evaluation='text,label\na,11\n') => other-t.csv line 2 | '11' | 9, 10
+table('{"text": 1, "label": 1}', name='t.jsonl') => t.jsonl line 1 | text | 1
+table('[1]', name='t.jsonl') => t.jsonl line 1 | object
+table('{"text": "a", "label": []}', 'regression', 't.jsonl') => t.jsonl line 1 | label | number
+# Words.
+words('\n\n') => a.txt | no sentences
+words('river\nstone\n') => a.txt | no labels | task.labels_column
+words('river O\n\nstone\n') => a.txt line 3 | some have none
+words('word,label\nriver,O\n', 'a.csv') => a.csv | CoNLL or JSONL
+words('{"words": "river", "labels": ["O"]}', 'a.jsonl') => a.jsonl line 1 | words | 'river'
+words('{"words": ["river", "x"], "labels": ["O"]}', 'a.jsonl') => a.jsonl line 1 | labels | 2 labels
+words('river O\nx X\n', evaluation='river Y\n') => other-a.txt line 1 | 'Y' | O, X
+words(CONLLU, 'a.conll') => a.conll line 1 | column labels | upos | task.labels_column
+words(CONLLU.replace('\t', ' '), 'a.conllu', labels_column='upos') => a.conllu line 1 | 10 columns | tabs
+words('a ' * 11, 'a.conll', labels_column='upos') => a.conll | 11 columns | CoNLL-U
+words('x' + CONLLU, 'a.conllu', labels_column='upos') => a.conllu line 1 | number
+words('a b c d e O\n') => a.txt line 1 | 6 columns | at most 5
+# Files, checkpoints, devices.
+files.located(config_from_tree({'data': {'training': 'no.json'}}, 'a.yml'), Path('.')) => no.json | --data-dir
+files.located(config_from_tree({'data': {'training': 'a'}}, 'a.yml'), Path('gone')) => --data-dir | gone
+start('q.json') => q.json | model.checkpoint
+start('bert', slots=128) => tiny | data.max_sequence_length is 128 | 64 positions
+start('no-such-model') => no-such-model | model.checkpoint | null
+start(with_longer_vocabulary('bert')) => longer-bert | tokens | embeddings | model.vocabulary
+without_package() => not installed | pip install | model.checkpoint
+learnt_from_fine_tuning() => tuned-run | fine-tuning run | model
+learnt(Path('run'), vocabulary=Path('no.txt')) => no.txt | --vocabulary FILE
+learnt(Path('run'), vocabulary=Path('long/vocab.txt')) => long/vocab.txt | embeddings | --vocabulary FILE
+labels({'1': 'a'}) => config.json | id2label | 0 to 0
+labels({'0': 'a', '2': 'b'}) => config.json | id2label | 0 to 1
+evaluated_alone() => none | id2label
+on_ipus(layers_per_ipu=[1, 2]) => placement.layers_per_ipu | 3 layers | 2
+on_ipus(layers_per_ipu=[1]) => placement.layers_per_ipu | 1 values | 2
+on_ipus(replicas=3) => placement.replicas | 3 x 2 = 6 | power of
+on_ipus(replicas=8) => 4 IPUs | --set placement.replicas=2
+on_ipus(sequences=5) => 3 stages | --set batch.sequences_per_update=
+# Tasks of users.
+own('own_task.py:Own', number=0) => own.yml | task.words is 0 | at least 1
+own('own_task.py:NoTask') => own.yml | own_task.py | NoTask | ExampleTask
+own('own_task.py:Begun') => own.yml | own_task.py | does not define
+own('own_task.py:Missing') => own.yml | own_task.py | Missing
+own('missing.py:Own') => own.yml | missing.py:Own | no file
+"""
+    ),
     *(
         (f"""table('{{"text": "a", "label": {label}}}', 'multi_label', 't.jsonl')""", ["t.jsonl line 1", "each once"])
         for label in ("null", "[0, 1, 0]", '["x", "x"]', '{"x": 1}')
     ),
-    ("""table('{"text": "a", "label": []}', 'regression', 't.jsonl')""", ["t.jsonl line 1", "label", "number"]),
-    # Words.
-    (r"words('\n\n')", ["a.txt", "no sentences"]),
-    (r"words('river\nstone\n')", ["a.txt", "no labels", "task.labels_column"]),
-    (r"words('river O\n\nstone\n')", ["a.txt line 3", "some have none"]),
-    (r"words('word,label\nriver,O\n', 'a.csv')", ["a.csv", "CoNLL or JSONL"]),
-    ("""words('{"words": "river", "labels": ["O"]}', 'a.jsonl')""", ["a.jsonl line 1", "words", "'river'"]),
-    ("""words('{"words": ["river", "x"], "labels": ["O"]}', 'a.jsonl')""", ["a.jsonl line 1", "labels", "2 labels"]),
-    (r"words('river O\nx X\n', evaluation='river Y\n')", ["other-a.txt line 1", "'Y'", "O, X"]),
-    ("words(CONLLU, 'a.conll')", ["a.conll line 1", "column labels", "upos", "task.labels_column"]),
-    (r"words(CONLLU.replace('\t', ' '), 'a.conllu', labels_column='upos')", ["a.conllu line 1", "10 columns", "tabs"]),
-    (r"words('a ' * 11, 'a.conll', labels_column='upos')", ["a.conll", "11 columns", "CoNLL-U"]),
-    ("words('x' + CONLLU, 'a.conllu', labels_column='upos')", ["a.conllu line 1", "number"]),
-    (r"words('a b c d e O\n')", ["a.txt line 1", "6 columns", "at most 5"]),
-    # Files, checkpoints, devices.
-    (
-        "files.located(config_from_tree({'data': {'training': 'no.json'}}, 'a.yml'), Path('.'))",
-        ["no.json", "--data-dir"],
-    ),
-    ("files.located(config_from_tree({'data': {'training': 'a'}}, 'a.yml'), Path('gone'))", ["--data-dir", "gone"]),
-    ("start('q.json')", ["q.json", "model.checkpoint"]),
-    ("start('bert', slots=128)", ["tiny", "data.max_sequence_length is 128", "64 positions"]),
-    ("start('no-such-model')", ["no-such-model", "model.checkpoint", "null"]),
-    ("start(with_longer_vocabulary('bert'))", ["longer-bert", "tokens", "embeddings", "model.vocabulary"]),
-    ("without_package()", ["not installed", "pip install", "model.checkpoint"]),
-    ("learnt_from_fine_tuning()", ["tuned-run", "fine-tuning run", "model"]),
-    ("learnt(Path('run'), vocabulary=Path('no.txt'))", ["no.txt", "--vocabulary FILE"]),
-    ("learnt(Path('run'), vocabulary=Path('long/vocab.txt'))", ["long/vocab.txt", "embeddings", "--vocabulary FILE"]),
-    ("labels({'1': 'a'})", ["config.json", "id2label", "0 to 0"]),
-    ("labels({'0': 'a', '2': 'b'})", ["config.json", "id2label", "0 to 1"]),
-    ("evaluated_alone()", ["none", "id2label"]),
-    ("on_ipus(layers_per_ipu=[1, 2])", ["placement.layers_per_ipu", "3 layers", "2"]),
-    ("on_ipus(layers_per_ipu=[1])", ["placement.layers_per_ipu", "1 values", "2"]),
-    ("on_ipus(replicas=3)", ["placement.replicas", "3 x 2 = 6", "power of"]),
-    ("on_ipus(replicas=8)", ["4 IPUs", "--set placement.replicas=2"]),
-    ("on_ipus(sequences=5)", ["3 stages", "--set batch.sequences_per_update="]),
-    # Tasks of users.
-    ("own('own_task.py:Own', number=0)", ["own.yml", "task.words is 0", "at least 1"]),
-    ("own('own_task.py:NoTask')", ["own.yml", "own_task.py", "NoTask", "ExampleTask"]),
-    ("own('own_task.py:Begun')", ["own.yml", "own_task.py", "does not define"]),
-    ("own('own_task.py:Missing')", ["own.yml", "own_task.py", "Missing"]),
-    ("own('missing.py:Own')", ["own.yml", "missing.py:Own", "no file"]),
 ]
 
 

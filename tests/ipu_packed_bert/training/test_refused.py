@@ -1,5 +1,7 @@
 """Directories, logs, summaries and options of runs that are refused, each in one line that names file and value."""
 
+# ruff: noqa: F401  names that the table uses
+
 import json
 import sys
 from pathlib import Path
@@ -16,7 +18,7 @@ from ipu_packed_bert.training.picture import page_of_run
 from ipu_packed_bert.training.run_folder import refuse_a_run_in
 from pack_data.cli.command import NotFinite
 from tests.fine_tuning_files import tiny_fine_tuned
-from tests.refusals import faults_of_refusals, refusal_of
+from tests.refusals import faults_of_refusals, refusal_of, rows_of
 from tests.tiny_runs import tiny_config, tiny_data
 
 RECORD = {"step": 1, "loss": 9.0, "packs": 4, "sequences": 7, "tokens": 380, "seconds": 2.0}
@@ -75,18 +77,27 @@ def not_finite(weights):
 
 
 REFUSED = [
-    ("predicted('run.seed=3')", ["--set run.seed", "training"]),
-    ("predicted('task.name=squad')", ["--set task.name=squad", "tuned", "single_label"]),
-    ("predicted('data.max_sequence_length=128')", ["tuned", "data.max_sequence_length is 128", "64 positions"]),
-    ("predicted(change=without_head)", ["tuned", "classifier.weight", "single_label"]),
-    ("predicted(change=not_finite)", ["infinite or NaN", "checkpoint"], NotFinite),
-    ("predictions.find_trained(Path('nothing'))", ["nothing", "no such directory"]),
-    ("predictions.find_trained(Path('data'))", ["data", "config.yml", "config.json"]),
-    ("begun('my run')", ["my run", "--resume-if-there", "--out"]),
-    ("begun('our run', saved=True)", ["--resume 'our run'", "--out"]),
-    ("refuse_a_run_in('a file')", ["--out a file", "a file is a file"]),
-    ("refuse_a_run_in('a file/runs/mine')", ["--out a file/runs/mine", "a file is a file"]),
-    ("refuse_a_run_in('data')", ["--out data", "data set"]),
+    *rows_of(
+        """
+predicted('run.seed=3') => --set run.seed | training
+predicted('task.name=squad') => --set task.name=squad | tuned | single_label
+predicted('data.max_sequence_length=128') => tuned | data.max_sequence_length is 128 | 64 positions
+predicted(change=without_head) => tuned | classifier.weight | single_label
+predicted(change=not_finite) => infinite or NaN | checkpoint => NotFinite
+predictions.find_trained(Path('nothing')) => nothing | no such directory
+predictions.find_trained(Path('data')) => data | config.yml | config.json
+begun('my run') => my run | --resume-if-there | --out
+begun('our run', saved=True) => --resume 'our run' | --out
+refuse_a_run_in('a file') => --out a file | a file is a file
+refuse_a_run_in('a file/runs/mine') => --out a file/runs/mine | a file is a file
+refuse_a_run_in('data') => --out data | data set
+page(summary='{') => summary.json | JSON
+page(summary='[1]') => summary.json | object
+page(summary='{"held_out": {"unigram_loss": "low"}}') => summary.json | unigram_loss | low
+page(summary='{"compare_unpacked": {"speedup": 2.0}}') => summary.json | compare_unpacked
+page(config='- 1') => config.yml
+"""
+    ),
     ("resumed(packs=None)", [LOG, "line 2", "packs"]),
     ("resumed(tokens='7')", [LOG, "line 2", "tokens"]),
     ("resumed(sequences=-1)", [LOG, "line 2", "sequences"]),
@@ -94,11 +105,6 @@ REFUSED = [
     ("resumed(loss='1')", [LOG, "line 2", "loss"]),
     ("page(log='')", [LOG, "no updates"]),
     (r"page(log='[]\n')", [LOG, "line 1"]),
-    ("page(summary='{')", ["summary.json", "JSON"]),
-    ("page(summary='[1]')", ["summary.json", "object"]),
-    ("""page(summary='{"held_out": {"unigram_loss": "low"}}')""", ["summary.json", "unigram_loss", "low"]),
-    ("""page(summary='{"compare_unpacked": {"speedup": 2.0}}')""", ["summary.json", "compare_unpacked"]),
-    ("page(config='- 1')", ["config.yml"]),
 ]
 
 

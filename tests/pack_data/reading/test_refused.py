@@ -21,41 +21,42 @@ from pack_data.reading.npy import map_array, read_array
 from pack_data.reading.packages import load_package, require
 from pack_data.text.corpus import documents
 from pack_data.text.vocabulary import load_tokenizer
-from tests.refusals import faults_of_refusals
+from tests.refusals import faults_of_refusals, rows_of
 
 WAY_OUT = "write it again"
 ITEMS = {"shards": [{"bytes": 1}, {"bytes": "x"}]}
 HEADER = "{'descr': %s, 'fortran_order': False, 'shape': %s}"
 
 FIELDS = [
+    *rows_of(
+        r"""
+whole_number('max_sequence_length', 10**9000, least=1, most=99) => about 9001 digits | 1 to 99
+whole_number('n', np.bool_(True)) => n = | whole number
+[s.integer('bytes', least=0) for s in of(ITEMS).list_of('shards', Fields.object)] => f.json | shards[1].bytes
+of({'a': 1, 'b': 2}).only('a', 'c') => f.json | b | a, c
+of([1]) => f.json | object
+# A rule holds exactly at its edge.
+take('integer', 1, least=2) => field | at least 2
+take('integer', 5, most=4) => field | at most 4
+take('text', 'abcd', most=3) => field | 0 to 3
+take('text', '', empty=False) => field | 1 to 65536
+take('text', 'a\nb') => field | printable
+take('text', 1, printable=False) => field | text
+take('list_of', [1, 2, 3], take=Fields.integer, longest=2) => field | at most 2
+"""
+    ),
     *(
         (f"packing_depth({depth})", ["max_sequences_per_pack = ", "at least 1"])
         for depth in ("0", "2.5", "True", "'3'")
     ),
-    ("whole_number('max_sequence_length', 10**9000, least=1, most=99)", ["about 9001 digits", "1 to 99"]),
-    ("whole_number('n', np.bool_(True))", ["n = ", "whole number"]),
-    (
-        "[s.integer('bytes', least=0) for s in of(ITEMS).list_of('shards', Fields.object)]",
-        ["f.json", "shards[1].bytes"],
-    ),
-    ("of({'a': 1, 'b': 2}).only('a', 'c')", ["f.json", "b", "a, c"]),
-    ("of([1])", ["f.json", "object"]),
-    # A rule holds exactly at its edge.
     *((f"take('integer', {value}, least=2, most=4)", ["field", "from 2 to 4"]) for value in (1, 5)),
-    ("take('integer', 1, least=2)", ["field", "at least 2"]),
-    ("take('integer', 5, most=4)", ["field", "at most 4"]),
     *((f"take('integer', {value})", ["field", "whole number"]) for value in (0.0, True)),
     *((f"take('number', {value}, least=0.0, most=1.0)", ["field", "finite"]) for value in (-0.1, 1.1, 2.0**1023, True)),
     *((f"take('integers', {value}, least=2, most=4)", ["from 2 to 4"]) for value in ([1], [5], [2, 4, 5], [True])),
     *((f"take('integers', {value}, length=2)", ["field", "2 items"]) for value in ([2], [2, 3, 4])),
-    ("take('text', 'abcd', most=3)", ["field", "0 to 3"]),
-    ("take('text', '', empty=False)", ["field", "1 to 65536"]),
-    ("take('text', 'a\\nb')", ["field", "printable"]),
-    ("take('text', 1, printable=False)", ["field", "text"]),
     *((f"take('one_of', {value}, choices=('a', 1))", ["field", "'a' or 1"]) for value in ("'b'", True, 1.0)),
     *((f"take('hex_digest', {value!r}, digits=4)", ["field", "4 hex"]) for value in ("00FF", "00ff0", "00f")),
     *((f"take('list_of', {value}, take=Fields.integer, length=2)", ["2 items"]) for value in ([1], [1, 2, 3])),
-    ("take('list_of', [1, 2, 3], take=Fields.integer, longest=2)", ["field", "at most 2"]),
     *(
         (f"take('plain_name', {name!r})", ["field", "plain name"])
         for name in ("", ".", "..", "a/b", "/a", "..\\a", "c:a", "a\0b", "a\nb", "\udc80", "x" * 256)
@@ -106,6 +107,25 @@ HEADERS = [
 ]
 ENDS = [b"", b"\x93NUM", b"\x93NUMPY", b"\x93NUMPY\1\0\xff", b"\x93NUMPY\4\0\0\0", b"\x93NUMPY\2\0" + b"\xff" * 4]
 FILES = [
+    *rows_of(
+        r"""
+read_array(two, dtype=np.int64, dimensions=2, way_out=WAY_OUT) => two.npy | int32 in 2 | int64 in 2
+read_array(two, dtype=np.int32, dimensions=1, way_out=WAY_OUT) => two.npy | int32 in 2 | int32 in 1
+# What is no ordinary file is refused before it is opened.
+read_regular(file('large', b' ' * 101), way_out=WAY_OUT, most_bytes=100) => large | more than 100 bytes
+file_in(outside, 'link', way_out=WAY_OUT) => link | out of its directory
+not_through_links(str(link), os.O_RDWR) => link | remove it
+check_new_folder(tmp_path, '--out') => --out | not an empty directory
+load_tokenizer(none) => none | tokenizer.json
+lengths_of(data_set(text=['a'])) => datasets.Dataset | text | input_ids
+lengths_of(data_set(length=[1, None])) => datasets.Dataset | length | empty
+lengths_of(data_set(length=[1.5])) => datasets.Dataset | length | double|float64
+check_encoding('a.txt', b'abc\0' * 10 + b'\0') => a.txt | UTF-16
+load_package('no_such_module.part', 'a thing') => a thing | no_such_module
+require('a thing', 'no_such_module', 'numpy', 'no_such_other') => a thing | no_such_module and no_such_other
+# A lost compressed file is not an empty one.
+"""
+    ),
     *((f"read_object(file('a.json', JSON[{number}]), way_out=WAY_OUT)", ["a.json", WAY_OUT]) for number in range(14)),
     *(
         (f"map_array(file('a.npy', header(HEADERS[{number}], {version})), way_out=WAY_OUT)", ["a.npy", WAY_OUT])
@@ -114,9 +134,6 @@ FILES = [
     ),
     *((f"map_array(file('a.npy', {end!r}), way_out=WAY_OUT)", ["a.npy", WAY_OUT]) for end in ENDS),
     ("map_array(file('a.npy', b'\\x80\\x04cos\\nsystem\\n'), way_out=WAY_OUT)", ["a.npy", WAY_OUT]),
-    ("read_array(two, dtype=np.int64, dimensions=2, way_out=WAY_OUT)", ["two.npy", "int32 in 2", "int64 in 2"]),
-    ("read_array(two, dtype=np.int32, dimensions=1, way_out=WAY_OUT)", ["two.npy", "int32 in 2", "int32 in 1"]),
-    # What is no ordinary file is refused before it is opened.
     *(
         (f"{reader}({path}, way_out=WAY_OUT)", [WAY_OUT, name])
         for reader in ("read_json", "map_array", "sha256_of")
@@ -129,18 +146,6 @@ FILES = [
     ),
     ("read_json('a\\0b', way_out=WAY_OUT)", ["a", "null|NUL", WAY_OUT]),
     ("read_json(device_link, way_out=WAY_OUT)", ["a device", WAY_OUT]),
-    ("read_regular(file('large', b' ' * 101), way_out=WAY_OUT, most_bytes=100)", ["large", "more than 100 bytes"]),
-    ("file_in(outside, 'link', way_out=WAY_OUT)", ["link", "out of its directory"]),
-    ("not_through_links(str(link), os.O_RDWR)", ["link", "remove it"]),
-    ("check_new_folder(tmp_path, '--out')", ["--out", "not an empty directory"]),
-    ("load_tokenizer(none)", ["none", "tokenizer.json"]),
-    ("lengths_of(data_set(text=['a']))", ["datasets.Dataset", "text", "input_ids"]),
-    ("lengths_of(data_set(length=[1, None]))", ["datasets.Dataset", "length", "empty"]),
-    ("lengths_of(data_set(length=[1.5]))", ["datasets.Dataset", "length", "double|float64"]),
-    ("check_encoding('a.txt', b'abc\\0' * 10 + b'\\0')", ["a.txt", "UTF-16"]),
-    ("load_package('no_such_module.part', 'a thing')", ["a thing", "no_such_module"]),
-    ("require('a thing', 'no_such_module', 'numpy', 'no_such_other')", ["a thing", "no_such_module and no_such_other"]),
-    # A lost compressed file is not an empty one.
     *(
         (f"{reader}(file('a.txt{suffix}', {content!r}))", [f"a.txt{suffix}", "copy it again"])
         for suffix in (".gz", ".xz", ".bz2")
