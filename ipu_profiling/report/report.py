@@ -83,8 +83,9 @@ class Report:
         numbers = [number for number in FIGURES if everything or number in args.figure]
         self.tables += map(self._figure, numbers)
         if bare or "1" in names:
+            factor = self._packing_factor  # is refused before the graphs are traced
             self.answer = headline(
-                self._comparison, self.config, self._depth, self._packing_factor, self.too_large
+                self._comparison, self.config, self._depth, factor, self.too_large
             )
         self.machine.save()
 
@@ -95,7 +96,8 @@ class Report:
         if name == "2":
             return paper.table2(self.machine, _load_shipped, self.calibration)
         if name == "breakdown":
-            return breakdown(self._comparison, self._depth, self._packing_factor)
+            factor = self._packing_factor  # is refused before the graphs are traced
+            return breakdown(self._comparison, self._depth, factor)
         return [paper.points(self.calibration)]
 
     def _table1(self) -> List[Facts]:

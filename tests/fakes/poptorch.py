@@ -27,7 +27,7 @@ import torch as _torch
 from torch.func import functional_call as _functional_call
 
 from tests.fakes import poptorch_optim as optim
-from tests.fakes.half import HalfOnTheCpu as _HalfOnTheCpu
+from tests.fakes.half import half_on_the_cpu as _half_on_the_cpu
 from tests.fakes.lowering import API as _API
 from tests.fakes.lowering import Recorder as _Recorder
 from tests.fakes.machine import CompiledProgram as _CompiledProgram
@@ -718,7 +718,8 @@ class PoplarExecutor:
                     )
                 )
         offline = values["connection"] == ConnectionType.Never
-        self._mode = [part.training for part in self._model.modules()]  # a graph has dropout, or hasn't
+        self._parts = list(self._model.modules())
+        self._mode = [part.training for part in self._parts]  # a graph has dropout, or hasn't
         self._device = {name: tensor.detach().clone() for name, tensor in self._named()}
         graph, outputs = self._trace([t.narrow(0, 0, t.shape[0] // self._combined) for t in inputs])
         self._check_graph(graph, outputs)
@@ -807,18 +808,18 @@ class PoplarExecutor:
     def _run(self, micro_batch, graph, recorder=None, weights=None):
         global _graph
         previous, _graph = _graph, graph
-        modes = [part.training for part in self._model.modules()]
+        modes = [part.training for part in self._parts]
         held = dict(weights or self._device)  # functional_call writes what the model reassigns into it
         try:
             self._set_modes(self._mode)
-            with _HalfOnTheCpu(), recorder or _contextlib.nullcontext():
+            with _half_on_the_cpu(), recorder or _contextlib.nullcontext():
                 return _functional_call(self._model, held, tuple(micro_batch))
         finally:
             _graph = previous
             self._set_modes(modes)
 
     def _set_modes(self, modes):
-        for part, training in zip(self._model.modules(), modes):
+        for part, training in zip(self._parts, modes):
             part.training = training
 
     def _check_graph(self, graph, outputs):
@@ -984,7 +985,7 @@ class PoplarExecutor:
                 result = self._run(micro_batch, graph, weights=weights)
                 outputs[replica][time] = self._keep(result)
                 wanted = list(self._moments)
-                with _HalfOnTheCpu():
+                with _half_on_the_cpu():
                     gradients = _torch.autograd.grad(
                         graph.losses[0] * shared["loss_scaling"], [weights[name] for name in wanted], allow_unused=True
                     )
