@@ -37,8 +37,9 @@ from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.batching.sampler import IndexBatchSampler
 from pack_data.batching.share import splits_over_workers
-from pack_data.batching.trained_labels import IGNORED, LABELS, MASKS, labels_of
-from pack_data.store.boundaries import OF_SEQUENCES, sequences_in
+from pack_data.store.boundaries import sequences_in
+from pack_data.store.meanings import OF_SEQUENCES
+from pack_data.store.trained_labels import IGNORED, LABELS, MASKS, labels_of
 from padding_free.choice import find_choice
 from padding_free.collators import Inputs, attends_both_ways, inputs_for
 from padding_free.leaks.probe import audit_batch

@@ -1,7 +1,7 @@
 """Examples of different lengths -> the arrays of one batch, for causal models.
 
 An example is a mapping with input_ids and, if they differ from them, labels: integers, equally many. Masks of the loss
-apply to the labels (`pack_data.batching.trained_labels`). Labels are not shifted; the model does that, as Hugging Face
+apply to the labels (`pack_data.store.trained_labels`). Labels are not shifted; the model does that, as Hugging Face
 models do. An example that is a row of several sequences (`pack_data.store.boundaries`) counts as these sequences. All
 arrays are int64, except the cumulative lengths, which attention kernels take as int32. A column that a batch does not
 have is named once, in a warning.
@@ -16,7 +16,21 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from pack_data.batching.trained_labels import (
+from pack_data.reading.fields import said_of, shown, whole_number
+from pack_data.store.boundaries import cumulative, positions_of, sequences_in
+from pack_data.store.meanings import (
+    ALSO_OF_RECORDS,
+    OF_SEQUENCES,
+    OF_TOKENS,
+    STATING,
+    TOKENS,
+    UNCLEAR,
+    default_values,
+    is_list,
+    values_of,
+)
+from pack_data.store.sequences import rounded_up
+from pack_data.store.trained_labels import (
     IGNORED,
     LABELS,
     LOSS_MASK,
@@ -24,10 +38,6 @@ from pack_data.batching.trained_labels import (
     labels_of,
     states_labels,
 )
-from pack_data.reading.fields import said_of, shown, whole_number
-from pack_data.store.boundaries import OF_SEQUENCES, STATING, cumulative, positions_of, sequences_in
-from pack_data.store.companions import COMPANIONS, companion_values
-from pack_data.store.sequences import rounded_up
 
 Example = Mapping[str, Union[Sequence[int], np.ndarray]]
 
@@ -36,6 +46,9 @@ _logger = logging.getLogger(__name__)
 _WITHOUT_TOKEN_VALUES = (str, bytes, abc.Mapping)  # have a length, but no values for tokens
 # Columns that are in a batch, or in its boundaries and labels; the last one matters to masked models' collators only.
 _IN_BATCH = frozenset(("input_ids", LABELS, *MASKS, *STATING, "special_tokens_mask"))
+
+# Columns that `sequences_in` does not check.
+_BESIDE = frozenset(OF_TOKENS) - STATING
 
 
 def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
@@ -56,14 +69,20 @@ def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
     for column, values in example.items():
         if values is None or column in OF_SEQUENCES:
             continue
-        is_list = hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0
-        has_token_values = is_list and not isinstance(values, _WITHOUT_TOKEN_VALUES)
+        has_token_values = is_list(values) and not isinstance(values, _WITHOUT_TOKEN_VALUES)
         if has_token_values and len(values) == len(ids):
             columns[column] = _checked(column, values, name)
+        elif column in _BESIDE and (is_list(values) or column not in ALSO_OF_RECORDS):
+            raise ValueError(
+                f"{name}: {column} is {shown(values)}, must be {OF_TOKENS[column].values}, one for each of "
+                f"{len(ids)} tokens; remove the column"
+            )
         else:
             left_out.append(column)
     _warn_left_out(*left_out)
     span, lengths = sequences_in(example, name)
+    if len(ids) and not len(lengths):
+        raise ValueError(f"{name}: its masks leave no token; remove the example")
     if len(lengths) > 1:
         positions = np.zeros(len(ids), np.int64)
         positions[span] = positions_of(lengths)
@@ -73,32 +92,39 @@ def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
 
 def _checked(column: str, values: Any, name: str) -> Any:
     """Return the values of a column, whole numbers as such; raise ValueError for those that its name excludes."""
-    if column not in COMPANIONS:
+    if column in UNCLEAR:
+        raise ValueError(f"{name}: {column}: {UNCLEAR[column]}")
+    if column != TOKENS and column not in OF_TOKENS:
         return values
     given = np.asarray(values)
     with said_of(name):
-        checked = companion_values(column, given)
+        checked = values_of(column, given)
     return values if checked is given else checked
 
 
 def alike(examples: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
-    """Return the examples with labels and masks of the loss in all if one has them: without them all tokens are learnt.
+    """Return the examples with the columns of `OF_TOKENS` in all that one of them has.
 
-    The labels of all are then those that `labels_of` returns, so that they agree with the masks also in a row.
+    A column that an example lacks has its default there. If one has labels or a mask of the loss, the labels of all are
+    those that `labels_of` returns, so that they agree with the masks also in a row.
     """
-    if not any(map(states_labels, examples)):
-        return list(examples)
     present = {column for example in examples for column in example if example[column] is not None}
+    present = present.intersection(OF_TOKENS) - STATING
+    if not present:
+        return list(examples)
+    has_labels = any(map(states_labels, examples))
     completed: List[Mapping[str, Any]] = []
     for number, example in enumerate(examples):
-        labels = labels_of(example, f"example {number} of the row")
         columns = dict(example)
-        if LABELS in present:
-            columns[LABELS] = labels
-        for column in present.intersection(MASKS):
-            if columns.get(column) is None:
-                is_trained = labels != IGNORED if column == LOSS_MASK else np.ones(len(labels))
-                columns[column] = is_trained.astype(np.int64)
+        missing = {column for column in present if columns.get(column) is None}
+        for column in missing - {LOSS_MASK, LABELS}:
+            columns[column] = default_values(column, columns)
+        if has_labels:
+            labels = labels_of(example, f"example {number} of the row")
+            if LABELS in present:
+                columns[LABELS] = labels
+            if LOSS_MASK in missing:
+                columns[LOSS_MASK] = (labels != IGNORED).astype(np.int64)
         completed.append(columns)
     return completed
 

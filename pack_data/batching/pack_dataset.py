@@ -17,12 +17,12 @@ import numpy as np
 
 from pack_data.batching.collators import alike, padding_free_batch, token_columns
 from pack_data.batching.identity import digest_of_examples, digest_of_values
-from pack_data.batching.trained_labels import IGNORED, labels_of, states_labels
 from pack_data.reading.fields import shown
 from pack_data.store.boundaries import positions_of, sequences_in
 from pack_data.store.data_set import MANIFEST, PackStore
 from pack_data.store.packs import BERT, decode
 from pack_data.store.sequences import Sequences, starts_of
+from pack_data.store.trained_labels import IGNORED, labels_of, states_labels
 
 if TYPE_CHECKING:
     from pack_data.lengths.overlong import Longer
@@ -241,7 +241,7 @@ class _PackedRows:
     def _without_a_label_left(self) -> List[int]:
         """Return the numbers of the examples of which truncation has left no label to predict."""
         columns = getattr(self._examples, "column_names", None)
-        if columns is not None and not states_labels(dict.fromkeys(columns, True)):
+        if columns is not None and not states_labels(dict.fromkeys(columns, ())):
             return []  # without reading the table
         fitted = self._fitted
         cut = np.flatnonzero(fitted.lengths < fitted.example_lengths[fitted.example])

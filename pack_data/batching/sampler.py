@@ -16,7 +16,7 @@ from pack_data.batching.micro_batches import checked_lengths, micro_batches
 from pack_data.batching.plans import BatchOptions, EpochPlan, get_way
 from pack_data.lengths.overlong import Longer, fit
 from pack_data.reading.fields import named, whole_number
-from pack_data.store.boundaries import OF_SEQUENCES
+from pack_data.store.meanings import OF_SEQUENCES
 
 
 class _EpochSampler(DeliveredBatches):

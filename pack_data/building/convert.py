@@ -134,7 +134,7 @@ def _convert(
     went_out: Tally = {}
 
     def records() -> Iterator[Record]:
-        read = source.examples() if kind == source.unpacked_kind else source.read()
+        read = source.read() if kind == source.kind else source.examples()
         with progress_bar(None, f"{source.format} to {to_format}", unit=" records") as bar:
             for record in counting(read, kind, went_out):
                 bar.update()
@@ -242,7 +242,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         args.max_record_bytes,
         args.split,
     )
-    summary = source.summary(ignored=())
+    summary = source.summary(has_others=True)
     widths = RowWidths(args.max_sequence_length, args.max_predictions_per_sequence)
     done = _convert(source, args.destination, args.to_format, args.unpack, widths)
     line = (

@@ -54,7 +54,7 @@ from pack_data.building.tasks import (
 )
 from pack_data.building.work_folder import READY
 from pack_data.cli.terminal import progress_bar
-from pack_data.formats.source import Source, integer_columns, open_source
+from pack_data.formats.source import Source, open_source
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.reading.bad_records import BadRecords
 from pack_data.reading.compressed import COMPRESSED
@@ -70,7 +70,7 @@ from pack_data.reading.fields import Fields, read_object, said_of
 from pack_data.reading.files import hashing_reads, sha256_of
 from pack_data.reading.words import counted
 from pack_data.store.data_set import MANIFEST
-from pack_data.store.packs import BERT, SEQUENCE, SLOT, PackSchema, StoredColumn
+from pack_data.store.packs import BERT, SLOT, PackSchema, StoredColumn
 from pack_data.store.sequences import Sequences, smallest_type
 from pack_data.text.copies import hashed, without_copies
 from pack_data.text.corpus import Document, content_digest, described, documents, is_one_text
@@ -502,7 +502,7 @@ def _make_source_parts(task: _SourceTask) -> _Note:
         "skipped": [str(bad) for bad in task.source.bad.found],
         "bad": task.source.bad.count,
         "tokens": tokens,
-        "left_out": list(task.source.foreign_lost),
+        "left_out": sorted({*source.ignored, *source.foreign_lost}),
     }
     write_json(task.work / file_of("group", task.part, "json"), note)
     return note
@@ -613,23 +613,20 @@ class _SourceInput(_BuildInput):
             raise source.bad.nothing_left(source.path)
         has_tokens = source.unpacked_kind == "tokens"
         tokens = list(first.value) if has_tokens else []
-        extra = [StoredColumn(name, SEQUENCE, "<i4") for name in integer_columns(first)]
-        for name in [column.name for column in extra] + tokens:
+        for name in tokens:
             if name in _RESERVED_COLUMNS:
                 raise ValueError(
                     f"{first.origin.path}: a column may not be called {name}, the build has one of that name; rename it"
                 )
-            if name in tokens and first.value[name].dtype.kind == "f":
+            if first.value[name].dtype.kind == "f":
                 raise ValueError(
                     f"{first.origin.path}: {name} holds numbers that need not be whole, and packs hold whole ones; "
                     "choose the other columns with --columns, or pack the file with pack_data.pack_dataset"
                 )
         if has_tokens:
-            return PackSchema.of_tokens(
-                S, 1, [StoredColumn(name, SLOT, "<i4") for name in tokens] + extra
-            )
+            return PackSchema.of_tokens(S, 1, [StoredColumn(name, SLOT, "<i4") for name in tokens])
         predictions = self.example_options.max_predictions_per_sequence
-        return PackSchema.bert(S, 1, predictions, vocabulary_size=1 << 31, extra=extra)
+        return PackSchema.bert(S, 1, predictions, vocabulary_size=1 << 31)
 
     def tasks(self, schema: PackSchema, vocabulary: BuildVocabulary) -> Iterator[_SourceTask]:
         planned = iter(self.sources)

@@ -1,18 +1,50 @@
-"""Rows of other people's files, and which of their columns hold token sequences."""
+"""Which columns of a file hold token sequences, and the columns of a block of its rows."""
 
 from __future__ import annotations
 
-import re
-from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
+from contextlib import suppress
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
-from pack_data.formats.records import NO_COLUMNS, STARTS
-from pack_data.reading.bad_records import Origin
-from pack_data.store.boundaries import OF_SEQUENCES
-from pack_data.store.companions import COMPANIONS, TOKENS
+import numpy as np
 
-MASK = "attention_mask"
-# Columns that are read beside the tokens.
-_BESIDE = frozenset((*COMPANIONS, STARTS))
+from pack_data.formats.records import NO_COLUMNS, Record, RecordError
+from pack_data.reading.bad_records import BadRecords, Origin
+from pack_data.store.boundaries import sequences_in
+from pack_data.store.meanings import (
+    ALSO_OF_RECORDS,
+    MASKS,
+    OF_SEQUENCES,
+    OF_TOKENS,
+    OTHER_TOKENS,
+    STATING,
+    TOKENS,
+    UNCLEAR,
+    default_values,
+    values_of,
+)
+from pack_data.store.sequences import Sequences
+from pack_data.store.trained_labels import labels_of, states_labels
+
+# Kinds of columns. The first three hold lists.
+WHOLE = "integers"
+TRUTHS = "true and false"
+FRACTIONS = "numbers"
+TEXT = "text"
+ONE = "one value"
+NULL = "null"
+OTHER = "other"
+_LISTS = (WHOLE, TRUTHS, FRACTIONS)
 # Two of these columns, or a list of `positions`, mark BERT's examples or packs, which are not read from columns.
 _OF_BERT = (
     "positions",
@@ -22,16 +54,8 @@ _OF_BERT = (
     "masked_lm_ids",
     "next_sentence_labels",
 )
-# Types such as large_list<element: uint16>.
-_INTEGER_LIST = re.compile(r"(large_|fixed_size_)?list(_view)?<[^<]*: u?int\d|list of int$")
-# A companion of the tokens may have these types as well.
-_NUMBER_LIST = re.compile(
-    r"(large_|fixed_size_)?list(_view)?<[^<]*: (u?int\d|bool|halffloat|float|double)"
-    r"|list of (int|bool|float)( and (int|bool|float))*$"
-)
-_TEXT = re.compile(r"text|(large_)?string|dictionary<values=(large_)?string")
-# Integers under such a name describe tokens or texts.
-_NO_TOKENS = re.compile(r"(tags?|labels?|label_ids|masks?|weights?|positions?)$", re.IGNORECASE)
+# They divide or pad the sequences, and are not kept.
+_USED_UP = frozenset((*MASKS, *OF_SEQUENCES))
 
 
 class FileRow(NamedTuple):
@@ -42,72 +66,223 @@ class FileRow(NamedTuple):
     after: int
 
 
-def kind_of_type(type: str) -> str:
-    """Return "text", "integers" (a list) or "other" for a type as Arrow or jsonl.py prints it."""
-    if _INTEGER_LIST.match(type):
-        return "integers"
-    return "text" if _TEXT.match(type) else "other"
+class ColumnType(NamedTuple):
+    """The kind of a column, and its type as the library of the file format prints it."""
+
+    kind: str
+    name: str
 
 
-def token_columns(path: str, types: Mapping[str, str], columns: Sequence[str]) -> Tuple[str, ...]:
-    """Return the columns that hold the token sequences of a file: those that the user chose, or input_ids.
+class Ragged(NamedTuple):
+    """One column of a block: the values of row 0, of row 1, ...
 
-    types: the type of each column.  Raises ValueError if nothing says which column holds tokens, and for columns of
-    BERT's examples and packs, which are no longer read.
+    lengths: int64 [rows], 0 for a null; values: [sum of lengths]; is_null: bool [rows]; is_bad: bool [rows], True where
+    a list holds a null.
     """
-    lists = [name for name, type in types.items() if _is_read(name, type)]
-    for name in columns:
-        if name not in lists:
-            raise ValueError(
-                f"{path}: {name} is {types.get(name, 'not a column')}; the columns of integer lists are "
-                f"{', '.join(lists) or 'none'}"
-            )
-    _check_companions(path, types, columns)
-    if columns:
-        masks = [name for name in (MASK,) if name in lists and name not in columns]
-        return (*columns, *masks)
 
-    for name in OF_SEQUENCES:
-        if name in types:
+    lengths: np.ndarray
+    values: np.ndarray
+    is_null: np.ndarray
+    is_bad: np.ndarray
+
+    @classmethod
+    def of(cls, lengths: np.ndarray, values: np.ndarray) -> Ragged:
+        """Return rows without nulls."""
+        nothing = np.zeros(len(lengths), bool)
+        return cls(lengths, values, nothing, nothing)
+
+
+# ---- which columns -----------------------------------------------------------------------------------------------
+
+
+def token_columns(
+    path: str, types: Mapping[str, ColumnType], columns: Sequence[str]
+) -> Tuple[str, ...]:
+    """Return the columns of the token sequences of a file: the tokens, then the columns that change their meaning.
+
+    They are in the order of the table of meanings, or of the user, whatever their order in the file. The name decides which column holds the tokens, or the user. Raises ValueError if nothing says it, for a column that
+    changes the meaning of the tokens and cannot be read, and for columns of BERT's examples and packs.
+    """
+    if columns:
+        tokens = _chosen(path, types, columns)
+        beside = [*columns, *MASKS]
+    else:
+        _refuse_bert(path, types)
+        tokens = _named(path, types)
+        beside = [*OF_TOKENS, *OF_SEQUENCES]
+        for name, way_out in UNCLEAR.items():
+            if name in types and types[name].kind in _LISTS:
+                raise ValueError(
+                    f"{path}: {name} may be token types or numbers of sequences; {way_out}, or choose --columns "
+                    f"{tokens} to ignore it"
+                )
+    read = [name for name in beside if name in types and _is_read(path, name, types[name])]
+    return tuple(dict.fromkeys((tokens, *read)))
+
+
+def _chosen(path: str, types: Mapping[str, ColumnType], columns: Sequence[str]) -> str:
+    """Return which of the columns of the user holds the tokens.  Raises ValueError for a column that is no list."""
+    lists = [name for name, type in types.items() if type.kind in (WHOLE, FRACTIONS)]
+    for name in columns:
+        kind = types[name].kind if name in types else ""
+        if kind not in (*_LISTS, NULL):
+            problem = f"is {types[name].name}" if kind else "is not a column"
             raise ValueError(
-                f"{path}: {name} are the boundaries of rows that are packed already, and files are read without them; "
-                f"read the file with datasets.load_dataset, or choose --columns {TOKENS} to ignore them"
+                f"{path}: {name} {problem}; the columns of integer lists are {', '.join(lists) or 'none'}"
             )
+    return min(columns, key=lambda name: (name != TOKENS, name in OF_TOKENS))
+
+
+def _named(path: str, types: Mapping[str, ColumnType]) -> str:
+    """Return the column with a name of token ids.  Raises ValueError unless it is one column, of lists."""
+    if TOKENS in types:
+        candidates = [TOKENS]
+        is_right = types[TOKENS].kind in (WHOLE, FRACTIONS, NULL)
+    else:
+        candidates = [name for name in OTHER_TOKENS if name in types and types[name].kind == WHOLE]
+        is_right = len(candidates) == 1
+    if is_right:
+        return candidates[0]
+    if len(candidates) > 1:
+        problem = f"{' and '.join(candidates)} may both hold the tokens"
+        way_out = f"choose one of them with --columns {candidates[0]}"
+    else:
+        described = ", ".join(f"{name} ({type.name})" for name, type in types.items())
+        problem = (
+            f"no column {TOKENS} of integer lists; its columns are {described[:150] or 'none'}"
+        )
+        lists = [name for name, type in types.items() if type.kind == WHOLE]
+        way_out = "for text use --corpus"
+        if lists:
+            way_out = f"choose the tokens with --columns: {', '.join(lists)[:150]}; {way_out}"
+    raise ValueError(f"{path}: {problem} ({way_out})")
+
+
+def _refuse_bert(path: str, types: Mapping[str, ColumnType]) -> None:
     of_bert = [name for name in _OF_BERT if name in types]
-    if "positions" in lists or len(of_bert) >= 2:
+    has_positions = "positions" in types and types["positions"].kind in _LISTS
+    if has_positions or len(of_bert) >= 2:
         raise ValueError(
             f"{path}: {', '.join(of_bert)}: {NO_COLUMNS}, or choose columns of token sequences with --columns"
         )
-    candidates = [name for name in lists if name not in _BESIDE]
-    if TOKENS in types:
-        candidates = [TOKENS] if TOKENS in lists else []
-    if not candidates:
-        described = ", ".join(f"{name} ({type})" for name, type in types.items())
-        raise ValueError(
-            f"{path}: has no column of integer lists for tokens; its columns are {described[:150] or 'none'} "
-            "(for text use --corpus)"
+
+
+def _is_read(path: str, name: str, type: ColumnType) -> bool:
+    """Return True for a column of lists, False for one without any value.  Raises ValueError for other types."""
+    if type.kind in _LISTS:
+        return True
+    if type.kind == NULL or (type.kind == ONE and name in ALSO_OF_RECORDS):
+        return False
+    values = OF_TOKENS[name].values if name in OF_TOKENS else "whole numbers"
+    raise ValueError(
+        f"{path}: {name} is {type.name}, must be a list of {values}; choose other columns with --columns"
+    )
+
+
+# ---- blocks of rows ----------------------------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    """Consecutive rows by column.
+
+    columns: the tokens first; origin: of a row; others: the values of all other columns of a row, if they are asked for.
+    """
+
+    columns: Mapping[str, Ragged]
+    origin: Callable[[int], Origin]
+    others: Callable[[int], Mapping[str, Any]] = lambda row: {}
+
+    def sequences(self) -> Optional[Sequences]:
+        """Return the rows as sequences; None if one of them is bad, null, padded or divided."""
+        tokens, *beside = self.columns
+        lengths = self.columns[tokens].lengths
+        if not len(lengths) or lengths.min() < 1:
+            return None
+        columns = {}
+        for name, column in self.columns.items():
+            has_gaps = column.is_null.any() or column.is_bad.any()
+            if has_gaps or not np.array_equal(column.lengths, lengths):
+                return None
+            try:
+                columns[name] = values_of(name, column.values, are_ids=_are_ids(name, tokens))
+            except ValueError:
+                return None
+        for name in MASKS:
+            if name in beside and not (columns.pop(name) == 1).all():
+                return None
+        if not STATING.isdisjoint(columns) or not _agree(columns, tokens):
+            return None
+        return Sequences.of_tokens(lengths, columns)
+
+    def records(self, bad: BadRecords) -> Iterator[Record]:
+        """Yield the sequences row by row; bad rows are counted in `bad`."""
+        ends = {name: np.cumsum(column.lengths) for name, column in self.columns.items()}
+        for row in range(len(next(iter(ends.values())))):
+            fields = {}
+            try:
+                for name, column in self.columns.items():
+                    if column.is_bad[row]:
+                        raise RecordError(f"{name} holds a null")
+                    end = int(ends[name][row])
+                    values = column.values[end - int(column.lengths[row]) : end]
+                    fields[name] = None if column.is_null[row] else values
+                sequences = sequences_of_row(fields)
+            except ValueError as error:
+                bad.add(self.origin(row), str(error))
+                continue
+            for value in sequences:
+                yield Record(self.origin(row), value, self.others(row))
+
+
+def _agree(columns: Mapping[str, np.ndarray], tokens: str) -> bool:
+    """Return True if the labels of tokens train none that a mask of the loss leaves out."""
+    if tokens == TOKENS and states_labels(columns):
+        with suppress(ValueError):
+            labels_of(columns, "a row")
+            return True
+        return False
+    return True
+
+
+def _are_ids(name: str, tokens: str) -> bool:
+    """Return True for the column of the tokens, whatever it is called; the user may choose labels alone."""
+    return name == tokens and name not in OF_TOKENS
+
+
+def sequences_of_row(row: Mapping[str, Optional[np.ndarray]]) -> List[Dict[str, np.ndarray]]:
+    """Return the token sequences of a row, the tokens first, without padding (`store.boundaries`).
+
+    A column beside the tokens that is null has its default.  Raises ValueError.
+    """
+    tokens, *beside = row
+    if row[tokens] is None:
+        raise RecordError(f"{tokens} is null")
+    columns = {**row, TOKENS: row[tokens]}
+    given = {name: values for name, values in row.items() if values is not None}
+    sizes = {name: len(values) for name, values in given.items() if name not in OF_SEQUENCES}
+    if len(set(sizes.values())) != 1:
+        lengths = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise RecordError(
+            f"columns of different lengths: {lengths} (choose columns with --columns)"
         )
-    if len(candidates) > 1 or _NO_TOKENS.search(candidates[0]):
-        raise ValueError(
-            f"{path}: has no column {TOKENS}, and {', '.join(candidates)[:150]} may hold other things than tokens; "
-            "choose with --columns"
-        )
-    return tuple(name for name in lists if name in candidates or name in _BESIDE)
+    of_tokens = {}
+    for name in row:
+        if name not in beside or name not in _USED_UP:
+            if name not in given and name not in OF_TOKENS:
+                raise RecordError(f"{name} is null")
+            values = given[name] if name in given else default_values(name, columns)
+            of_tokens[name] = values_of(name, values, are_ids=_are_ids(name, tokens))
+    stated = {name: given[name] for name in beside if name in given}
+    span, lengths_inside = sequences_in({**stated, TOKENS: row[tokens]}, "the row")
+    if not len(lengths_inside):
+        raise RecordError(f"{tokens} is empty, a sequence needs at least one token")
 
-
-def _is_read(name: str, type: str) -> bool:
-    """Return True if a column of this type can have a value for each token."""
-    pattern = _NUMBER_LIST if name in COMPANIONS else _INTEGER_LIST
-    return bool(pattern.match(type))
-
-
-def _check_companions(path: str, types: Mapping[str, str], columns: Sequence[str]) -> None:
-    """Raise ValueError for a column that changes what the tokens mean, and has a type that cannot be read."""
-    for name in (MASK,) if columns else COMPANIONS:
-        type = types.get(name, "null")
-        # One label is of the whole sequence: its class, say.
-        is_one_label = name == "labels" and "list" not in type
-        if not (type == "null" or is_one_label or _is_read(name, type)):
-            raise ValueError(
-                f"{path}: {name} is {type}, must be a list of {COMPANIONS[name]}; choose other columns with --columns"
-            )
+    if tokens == TOKENS and states_labels(of_tokens):
+        labels_of(of_tokens, "the row")
+    sequences = []
+    start = span.start
+    for length in lengths_inside.tolist():
+        part = {name: values[start : start + length] for name, values in of_tokens.items()}
+        sequences.append(part)
+        start += length
+    return sequences

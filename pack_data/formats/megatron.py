@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 import struct
-from functools import partial
-from typing import BinaryIO, Iterator, NamedTuple, Optional
+from typing import BinaryIO, Dict, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from pack_data.formats.records import Record, RecordBlock, RecordError, fits, integers
+from pack_data.formats.columns import WHOLE, Block, ColumnType, Ragged
 from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.reading.files import open_regular
-from pack_data.store.sequences import Sequences
+from pack_data.store.meanings import TOKENS
 
 MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -67,20 +66,24 @@ def _index(path: str) -> _Index:
         document_indices = np.frombuffer(file.read(8 * documents), "<i8")
     dtype = np.dtype(_TYPES[code])
     sizes = lengths.astype(np.int64) * dtype.itemsize
-    index = _Index(path, dtype, sizes, np.cumsum(sizes) - sizes)
-    _check_pointers(index, pointers)
+    index = _Index(path, dtype, sizes, pointers.astype(np.int64))
+    _check_pointers(index)
     _check_documents(path, document_indices, sequences)
     return index
 
 
-def _check_pointers(index: _Index, pointers: np.ndarray) -> None:
-    """Raise ValueError unless the sequences follow one another and are all that the `.bin` holds."""
-    wrong = np.flatnonzero(pointers != index.starts)
+def _check_pointers(index: _Index) -> None:
+    """Raise ValueError unless the sequences, in any order, are all that the `.bin` holds, each once."""
+    order = np.lexsort((index.sizes, index.starts))
+    ends = np.cumsum(index.sizes[order])
+    begins = ends - index.sizes[order]
+    wrong = np.flatnonzero(index.starts[order] != begins)
     if len(wrong):
-        record = int(wrong[0])
+        place = int(wrong[0])
+        record = int(order[place])
         raise ValueError(
-            f"{index.path}: record {record} begins at byte {pointers[record]}, but the records before it have "
-            f"{index.starts[record]} bytes; the index is damaged, copy it again"
+            f"{index.path}: record {record} begins at byte {index.starts[record]}, but the records before it have "
+            f"{begins[place]} bytes; the index is damaged, copy it again"
         )
     tokens = tokens_file(index.path)
     size = os.path.getsize(tokens)
@@ -103,58 +106,51 @@ def _check_documents(path: str, indices: np.ndarray, sequences: int) -> None:
         )
 
 
-def kind(path: str) -> str:
-    """Return "tokens", the only kind that Megatron's files hold."""
-    return "tokens"
+def types(path: str) -> Dict[str, ColumnType]:
+    """Return the type of the only column."""
+    return {TOKENS: ColumnType(WHOLE, "list of integers")}
 
 
-def blocks(path: str, bad: BadRecords) -> Iterator[RecordBlock]:
+def blocks(
+    path: str, bad: BadRecords, columns: Sequence[str], has_others: bool = False
+) -> Iterator[Block]:
     """Yield the sequences in the order of the index, about 4 MiB at a time."""
     index = _index(path)
+    ends = np.cumsum(index.sizes)
     with open_regular(tokens_file(path)) as file:
         first = 0
-        while first < len(index.sizes):
-            most = index.starts[first] + _BYTES
-            end = max(first + 1, int(np.searchsorted(index.starts, most)))
-            rows = slice(first, end)
-            yield RecordBlock(
-                partial(_columns, file, index, rows, bad), partial(_records, file, index, rows, bad)
-            )
+        while first < len(ends):
+            most = ends[first] - index.sizes[first] + _BYTES
+            end = max(first + 1, int(np.searchsorted(ends, most)))
+            yield from _blocks(file, index, range(first, end), bad)
             first = end
 
 
-def _columns(file: BinaryIO, index: _Index, rows: slice, bad: BadRecords) -> Optional[Sequences]:
-    """Return sequences that follow one another in the file as columns; None unless all of them are valid."""
-    sizes = index.sizes[rows]
-    start = int(index.starts[rows.start])
-    if sizes.min() < 1 or sizes.max() > bad.longest or start < 0:
-        return None
-    file.seek(start)
-    data = file.read(int(sizes.sum()))
-    if len(data) < sizes.sum():
-        return None
-    ids = np.frombuffer(data, index.dtype)
-    lengths = sizes // index.dtype.itemsize
-    return Sequences.of_tokens(lengths, {"input_ids": ids}) if fits(ids) else None
-
-
-def _records(file: BinaryIO, index: _Index, rows: slice, bad: BadRecords) -> Iterator[Record]:
+def _blocks(file: BinaryIO, index: _Index, rows: range, bad: BadRecords) -> Iterator[Block]:
+    """Yield the sequences of some rows; count those that cannot be read."""
     size = os.path.getsize(file.name)
-    for number in range(rows.start, rows.stop):
-        origin = Origin(index.path, number)
-        record_bytes = int(index.sizes[number])
-        start = int(index.starts[number])
-        try:
-            if record_bytes < 1 or start < 0 or start + record_bytes > size:
-                raise RecordError(
-                    f"{record_bytes // index.dtype.itemsize} tokens from byte {start}; a sequence has at least one, "
-                    f"and {os.path.basename(file.name)} has {size} bytes"
-                )
-            if record_bytes > bad.longest:
-                raise RecordError(bad.too_long())
-            file.seek(start)
-            ids = integers("input_ids", np.frombuffer(file.read(record_bytes), index.dtype))
-        except RecordError as error:
-            bad.add(origin, str(error))
+    readable = []
+    parts = []
+    for row in rows:
+        start = int(index.starts[row])
+        record_bytes = int(index.sizes[row])
+        problem = ""
+        if record_bytes < 1 or start + record_bytes > size:
+            problem = (
+                f"{record_bytes // index.dtype.itemsize} tokens from byte {start}; a sequence has at least one, and "
+                f"{os.path.basename(file.name)} has {size} bytes"
+            )
+        elif record_bytes > bad.longest:
+            problem = bad.too_long()
+        if problem:
+            bad.add(Origin(index.path, row), problem)
             continue
-        yield Record(origin, {"input_ids": ids})
+        if start != file.tell():
+            file.seek(start)
+        readable.append(row)
+        parts.append(file.read(record_bytes))
+    lengths = index.sizes[readable] // index.dtype.itemsize
+    ids = np.frombuffer(b"".join(parts), index.dtype)
+    if readable:
+        origins = [Origin(index.path, row) for row in readable]
+        yield Block({TOKENS: Ragged.of(lengths, ids)}, origins.__getitem__)

@@ -1,8 +1,7 @@
 """Parquet and Arrow files with tokenised columns, as Hugging Face data sets hold them; written by `sequence_output`.
 
-The column input_ids holds the token sequences, unless the user chooses others (columns.py). An attention_mask only
-marks padding: its zeros are removed, and it is not kept. seq_start_id with input_ids makes packs of token sequences
-(packed Parquet). All other columns are foreign and are passed on with their types.
+The column input_ids holds the token sequences, unless the user chooses others (columns.py). Only the columns that are
+asked for are decoded.
 
 An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1.
 """
@@ -11,23 +10,22 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterator, List, Sequence, Tuple, Type
 
 import numpy as np
 
-from pack_data.formats.columns import FileRow, token_columns
-from pack_data.formats.records import (
-    LEAST,
-    STARTS,
-    Record,
-    RecordBlock,
-    RecordError,
-    Tokens,
-    fits,
-    integers,
-    least_of,
-    sequences_from_columns,
-    tokens_of,
+from pack_data.formats.columns import (
+    FRACTIONS,
+    NULL,
+    ONE,
+    OTHER,
+    TEXT,
+    TRUTHS,
+    WHOLE,
+    Block,
+    ColumnType,
+    FileRow,
+    Ragged,
 )
 from pack_data.formats.saved import check_columns, selected_files
 from pack_data.reading.bad_records import BadRecords, Origin
@@ -35,9 +33,6 @@ from pack_data.reading.durable import naming
 from pack_data.reading.fields import one_line, said_of
 from pack_data.reading.files import open_regular
 from pack_data.reading.packages import load_package
-from pack_data.store.boundaries import STATING
-from pack_data.store.companions import companion_values
-from pack_data.store.sequences import Sequences
 
 _ROWS = 1024  # read at a time
 _BATCH_BYTES = 64 << 20  # of the rows read at a time
@@ -95,21 +90,42 @@ def _schema(path: str):
     return schema
 
 
-def types(path: str) -> Dict[str, str]:
-    """Return the type of each column, as Arrow prints it."""
-    return {column.name: str(column.type) for column in _schema(path)}
+def types(path: str) -> Dict[str, ColumnType]:
+    """Return the type of each column."""
+    return {
+        column.name: ColumnType(_kind(column.type), str(column.type)) for column in _schema(path)
+    }
 
 
-def _columns_of(path: str, columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
-    """Return the kind of the records and the columns that hold them.  Raises ValueError."""
-    chosen = token_columns(path, types(path), columns)
-    is_packed = not columns and {_TOKENS, STARTS}.issubset(chosen)
-    return "token_packs" if is_packed else "tokens", chosen
+def _stored(type: Any) -> Any:
+    """Return the type that holds the values of an extension type."""
+    return type.storage_type if isinstance(type, _arrow().BaseExtensionType) else type
 
 
-def kind(path: str, columns: Sequence[str] = ()) -> str:
-    """Return "token_packs" for packed Parquet, else "tokens"."""
-    return _columns_of(path, columns)[0]
+def _is_list(type: Any) -> bool:
+    names = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
+    tests = [getattr(_arrow().types, f"is_{name}", None) for name in names]
+    return any(test(type) for test in tests if test)
+
+
+def _kind(type: Any) -> str:
+    """Return the kind of a column of an Arrow type."""
+    types = _arrow().types
+    type = _stored(type)
+    value = _stored(type.value_type) if _is_list(type) else type
+    if types.is_dictionary(value):
+        value = value.value_type
+    if types.is_null(value):
+        return NULL
+    if not _is_list(type):
+        is_text = types.is_string(value) or types.is_large_string(value)
+        is_text = is_text or str(value) == "string_view"
+        return TEXT if is_text else OTHER if types.is_nested(value) else ONE
+    if types.is_integer(value):
+        return WHOLE
+    if types.is_boolean(value):
+        return TRUTHS
+    return FRACTIONS if types.is_floating(value) or types.is_decimal(value) else OTHER
 
 
 def rows(
@@ -227,6 +243,8 @@ def _arrow_batches(
         while True:
             try:
                 batch = next(batches)
+                if columns:
+                    batch = batch.select(list(columns))
                 batch.validate(full=True)
             except StopIteration:
                 break
@@ -236,8 +254,6 @@ def _arrow_batches(
                     f"Arrow cannot read on ({one_line(error, 200)}): the {first} records before it were read, but how "
                     "many follow cannot be known",
                 )
-            if columns:
-                batch = batch.select(list(columns))
             for row in range(0, batch.num_rows, _ROWS):
                 yield first + row, batch.slice(row, _ROWS)
             first += batch.num_rows
@@ -249,135 +265,68 @@ def _arrow_batches(
                 bad.add(Origin(path, first), "the stream has no end mark, the file is cut short")
 
 
-class _Lists:
-    """One column of a batch: row -> array; RecordError if the row is null."""
+def blocks(
+    path: str, bad: BadRecords, columns: Sequence[str], has_others: bool = False
+) -> Iterator[Block]:
+    """Yield the columns of one file in blocks of rows, in file order.
 
-    def __init__(self, name: str, column):
-        if not (_arrow().types.is_list(column.type) or _arrow().types.is_large_list(column.type)):
-            # Lists of a fixed size have no offsets, and those of a view lie in any order.
-            lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-            offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
-            column = _arrow().ListArray.from_arrays(
-                offsets, column.flatten(), mask=column.is_null()
-            )
-        self._name = name
-        self._offsets = column.offsets.to_numpy()
-        self._values = column.values.to_numpy(zero_copy_only=False)
-        self._is_bad = np.zeros(len(column), bool)
-        if column.null_count or column.values.null_count:
-            is_null = column.values.is_null().to_numpy(zero_copy_only=False)
-            nulls_before = np.append(0, np.cumsum(is_null))[self._offsets]
-            is_null_list = column.is_null().to_numpy(zero_copy_only=False)
-            self._is_bad = is_null_list | (np.diff(nulls_before) > 0)
-
-    def __getitem__(self, row: int) -> np.ndarray:
-        if self._is_bad[row]:
-            raise RecordError(f"{self._name} is null or holds a null")
-        return self._values[self._offsets[row] : self._offsets[row + 1]]
-
-    def together(self) -> Optional[Tuple[np.ndarray, np.ndarray]]:
-        """Return the lengths of all rows and their concatenated values; None if one has a null."""
-        if self._is_bad.any():
-            return None
-        offsets = self._offsets.astype(np.int64)
-        return np.diff(offsets), self._values[offsets[0] : offsets[-1]]
-
-
-def blocks(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[RecordBlock]:
-    """Yield the records of one file in blocks, in file order."""
-    content, chosen = _columns_of(path, columns)
-    for start, batch in _batches(path, bad):
-        arrays = dict(zip(batch.schema.names, batch.columns))
-        lists = {name: _Lists(name, arrays[name]) for name in chosen}
-        foreign = {name: values for name, values in arrays.items() if name not in chosen}
-        yield RecordBlock(
-            partial(_columns, lists, foreign),
-            partial(_records, path, content, start, batch.num_rows, lists, foreign, bad),
-            tuple(foreign),
-        )
-
-
-def _columns(lists: Mapping[str, _Lists], foreign: Mapping[str, Any]) -> Optional[Sequences]:
-    """Return the columns of a batch and its foreign integers; None unless all rows are valid and without padding."""
-    columns: Dict[str, np.ndarray] = {}
-    lengths = np.zeros(0, np.int64)
-    tokens = tokens_of(lists)
-    for name, rows in lists.items():
-        together = rows.together()
-        if together is None or (columns and not np.array_equal(together[0], lengths)):
-            return None
-        lengths, values = together
-        try:
-            columns[name] = companion_values(name, values)
-        except ValueError:
-            return None
-        is_weights = columns[name].dtype.kind == "f"
-        if not is_weights and not fits(columns[name], least_of(name, tokens)):
-            return None
-    mask = columns.pop("attention_mask", None) if len(columns) > 1 else None
-    is_padded = mask is not None and (mask != 1).any()
-    is_divided = not STATING.isdisjoint(columns)
-    if not len(lengths) or lengths.min() < 1 or is_padded or is_divided:
-        return None
-
-    scalars = {}
-    for name, column in foreign.items():
-        if _arrow().types.is_integer(column.type) and not column.null_count:
-            values = column.to_numpy(zero_copy_only=False)
-            if fits(values, LEAST):
-                scalars[name] = values.astype(np.int64)
-    return Sequences.of_tokens(lengths, columns, scalars)
-
-
-def _records(
-    path: str,
-    content: str,
-    start: int,
-    rows: int,
-    lists: Mapping[str, _Lists],
-    foreign: Mapping[str, Any],
-    bad: BadRecords,
-) -> Iterator[Record]:
-    for row in range(rows):
-        others = {name: values[row] for name, values in foreign.items()}
-        try:
-            columns = {name: column[row] for name, column in lists.items()}
-            if content == "tokens":
-                found = sequences_from_columns(columns)
-            else:
-                pack = _checked_pack(columns)
-                found = [pack]
-                others.update({name: columns[name] for name in columns if name not in pack})
-        except ValueError as error:
-            bad.add(Origin(path, start + row), str(error))
-            continue
-        for value in found:
-            yield Record(Origin(path, start + row), value, others)
-
-
-# ---- packed Parquet ----------------------------------------------------------------------------------------------
-#
-# For causal models, as Megatron-Bridge and Nemotron read it, one row per pack, of list<int32>: input_ids, the tokens of
-# all sequences, one after another, without padding; loss_mask, 1 where a token is predicted; seq_start_id, where each
-# sequence begins: 0, then ascending.
-
-_TOKENS = "input_ids"
-
-
-def _checked_pack(row: Tokens) -> Tokens:
-    """Return the columns with a value for each token, and `seq_start_id` as int32.
-
-    Raises RecordError unless these are starts of sequences.
+    columns: lists of numbers; the file may lack some of them. has_others: decode all other columns as well.
     """
-    starts = integers(STARTS, row[STARTS])
-    slots = len(row[_TOKENS])
-    ends = np.append(starts[1:], slots)
-    if not len(starts) or starts[0] != 0 or (ends <= starts).any():
-        raise RecordError(
-            f"{STARTS} must begin with 0 and ascend below {slots}, the number of values of {_TOKENS}, so that each "
-            "sequence has a token"
-        )
-    integers(_TOKENS, row[_TOKENS])
-    columns = {name: values for name, values in row.items() if len(values) == slots}
-    pack = {name: companion_values(name, values) for name, values in columns.items()}
-    return {**pack, STARTS: starts}
+    present = [name for name in _schema(path).names if name in columns]
+    for start, batch in _batches(path, bad, () if has_others else present):
+        arrays = dict(zip(batch.schema.names, batch.columns))
+        lists = {name: _ragged(arrays[name]) for name in columns if name in present}
+        others = {name: values for name, values in arrays.items() if name not in lists}
+        yield Block(lists, partial(_origin, path, start), partial(_row, others))
+
+
+def _origin(path: str, start: int, row: int) -> Origin:
+    return Origin(path, start + row)
+
+
+def _row(arrays: Dict[str, Any], row: int) -> Dict[str, Any]:
+    return {name: values[row] for name, values in arrays.items()}
+
+
+def _ragged(column: Any) -> Ragged:
+    """Return a column of lists of numbers of any Arrow type."""
+    arrow = _arrow()
+    if isinstance(column.type, arrow.BaseExtensionType):
+        column = column.storage
+    rows = len(column)
+    if arrow.types.is_null(column.type):
+        nothing = np.zeros(rows, np.int64)
+        return Ragged(nothing, nothing[:0], nothing == 0, nothing > 0)
+    if arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type):
+        offsets = column.offsets.to_numpy().astype(np.int64)
+        values = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+        lengths = np.diff(offsets)
+    else:
+        # Lists of a fixed size have no offsets, and those of a view lie in any order.
+        values = column.flatten()
+        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    is_null = np.zeros(rows, bool)
+    is_bad = is_null
+    if column.null_count:
+        is_null = column.is_null().to_numpy(zero_copy_only=False)
+    if isinstance(values.type, arrow.BaseExtensionType):
+        values = values.storage
+    if arrow.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if values.null_count:
+        bad_values = values.is_null().to_numpy(zero_copy_only=False)
+        ends = np.cumsum(lengths)
+        bad_before = np.append(0, np.cumsum(bad_values))
+        is_bad = (bad_before[ends] > bad_before[ends - lengths]) & ~is_null
+        values = _without_nulls(values)
+    if arrow.types.is_decimal(values.type):
+        values = values.cast(arrow.float64())
+    return Ragged(lengths.astype(np.int64), values.to_numpy(zero_copy_only=False), is_null, is_bad)
+
+
+def _without_nulls(values: Any) -> Any:
+    """Return values with zeros in place of nulls, so that integers stay integers."""
+    arrow = _arrow()
+    if arrow.types.is_null(values.type):
+        return arrow.array(np.zeros(len(values), np.int64))
+    return values.fill_null(False if arrow.types.is_boolean(values.type) else 0)

@@ -13,26 +13,14 @@ Records are counted from 0 within their file.
 
 from __future__ import annotations
 
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Tuple,
-)
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from pack_data.reading.bad_records import Origin
-from pack_data.store.boundaries import sequences_in
-from pack_data.store.companions import COMPANIONS, TOKENS, companion_values
+from pack_data.store.meanings import STARTS
 from pack_data.store.packs import FIELDS as PACK_FIELDS
-from pack_data.store.sequences import Example, Sequences
+from pack_data.store.sequences import Example
 
 UNPACKED = {
     "examples": "examples",
@@ -41,7 +29,6 @@ UNPACKED = {
     "token_packs": "tokens",
 }
 LARGEST_ID = 2**31 - 1  # a batch is int32
-LEAST = -(2**31)
 
 # An unpacked row as columns, and the columns that it may have in addition.
 EXAMPLE_FIELDS = (
@@ -65,7 +52,6 @@ NO_COLUMNS = (
     "BERT examples and packs in columns (Parquet, Arrow, JSONL, HDF5) are no longer supported; use TFRecord, or a data "
     "set directory that packed-bert build writes"
 )
-STARTS = "seq_start_id"  # with the columns of a pack of token sequences: the first slot of each
 
 Pack = Dict[str, np.ndarray]  # the ten fields, int32
 Tokens = Dict[str, np.ndarray]  # column name -> integers, all of one length
@@ -86,15 +72,6 @@ class Record(NamedTuple):
     foreign: Mapping[str, Any] = {}
 
 
-class RecordBlock(NamedTuple):
-    """Consecutive records of token sequences, read at once."""
-
-    # Their columns, with each foreign column of one integer; None if anything is wrong with one of them.
-    columns: Callable[[], Optional[Sequences]]
-    records: Callable[[], Iterable[Record]]  # one by one; reports the bad ones
-    foreign: Tuple[str, ...] = ()
-
-
 class RowWidths(NamedTuple):
     """Row widths of a fixed-width file: S slots, P predictions, D sequences (None if the file has no such width)."""
 
@@ -110,25 +87,6 @@ class RowWidths(NamedTuple):
 
 
 # ---- one example -------------------------------------------------------------------------------------------------
-
-
-def tokens_of(names: Iterable[str]) -> str:
-    """Return which of the columns of a sequence holds its token ids: input_ids, else the first that may."""
-    return min(names, key=lambda name: (name != TOKENS, name in COMPANIONS))
-
-
-def fits(values: np.ndarray, least: int = 0) -> bool:
-    """Return True if these are integers of 32 bits, not below `least`."""
-    if values.dtype.kind not in "iu":
-        return False
-    if not len(values):
-        return True
-    return int(values.min()) >= least and int(values.max()) <= LARGEST_ID
-
-
-def least_of(name: str, tokens: str) -> int:
-    """Return the smallest value of a column of a sequence: token ids are not negative, whatever they are called."""
-    return 0 if name == tokens and name not in COMPANIONS else LEAST
 
 
 def integers(
@@ -199,37 +157,6 @@ def _checked_example(
         masked_lm_ids=masked_lm_ids.tolist(),
         next_sentence_label=int(next_sentence_label),
     )
-
-
-def sequences_from_columns(row: Tokens) -> List[Tokens]:
-    """Return the token sequences in a row of columns of one length, without the padding of an attention_mask.
-
-    There are several if columns of boundaries divide the row (`store.boundaries`).  Raises ValueError.
-    """
-    sizes = {name: len(values) for name, values in row.items()}
-    if len(set(sizes.values())) != 1:
-        lengths = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise RecordError(
-            f"columns of different lengths: {lengths} (choose columns with --columns)"
-        )
-    tokens = tokens_of(row)
-    row = {name: companion_values(name, values) for name, values in row.items()}
-    boundaries = row if len(row) > 1 else {}
-    span, lengths_inside = sequences_in({**boundaries, TOKENS: row[tokens]}, "the row")
-    if not len(lengths_inside):
-        raise RecordError(f"{tokens} is empty, a sequence needs at least one token")
-    if len(row) > 1:
-        row.pop("attention_mask", None)
-    for name, values in row.items():
-        if values.dtype.kind != "f":
-            integers(name, values[span], least=least_of(name, tokens))
-
-    sequences = []
-    start = span.start
-    for length in lengths_inside.tolist():
-        sequences.append({name: values[start : start + length] for name, values in row.items()})
-        start += length
-    return sequences
 
 
 def example_from_columns(row: Columns, predictions: Optional[int] = None) -> Example:

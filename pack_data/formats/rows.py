@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Dict, Iterator, Sequence
 
 from pack_data.formats import jsonl, parquet
-from pack_data.formats.columns import FileRow, kind_of_type
+from pack_data.formats.columns import FileRow
 from pack_data.formats.detect import content_format, suffix_format
 from pack_data.formats.saved import selected_files
 from pack_data.reading.bad_records import BadRecords
@@ -40,9 +40,8 @@ def read_rows(
 
 
 def column_types(path: str) -> Dict[str, str]:
-    """Return "text", "integers" (a list for each row) or "other" for each column of a file of `read_rows`."""
-    types = _module(path).types(path)
-    return {name: kind_of_type(type) for name, type in types.items()}
+    """Return the kind of each column of a file of `read_rows`, such as "text" (`columns.TEXT`)."""
+    return {name: type.kind for name, type in _module(path).types(path).items()}
 
 
 def identity(path: str) -> str:

@@ -17,11 +17,12 @@ from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Sequence
 
 import numpy as np
 
-from pack_data.formats.records import STARTS, Record, RecordError
+from pack_data.formats.records import Record, RecordError
 from pack_data.reading.durable import replacing
 from pack_data.reading.fields import one_line
 from pack_data.reading.packages import load_package
 from pack_data.reading.words import in_blocks
+from pack_data.store.meanings import STARTS
 
 _ROWS = 1024  # of a row group, which is written at a time; few, so that damage costs few rows
 _TOKENS = "input_ids"

@@ -13,11 +13,12 @@ import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from pack_data.formats import bert_tfrecord
+from pack_data.formats.columns import NULL, Block, token_columns
 from pack_data.formats.data_files import data_files
 from pack_data.formats.detect import FORMATS, format_of
 from pack_data.formats.megatron import tokens_file
@@ -36,9 +37,10 @@ from pack_data.reading.durable import PathLike
 from pack_data.reading.fields import printable, whole_number
 from pack_data.reading.words import in_blocks
 from pack_data.store.data_set import MANIFEST, read_manifest
+from pack_data.store.meanings import MASKS, OF_SEQUENCES, OF_TOKENS, UNCLEAR
 from pack_data.store.sequences import Sequences
 
-_WITH_COLUMNS = ("parquet", "arrow", "jsonl")
+_WITH_COLUMNS = ("parquet", "packed_parquet", "arrow", "jsonl")
 _BLOCK_OF_EXAMPLES = 512  # small: as Python numbers they take ten times the memory of a column
 
 
@@ -49,22 +51,26 @@ def module_of(format: str) -> ModuleType:
 
 @dataclass
 class Source:
-    """Files of one format, read record by record; at most a block of rows is in memory."""
+    """Files of one format, read record by record; at most a block of rows is in memory.
+
+    columns: of token sequences, the tokens first; empty for other kinds. ignored: all other columns of the first file.
+    are_chosen: True if the user chose the columns.
+    """
 
     path: str
     format: str
     kind: str
     files: List[str]
-    # Of the reader: chosen columns, or which TFRecord.
-    options: Mapping[str, Any]
     skip_bad: int
     max_record_bytes: int
+    columns: Tuple[str, ...] = ()
+    ignored: Tuple[str, ...] = ()
+    are_chosen: bool = False
     bad: BadRecords = field(default_factory=BadRecords)
     # The records and tokens of the last reading, packs not taken apart.
     came_in: Tally = field(default_factory=dict)
-    # Foreign columns that examples() cannot assign to one sequence, or that blocks() or a conversion cannot hold.
+    # Foreign columns that examples() cannot assign to one sequence, or that a conversion cannot hold.
     foreign_lost: Tuple[str, ...] = ()
-    model: Optional[Record] = None  # the record whose columns blocks() holds; None: the first
 
     @property
     def unpacked_kind(self) -> str:
@@ -74,9 +80,8 @@ class Source:
     def groups(self, size: int) -> List[Source]:
         """Split the source into groups of consecutive files of `size` bytes or more together (the last may have less).
 
-        All have the columns of the first record.  The groups depend only on the sizes of the files.
+        The groups depend only on the sizes of the files.
         """
-        self.model = next(self.examples(), None)
         groups: List[List[str]] = [[]]
         group_bytes = 0
         for file in self.files:
@@ -95,27 +100,60 @@ class Source:
 
     def read(self) -> Iterator[Record]:
         """Yield every valid record, file after file.  Raises ValueError at the first bad one beyond `skip_bad`."""
-        self.bad = BadRecords(self.skip_bad, self.max_record_bytes)
-        yield from counting(self._records(), self.kind, self.came_in)
+        yield from self._counted(has_others=True)
 
-    def _records(self) -> Iterator[Record]:
+    def _counted(self, *, has_others: bool) -> Iterator[Record]:
+        self._begin()
+        yield from counting(self._records(has_others), self.kind, self.came_in)
+
+    def _begin(self) -> None:
+        self.bad = BadRecords(self.skip_bad, self.max_record_bytes)
+
+    def _records(self, has_others: bool) -> Iterator[Record]:
+        if self.columns:
+            for block in self._columns(has_others):
+                yield from block.records(self.bad)
+            return
         module = module_of(self.format)
+        options = {"format": self.format} if module is bert_tfrecord else {}
         for file in self.files:
-            if not hasattr(module, "blocks"):
-                yield from module.read(file, self.bad, **self.options)
-                continue
-            for block in module.blocks(file, self.bad, **self.options):
-                yield from block.records()
+            yield from module.read(file, self.bad, **options)
+
+    def _columns(self, has_others: bool = False) -> Iterator[Block]:
+        """Yield the columns of token sequences of all files in blocks of rows."""
+        module = module_of(self.format)
+        options: Dict[str, Any] = {"has_others": has_others}
+        if self.format == "jsonl" and not self.are_chosen:
+            known = (*OF_TOKENS, *OF_SEQUENCES, *UNCLEAR)
+            options["refused"] = [name for name in known if name not in self.columns]
+        for number, file in enumerate(self.files):
+            if number and self.format in ("parquet", "arrow", "packed_parquet"):
+                self._check_columns(file)
+            yield from module.blocks(file, self.bad, self.columns, **options)
+
+    def _check_columns(self, file: str) -> None:
+        """Raise ValueError unless a file has the columns of the first one; one without any value may be of no type."""
+        types = module_of(self.format).types(file)
+        chosen = self.columns if self.are_chosen else ()
+        columns = token_columns(file, types, chosen)
+        empty = {name for name in self.columns if name in types and types[name].kind == NULL}
+        if set(columns) - empty != set(self.columns) - empty:
+            raise ValueError(
+                f"{file}: columns {', '.join(columns)}, but the first file has {', '.join(self.columns)}; choose "
+                "columns with --columns"
+            )
 
     def examples(self) -> Iterator[Record]:
         """Yield the sequences of `read`; those of a pack have the origin of their pack."""
         if self.kind == self.unpacked_kind:
-            yield from self.read()
+            yield from self._counted(has_others=False)
             return
         if self.format == "store":
             manifest = read_manifest(Path(self.path))
             self.came_in.update(records=manifest.packs, tokens=manifest.tokens)
-            yield from module_of("store").sequences(self.path)
+            for record in module_of("store").sequences(self.path):
+                self.lose(record.foreign)
+                yield record
             return
         for record in self.read():
             self.lose(record.foreign)
@@ -128,14 +166,13 @@ class Source:
 
     def lose(self, names: Iterable[str]) -> None:
         """Add names of columns to `foreign_lost`."""
-        self.foreign_lost = tuple(sorted({*self.foreign_lost, *names}))
+        if not set(names).issubset(self.foreign_lost):
+            self.foreign_lost = tuple(sorted({*self.foreign_lost, *names}))
 
     def blocks(self, size: int = 4096, longest: Optional[int] = None) -> Iterator[Sequences]:
         """Yield `examples` in columns, `size` sequences at a time.
 
-        Foreign columns of one integer in the first record become scalars.  All others are left out and named in
-        `foreign_lost`, as are columns that the first record lacks.  Raises ValueError that names the record if a
-        sequence has more than `longest` tokens or other columns than the first.
+        Raises ValueError that names the record if a sequence has more than `longest` tokens.
         """
         waiting: List[Sequences] = []
         for piece in self._pieces(longest):
@@ -147,76 +184,50 @@ class Source:
         if sum(map(len, waiting)):
             yield Sequences.concatenate(waiting)
 
+    def lengths(self) -> Iterator[np.ndarray]:
+        """Yield the number of tokens of each sequence, in blocks, integers [n]."""
+        for piece in self._pieces(None):
+            yield piece.lengths
+
     def _pieces(self, longest: Optional[int]) -> Iterator[Sequences]:
-        first = self.model or next(self.examples(), None)
-        if first is None:
+        if not self.columns:
+            yield from self._checked(self.examples(), longest)
             return
-        scalars = integer_columns(first)
-        module = module_of(self.format)
-        if self.kind != "tokens" or not hasattr(module, "blocks"):
-            yield from self._checked(self.examples(), first, longest)
-            return
-        self.bad = BadRecords(self.skip_bad, self.max_record_bytes)
-        for file in self.files:
-            for block in module.blocks(file, self.bad, **self.options):
-                columns = block.columns()
-                if (
-                    columns is None
-                    or list(columns.tokens) != list(first.value)
-                    or not columns.scalars.keys() >= set(scalars)
-                    or (longest is not None and columns.lengths.max() > longest)
-                ):
-                    yield from self._checked(block.records(), first, longest)
-                    continue
-                self.lose(set(block.foreign) - set(scalars))
-                numbers = {name: columns.scalars[name] for name in scalars}
-                yield Sequences.of_tokens(columns.lengths, columns.tokens, numbers)
+        self._begin()
+        for block in self._columns():
+            sequences = block.sequences()
+            if sequences is None or (longest is not None and sequences.lengths.max() > longest):
+                yield from self._checked(block.records(self.bad), longest)
+            else:
+                yield sequences
 
-    def _checked(
-        self, records: Iterable[Record], first: Record, longest: Optional[int]
-    ) -> Iterator[Sequences]:
+    def _checked(self, records: Iterable[Record], longest: Optional[int]) -> Iterator[Sequences]:
+        """Yield records in columns.  Raises ValueError that names a record which is longer."""
         for block in in_blocks(records, _BLOCK_OF_EXAMPLES):
-            yield self._block(block, first, longest)
-
-    def _block(self, block: List[Record], first: Record, longest: Optional[int]) -> Sequences:
-        """Return records in columns.  Raises ValueError that names the record unless it has the columns of `first`."""
-        is_plain = self.unpacked_kind == "tokens"
-        names = list(first.value) if is_plain else []
-        lengths = []
-        for record in block:
-            if is_plain and list(record.value) != names:
+            values = [record.value for record in block]
+            if self.unpacked_kind == "tokens":
+                names = list(values[0])
+                lengths = [len(value[names[0]]) for value in values]
+                tokens = {name: np.concatenate([value[name] for value in values]) for name in names}
+                sequences = Sequences.of_tokens(np.array(lengths, np.int64), tokens)
+            else:
+                sequences = Sequences.from_examples(values)
+            too_long = np.flatnonzero(sequences.lengths > (longest or np.inf))
+            if len(too_long):
+                first = int(too_long[0])
                 raise ValueError(
-                    f"{record.origin}: columns {', '.join(record.value)}, but the first record has {', '.join(names)}; "
-                    "choose columns with --columns"
+                    f"{block[first].origin}: {sequences.lengths[first]} tokens, a pack has {longest} slots "
+                    "(--max-sequence-length); sequences are not truncated"
                 )
-            length = len(record.value[names[0]] if is_plain else record.value.input_ids)
-            if longest is not None and length > longest:
-                raise ValueError(
-                    f"{record.origin}: {length} tokens, a pack has {longest} slots (--max-sequence-length); "
-                    "sequences are not truncated"
-                )
-            lengths.append(length)
-
-        foreign = set().union(*(record.foreign for record in block))
-        scalars = integer_columns(first)
-        self.lose(foreign - set(scalars))
-        numbers = {}
-        for name in scalars:
-            numbers[name] = np.array([_number(record, name) for record in block], np.int64)
-        values = [record.value for record in block]
-        if not is_plain:
-            sequences = Sequences.from_examples(values)
-            sequences.scalars.update(numbers)
-            return sequences
-        tokens = {name: np.concatenate([value[name] for value in values]) for name in names}
-        return Sequences.of_tokens(np.array(lengths, np.int64), tokens, numbers)
+            yield sequences
 
     def shape(self) -> RowWidths:
         """Return the row widths, from the first file with a valid record; None for what the format does not fix."""
         module = module_of(self.format)
+        options = {"format": self.format} if module is bert_tfrecord else {}
         if hasattr(module, "shape"):
             for file in self.files:
-                widths = module.shape(file, **self.options)
+                widths = module.shape(file, **options)
                 if widths.max_sequence_length is not None:
                     return widths
         return RowWidths()
@@ -236,24 +247,22 @@ class Source:
             predictions = read_manifest(Path(self.path)).max_predictions_per_sequence
         return RowWidths(size, predictions or max(1, most - depth))
 
-    def summary(self, ignored: Optional[Sequence[str]] = None) -> str:
-        """Return a line that names the files and the columns of tokens; "" for a data set of this package.
+    def summary(self, *, has_others: bool = False) -> str:
+        """Return a line that names the files, and the columns that are read and ignored; "" for a data set.
 
         Args:
-            ignored: The columns that are not used; None for those that are no tokens and no integers.
+            has_others: True if the other columns are kept.
         """
         if self.format == "store":
             return ""
         line = f"{self.kind.replace('_', ' ')} from {_pattern(self.files)}"
-        first = next(self.examples(), None)
-        if first is None or self.unpacked_kind != "tokens":
+        if not self.columns:
             return printable(f"{line} ({self.format})")
-        noun = "column" if len(first.value) == 1 else "columns"
-        line += f", {noun} {', '.join(first.value)}"
-        if ignored is None:
-            ignored = sorted(set(first.foreign) - set(integer_columns(first)))
-        if ignored:
-            line += f"; ignored: {', '.join(ignored)}"
+        used_up = {*MASKS, *OF_SEQUENCES}
+        kept = [name for name in self.columns if name == self.columns[0] or name not in used_up]
+        line += f", column{'s' if len(kept) > 1 else ''} {', '.join(kept)}"
+        if self.ignored and not has_others:
+            line += f"; ignored: {', '.join(self.ignored)}"
         return printable(line)
 
     def report(self) -> str:
@@ -268,32 +277,6 @@ def _pattern(files: Sequence[str]) -> str:
         return names[0]
     before = os.path.commonprefix(names).rstrip("0123456789")
     return f"{before}*{os.path.splitext(names[0])[1]} ({len(names)} files)"
-
-
-def _integer_value(value: Any) -> Optional[int]:
-    """Return a foreign value if it is one integer of 32 bits (alone, or in an array or list), else None."""
-    try:
-        values = np.atleast_1d(value.as_py() if hasattr(value, "as_py") else value)
-    # A time without a value in Python, or lists of several lengths.
-    except (ValueError, OverflowError):
-        return None
-    is_integer = values.shape == (1,) and values.dtype.kind in "iu"
-    return int(values[0]) if is_integer and -(2**31) <= values[0] < 2**31 else None
-
-
-def _number(record: Record, name: str) -> int:
-    """Return a foreign integer of a record.  Raises ValueError if it has none."""
-    number = _integer_value(record.foreign.get(name))
-    if number is None:
-        raise ValueError(f"{record.origin}: lacks the integer column {name} of the first record")
-    return number
-
-
-def integer_columns(record: Record) -> List[str]:
-    """Return the names of the foreign columns that hold one integer, sorted."""
-    return sorted(
-        name for name, value in record.foreign.items() if _integer_value(value) is not None
-    )
 
 
 def open_source(
@@ -336,10 +319,16 @@ def open_source(
         raise ValueError(
             f"{path}: columns can be chosen in Parquet, Arrow and JSONL files only, this is {format}"
         )
-    options: Dict[str, Any] = {"columns": tuple(columns)} if columns else {}
     module = module_of(format)
-    if module is bert_tfrecord:
-        options["format"] = format
-    return Source(
-        path, format, module.kind(files[0], **options), files, options, skip_bad, max_record_bytes
-    )
+    source = Source(path, format, "tokens", files, skip_bad, max_record_bytes)
+    first = next(filter(os.path.getsize, files), files[0])
+    if hasattr(module, "blocks"):
+        types = module.types(first)
+        source.columns = token_columns(first, types, columns)
+        source.ignored = tuple(sorted(set(types) - set(source.columns)))
+        source.are_chosen = bool(columns)
+    elif module is bert_tfrecord:
+        source.kind = module.kind(first, format)
+    else:
+        source.kind = module.kind(first)
+    return source

@@ -7,10 +7,11 @@ from typing import Any, Callable, Iterable, Iterator, List, Mapping, Sequence, T
 
 import numpy as np
 
-from pack_data.formats.records import STARTS, Record, RowWidths, checked_pack
+from pack_data.formats.records import Record, RowWidths, checked_pack
 from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.reading.words import in_blocks
 from pack_data.store.data_set import PackStore, StoreWriter, read_manifest
+from pack_data.store.meanings import STARTS
 from pack_data.store.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
 from pack_data.store.sequences import Example, Sequences, starts_of
 

@@ -207,8 +207,7 @@ def _blocks(path: str, max_record_bytes: int, columns: Sequence[str]) -> Iterato
         from pack_data.formats.source import open_source
 
         source = open_source(path, columns=columns, max_record_bytes=max_record_bytes)
-        for block in source.blocks():
-            yield block.lengths
+        yield from source.lengths()
 
 
 def _lines(path: str) -> Iterator[np.ndarray]:

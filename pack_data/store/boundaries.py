@@ -1,8 +1,9 @@
 """Boundaries of the sequences in a row, derived from their lengths.
 
-An example may be a row of several sequences already. Its boundaries are then seq_lengths, cu_seq_lens_q, cu_seq_lens_k,
-position_ids that restart, or document_ids that change; if it has several of them, they must agree. Tokens with an
-attention_mask of 0 at the ends of an example are padding.
+An example may be a row of several sequences already. Its boundaries are then seq_lengths, seq_start_id, cu_seq_lens_q,
+cu_seq_lens_k, position_ids that restart, document_ids that change, or an input_mask that numbers the sequences; if it
+has several of them, they must agree. Tokens with an attention_mask of 0 at the ends of an example are padding. Every
+reader of files and of data sets divides its records here.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from pack_data.reading.fields import said_of, shown
-from pack_data.store.companions import companion_values
+from pack_data.store.meanings import (
+    DOCUMENTS,
+    ENDS,
+    MASKS,
+    OF_SEQUENCES,
+    POSITIONS,
+    STARTS,
+    STATING,
+    TOKENS,
+    is_list,
+    values_of,
+)
 
-_ENDS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")
 # Tokens of the longest sequences that are computed together with others of their length. The overhead of a call is
 # about 20 microseconds, the time of the copies that move a longer sequence to the others.
 MAX_GROUPED_TOKENS = 64
-# Columns that have one value for each sequence, not for each token.
-OF_SEQUENCES = ("seq_lengths", *_ENDS)
-# The second name of each is that of a `PackDataset`.
-_POSITIONS = ("position_ids", "positions")
-_DOCUMENTS = "document_ids"
-_MASKS = ("attention_mask", "input_mask")
-# Columns that tell where sequences begin and end.
-STATING = frozenset((*OF_SEQUENCES, *_POSITIONS, _DOCUMENTS, *_MASKS))
 
 
 def cumulative(lengths: np.ndarray) -> np.ndarray:
@@ -54,28 +57,41 @@ def sequences_in(example: Mapping[str, Any], name: str) -> Tuple[slice, np.ndarr
         ValueError: the boundaries contradict each other or the tokens, the attention mask has a 0 between ones, or
             positions have several axes (M-RoPE).
     """
-    tokens = len(example["input_ids"])
-    if STATING.isdisjoint(example):
-        return slice(0, tokens), np.array([tokens] if tokens else [], np.int64)
-    columns = {column: example[column] for column in example if example[column] is not None}
+    tokens = len(example[TOKENS])
+    columns = {}
+    for column in STATING.intersection(example):
+        values = example[column]
+        is_number_of_record = column in DOCUMENTS and not is_list(values)
+        if values is not None and not is_number_of_record:
+            columns[column] = _whole(column, values, name)
     span = slice(0, tokens)
-    for column in _MASKS:
-        if column in columns:
-            mask = _whole(column, columns[column], name)
-            span = _real_tokens(mask, f"{name}: {column}", tokens)
+    for column in MASKS:
+        if column not in columns:
+            continue
+        real = _real_tokens(columns[column], f"{name}: {column}", tokens)
+        if span not in (slice(0, tokens), real):
+            raise ValueError(f"{name}: {' and '.join(MASKS)} differ; pass only the right one")
+        span = real
 
     lengths = _between([span.start, span.stop])
     first_column = ""
-    for column in (*OF_SEQUENCES, *_POSITIONS, _DOCUMENTS):
+    for column in (*OF_SEQUENCES, *POSITIONS, *DOCUMENTS, "input_mask"):
         if column not in columns:
             continue
         title = f"{name}: {column}"
-        values = _whole(column, columns[column], name)
-        if column in _POSITIONS:
+        values = columns[column]
+        if column == "input_mask" and values.max(initial=0) < 2:
+            continue  # it numbers no sequences
+        if column in POSITIONS:
             stated = _between_restarts(values, title, tokens, span)
         else:
-            ends = values if column in _ENDS else np.cumsum(values)
-            if column == _DOCUMENTS:
+            if column in ENDS:
+                ends = values
+            elif column == STARTS:
+                ends = _ends_of(values, title, tokens)
+            elif column in OF_SEQUENCES:
+                ends = np.cumsum(values)
+            else:
                 ends = np.append(np.flatnonzero(np.diff(values)) + 1, len(values))
             stated = _between_ends(ends, title, tokens, span)
         if first_column and not np.array_equal(stated, lengths):
@@ -91,7 +107,17 @@ def sequences_in(example: Mapping[str, Any], name: str) -> Tuple[slice, np.ndarr
 def _whole(column: str, values: Any, name: str) -> np.ndarray:
     """Return a column of whole numbers, of any type, as int64."""
     with said_of(name):
-        return companion_values(column, values).astype(np.int64)
+        return values_of(column, values).astype(np.int64)
+
+
+def _ends_of(starts: np.ndarray, title: str, tokens: int) -> np.ndarray:
+    """Return where sequences end that begin at `starts`; each must have a token."""
+    ends = np.append(starts[1:], tokens)
+    if starts[:1].tolist() != [0] or (ends <= starts).any():
+        raise ValueError(
+            f"{title} must begin with 0 and ascend below {tokens}, the number of tokens; write the starts again"
+        )
+    return ends
 
 
 def _between(bounds: Any) -> np.ndarray:

@@ -15,10 +15,10 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 import numpy as np
 
 from pack_data.batching.collators import alike, token_columns
-from pack_data.batching.trained_labels import LABELS, labels_of
 from pack_data.lengths.overlong import Longer
 from pack_data.pack_lengths import pack
 from pack_data.store.boundaries import positions_of, sequences_in
+from pack_data.store.trained_labels import LABELS, labels_of
 from pack_data.stream.pack_stream import PackStream
 
 _Row = Dict[str, List[int]]

@@ -11,7 +11,7 @@ from pack_data import pack_dataset
 from pack_data.batching.collators import _warn_left_out, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
-from pack_data.batching.trained_labels import labels_of
+from pack_data.store.trained_labels import labels_of
 from pack_data.stream.rows import PackRows, packed_rows
 from tests.refusals import refused
 

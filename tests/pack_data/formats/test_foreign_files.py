@@ -147,11 +147,11 @@ COMPANIONS = {"input_ids": [[5, 6, 0]], "attention_mask": [[1, 1, 0]], "labels":
         (COLUMNS, (), {"input_ids": IDS[0]}, "tokens from a.parquet, column input_ids; ignored: url"),
         (COMPANIONS, (), {"input_ids": [5, 6], "labels": [-100, 6]}, ", columns input_ids, labels"),
         (COMPANIONS, ("labels",), {"labels": [-100, 6]}, "column labels; ignored: input_ids"),
-        ({"tokens": IDS, "id": [1, 2, 3]}, (), {"tokens": IDS[0]}, "column tokens"),
+        ({"tokens": IDS, "id": [1, 2, 3]}, (), {"tokens": IDS[0]}, "column tokens; ignored: id"),
         (TAGGED, ("pos_tags",), {"pos_tags": [1, 2]}, "column pos_tags; ignored: ner_tags, tokens"),
         # Single fields of packs may stand beside tokens.
         ({"input_ids": [[5]], "positions": ["north"]}, (), {"input_ids": [5]}, "ignored: positions"),
-        ({"input_ids": [[5]], "next_sentence_labels": [1]}, (), {"input_ids": [5]}, "column input_ids"),
+        ({"input_ids": [[5]], "next_sentence_labels": [1]}, (), {"input_ids": [5]}, "ignored: next_sentence_labels"),
     ],
 )
 def test_which_columns_are_tokens(tmp_path, columns, chosen, rows, summary):
@@ -260,7 +260,7 @@ def test_types_of_columns(tmp_path):
     row = {"text": "a", "input_ids": [1], "score": 0.5, "meta": {"x": 1}}
     content([row])(tmp_path / "a.jsonl")
     parquet({name: [value] for name, value in row.items()})(tmp_path / "a.parquet")
-    types = {"text": "text", "input_ids": "integers", "score": "other", "meta": "other"}
+    types = {"text": "text", "input_ids": "integers", "score": "one value", "meta": "other"}
     for name in ("a.jsonl", "a.parquet"):
         assert column_types(str(tmp_path / name)) == types
 
@@ -293,16 +293,6 @@ def test_a_long_record_is_refused_without_its_memory(tmp_path, name):
     assert [row.fields["input_ids"] for row in read] == [[1]]
     assert bad.count == 1
     assert bad.too_long() in str(bad.found[0])
-
-
-def test_fields_of_later_records_are_named_where_they_are_left_out(tmp_path):
-    first = {"input_ids": [3, 4], "label": 1, "score": 0.5}
-    content([first, {"input_ids": [5], "label": 0, "score": 1, "late": 7}])(tmp_path / "a.jsonl")
-    source = open_source(tmp_path / "a.jsonl")
-    (block,) = source.blocks()
-    assert block.scalars["label"].tolist() == [1, 0]
-    assert list(block.scalars) == ["label"]
-    assert source.foreign_lost == ("late", "score")
 
 
 def test_a_bad_line_is_left_out_on_request(tmp_path):

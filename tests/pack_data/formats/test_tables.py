@@ -13,8 +13,10 @@ h5py = pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
 from pack_data.building.command import BuildOptions, build
 from pack_data.building.convert import main as convert
 from pack_data.formats import hdf5, megatron, parquet, sequence_output
-from pack_data.formats.records import RowWidths, fits, least_of
-from pack_data.formats.source import Source, open_source
+from pack_data.formats.columns import Block
+from pack_data.formats.records import RowWidths
+from pack_data.formats.source import open_source
+from pack_data.store.meanings import values_of
 from pack_data.store.sequences import Sequences
 from pack_data.text.corpus import documents
 from tests.format_samples import example, mlperf_row, random_examples, records, values, write_hdf5
@@ -44,29 +46,16 @@ def padded_parquet(path, sequences, masked=(), **columns):
 def read_both_ways(source, monkeypatch):
     """Return blocks after comparing them with records read one by one, and the pieces that were read by record."""
     pieces = []
-    real = Source._block
-
-    def counted(self, block, *rest):
-        pieces.append(block)
-        return real(self, block, *rest)
-
-    monkeypatch.setattr(Source, "_block", counted)
+    real = Block.records
+    monkeypatch.setattr(Block, "records", lambda block, bad: pieces.append(block) or real(block, bad))
     blocks = Sequences.concatenate(list(source.blocks(700)))
     by_record = len(pieces)
-    lost = source.foreign_lost
     bad = source.report()
-    first = next(source.examples())
-    records_in_blocks = source._checked(source.examples(), first, None)
-    expected = Sequences.concatenate(list(records_in_blocks))
-    assert source.foreign_lost == lost
+    expected = list(source.examples())
     assert source.report() == bad
-    for name in ("lengths", "prediction_counts"):
-        assert np.array_equal(getattr(blocks, name), getattr(expected, name))
-    for name in ("tokens", "scalars"):
-        columns = getattr(blocks, name)
-        assert list(columns) == list(getattr(expected, name))
-        for column, values_of_block in columns.items():
-            assert np.array_equal(values_of_block, getattr(expected, name)[column])
+    assert blocks.lengths.tolist() == [len(record.value["input_ids"]) for record in expected]
+    for name, column in blocks.tokens.items():
+        assert np.array_equal(column, np.concatenate([record.value[name] for record in expected]))
     return blocks, by_record
 
 
@@ -89,14 +78,18 @@ def test_blocks_are_the_records_one_by_one(tmp_path, monkeypatch, write):
     assert "record 1700" in str(source.bad.found[0])
 
 
-def test_foreign_integers_are_columns_of_blocks(tmp_path, monkeypatch):
-    columns = {"number": list(range(ROWS)), "text": ["a"] * ROWS, "share": [0.5] * ROWS}
-    path = padded_parquet(tmp_path / "a", random_sequences(ROWS), masked=[1200], **columns)
-    source = open_source(path)
-    blocks, by_record = read_both_ways(source, monkeypatch)
-    assert source.foreign_lost == ("share", "text")
-    assert blocks.scalars["number"].tolist() == columns["number"]
-    assert 0 < by_record < 5
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl"])
+def test_only_the_columns_that_are_read_are_decoded(tmp_path, suffix):
+    """A value of another column that cannot be decoded does no harm."""
+    texts = pa.array([b"one", b"\xff\xfe"]).view(pa.string())
+    columns = {"input_ids": [[1, 2], [3]], "text": texts}
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "jsonl":
+        path.write_bytes(b'{"input_ids": [1, 2], "text": "one"}\n{"input_ids": [3], "text": "\xff\xfe"}\n')
+    else:
+        {"parquet": foreign.parquet, "arrow": foreign.arrow}[suffix](columns)(path)
+    (block,) = open_source(path).blocks()
+    assert block.tokens["input_ids"].tolist() == [1, 2, 3]
 
 
 # ---- Parquet and Arrow -----------------------------------------------------------------------------------------------
@@ -190,24 +183,40 @@ def test_encrypted_columns_are_refused_and_do_not_abort_the_process(tmp_path, ke
     properties = encryption.CryptoFactory(Keys).file_encryption_properties(encryption.KmsConnectionConfig(), settings)
     with pq.ParquetWriter(tmp_path / "a.parquet", table.schema, encryption_properties=properties) as writer:
         writer.write_table(table)
-    for columns in ((), ("input_ids",)):
-        with refused("a.parquet", "encrypted" if has_plain_footer else "Arrow"):
-            list(open_source(tmp_path / "a.parquet", columns=columns).blocks())
+    source = tmp_path / "a.parquet"
+    if keys == ["text"] and has_plain_footer:
+        # Another column is encrypted.
+        (block,) = open_source(source).blocks()
+        assert block.tokens["input_ids"].tolist() == [1, 2, 3]
+        return
+    with refused("a.parquet", "encrypted" if has_plain_footer else "Arrow"):
+        list(open_source(source).blocks())
 
 
-@pytest.mark.parametrize(
-    "name, ids, is_column",
-    [
-        ("input_ids", [0, 2**31 - 1], True),
-        ("input_ids", [-1], False),
-        ("input_ids", [2**31], False),
-        ("labels", [-(2**31), 2**31 - 1], True),
-        ("labels", [-(2**31) - 1], False),
-        ("labels", [0.5], False),
-    ],
-)
-def test_a_column_has_whole_numbers_of_32_bits_and_ids_are_not_negative(name, ids, is_column):
-    assert fits(np.array(ids), least_of(name, "input_ids")) is is_column
+VALUES = [
+    ("input_ids", [0, 2**31 - 1], True),
+    ("input_ids", [1.0, 2.0], True),
+    ("input_ids", [-1], False),
+    ("input_ids", [2**31], False),
+    ("input_ids", [True], False),
+    ("labels", [-(2**31), 2**31 - 1], True),
+    ("labels", [-(2**31) - 1], False),
+    ("labels", [0.5], False),
+    ("loss_mask", [True, False], True),
+    ("loss_mask", [2], False),
+    ("weights", [0.5], True),
+    ("weights", [float("nan")], False),
+]
+
+
+@pytest.mark.parametrize("name, values_of_column, is_right", VALUES)
+def test_the_values_that_a_column_may_hold(name, values_of_column, is_right):
+    values_given = np.array(values_of_column)
+    if is_right:
+        assert values_of(name, values_given).tolist() == values_of_column
+        return
+    with refused(name, "index 0"):
+        values_of(name, values_given)
 
 
 # ---- HDF5 ------------------------------------------------------------------------------------------------------------
@@ -324,11 +333,9 @@ def test_packed_parquet_round_trip(tmp_path):
     options = BuildOptions(tmp_path / "out", source=index, max_sequence_length=16, max_sequences_per_pack=None)
     build(options).close()
     assert sequences_of(tmp_path / "out") == sorted(given)
-    for source, target in (("out", "one.parquet"), ("one.parquet", "two.parquet")):
-        paths = [str(tmp_path / name) for name in (source, target)]
-        assert convert([*paths, "--to-format", "packed_parquet"]) == 0
-    table = pq.read_table(str(tmp_path / "one.parquet"))
-    assert table.equals(pq.read_table(str(tmp_path / "two.parquet")))
+    path = tmp_path / "one.parquet"
+    assert convert([str(tmp_path / "out"), str(path), "--to-format", "packed_parquet"]) == 0
+    table = pq.read_table(path)
     assert table.column_names == ["input_ids", "loss_mask", "seq_start_id"]
     types = {field.type.value_type for field in table.schema}
     assert types == {pa.int32()}
@@ -341,7 +348,7 @@ def test_packed_parquet_round_trip(tmp_path):
             sequences.append(ids[start:end])
     assert sorted(sequences) == sorted(given)
     # Built from packs, the sequences are the same; the loss_mask stays beside them.
-    store = build(BuildOptions(tmp_path / "again", source=tmp_path / "two.parquet", max_sequence_length=16))
+    store = build(BuildOptions(tmp_path / "again", source=path, max_sequence_length=16))
     assert sequences_of(tmp_path / "again") == sorted(given)
     assert store.schema.fields == ("input_ids", "loss_mask", "input_mask", "positions")
     # Other tokens are another source.

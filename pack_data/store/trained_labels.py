@@ -14,7 +14,7 @@ from typing import Any, Mapping
 import numpy as np
 
 from pack_data.reading.fields import said_of
-from pack_data.store.companions import companion_values
+from pack_data.store.meanings import TOKENS, is_list, values_of
 
 LABELS = "labels"
 IGNORED = -100  # the label of a token that is not predicted
@@ -24,8 +24,11 @@ MASKS = (LOSS_MASK, "completion_mask", "assistant_masks")
 
 
 def states_labels(example: Mapping[str, Any]) -> bool:
-    """Return True if an example has labels or a mask of the loss; without them all its tokens are trained."""
-    return any(example.get(column) is not None for column in (LABELS, *MASKS))
+    """Return True if an example has labels or a mask of the loss; without them all its tokens are trained.
+
+    One label is the class of the whole example.
+    """
+    return is_list(example.get(LABELS)) or any(example.get(mask) is not None for mask in MASKS)
 
 
 def labels_of(example: Mapping[str, Any], name: str) -> np.ndarray:
@@ -39,9 +42,10 @@ def labels_of(example: Mapping[str, Any], name: str) -> np.ndarray:
         ValueError: labels or masks are not one whole number for each token, a mask has other values than 0 and 1, or
             they contradict each other.
     """
-    ids = np.asarray(example["input_ids"], np.int64)
+    with said_of(name):
+        ids = values_of(TOKENS, example[TOKENS]).astype(np.int64)
     labels = ids
-    if example.get(LABELS) is not None:
+    if is_list(example.get(LABELS)):
         labels = _of_tokens(example, LABELS, name)
     trained = np.ones(len(ids), bool)
     for column in reversed(MASKS):
@@ -68,7 +72,7 @@ def _of_tokens(example: Mapping[str, Any], column: str, name: str) -> np.ndarray
             f"{name} has {tokens} input_ids and {count} {column}; pass one for each token"
         )
     with said_of(name):
-        return companion_values(column, values).astype(np.int64)
+        return values_of(column, values).astype(np.int64)
 
 
 def _refuse_contradiction(is_wrong: np.ndarray, title: str) -> None:
