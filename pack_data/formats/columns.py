@@ -100,8 +100,9 @@ def token_columns(
 ) -> Tuple[str, ...]:
     """Return the columns of the token sequences of a file: the tokens, then the columns that change their meaning.
 
-    They are in the order of the table of meanings, or of the user, whatever their order in the file. The name decides which column holds the tokens, or the user. Raises ValueError if nothing says it, for a column that
-    changes the meaning of the tokens and cannot be read, and for columns of BERT's examples and packs.
+    They are in the order of the table of meanings, or of the user, whatever their order in the file. The name or the
+    user decides which column holds the tokens. Raises ValueError if neither does, for a column that changes the meaning
+    of the tokens and cannot be read, and for columns of BERT's examples and packs.
     """
     if columns:
         tokens = _chosen(path, types, columns)
@@ -185,7 +186,8 @@ def _is_read(path: str, name: str, type: ColumnType) -> bool:
 class Block(NamedTuple):
     """Consecutive rows by column.
 
-    columns: the tokens first; origin: of a row; others: the values of all other columns of a row, if they are asked for.
+    columns: the tokens first; origin: of a row; others: the values of all other columns of a row, if they were asked
+    for.
     """
 
     columns: Mapping[str, Ragged]

@@ -13,8 +13,8 @@ _INSTALLED_AS = {"yaml": "pyyaml", "google.protobuf": "protobuf", "google_crc32c
 _SAFE_SINCE = {"pyarrow": ("14.0.1", "runs code that a Parquet file holds (CVE-2023-47248)")}
 # Everything else of ours that can be missing.
 _PACKAGES = (
-    "numpy scipy tokenizers tqdm torch tensorboard safetensors transformers matplotlib jinja2 h5py pyarrow dask "
-    "distributed zstandard"
+    "numpy scipy tokenizers tqdm msgspec torch tensorboard safetensors transformers matplotlib jinja2 h5py pyarrow "
+    "dask distributed zstandard"
 ).split()
 
 

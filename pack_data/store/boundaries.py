@@ -8,7 +8,7 @@ reader of files and of data sets divides its records here.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from pack_data.store.meanings import (
     DOCUMENTS,
     ENDS,
     MASKS,
+    NUMBERED_MASKS,
     OF_SEQUENCES,
     POSITIONS,
     STARTS,
@@ -64,36 +65,19 @@ def sequences_in(example: Mapping[str, Any], name: str) -> Tuple[slice, np.ndarr
         is_number_of_record = column in DOCUMENTS and not is_list(values)
         if values is not None and not is_number_of_record:
             columns[column] = _whole(column, values, name)
-    span = slice(0, tokens)
-    for column in MASKS:
-        if column not in columns:
-            continue
-        real = _real_tokens(columns[column], f"{name}: {column}", tokens)
-        if span not in (slice(0, tokens), real):
-            raise ValueError(f"{name}: {' and '.join(MASKS)} differ; pass only the right one")
-        span = real
+    if not columns:
+        return slice(0, tokens), np.array([tokens] if tokens else [], np.int64)
 
+    span = _span_of(columns, tokens, name)
     lengths = _between([span.start, span.stop])
     first_column = ""
-    for column in (*OF_SEQUENCES, *POSITIONS, *DOCUMENTS, "input_mask"):
+    for column in (*OF_SEQUENCES, *POSITIONS, *DOCUMENTS, *NUMBERED_MASKS):
         if column not in columns:
             continue
         title = f"{name}: {column}"
-        values = columns[column]
-        if column == "input_mask" and values.max(initial=0) < 2:
-            continue  # it numbers no sequences
-        if column in POSITIONS:
-            stated = _between_restarts(values, title, tokens, span)
-        else:
-            if column in ENDS:
-                ends = values
-            elif column == STARTS:
-                ends = _ends_of(values, title, tokens)
-            elif column in OF_SEQUENCES:
-                ends = np.cumsum(values)
-            else:
-                ends = np.append(np.flatnonzero(np.diff(values)) + 1, len(values))
-            stated = _between_ends(ends, title, tokens, span)
+        stated = _stated(column, columns[column], title, tokens, span)
+        if stated is None:
+            continue
         if first_column and not np.array_equal(stated, lengths):
             raise ValueError(
                 f"{title} states sequences of {shown(stated.tolist())} tokens, and {first_column} of "
@@ -102,6 +86,36 @@ def sequences_in(example: Mapping[str, Any], name: str) -> Tuple[slice, np.ndarr
         first_column = first_column or column
         lengths = stated
     return span, lengths
+
+
+def _span_of(columns: Mapping[str, np.ndarray], tokens: int, name: str) -> slice:
+    """Return the real tokens.  Raises ValueError if two masks differ."""
+    spans = []
+    for column in MASKS:
+        if column in columns:
+            spans.append(_real_tokens(columns[column], f"{name}: {column}", tokens))
+    if len(spans) > 1 and spans[0] != spans[1]:
+        raise ValueError(f"{name}: {' and '.join(MASKS)} differ; pass only the right one")
+    return spans[0] if spans else slice(0, tokens)
+
+
+def _stated(
+    column: str, values: np.ndarray, title: str, tokens: int, span: slice
+) -> Optional[np.ndarray]:
+    """Return the lengths of the sequences that a column states; None for a mask that numbers no sequences."""
+    if column in NUMBERED_MASKS and values.max(initial=0) < 2:
+        return None
+    if column in POSITIONS:
+        return _between_restarts(values, title, tokens, span)
+    if column in ENDS:
+        ends = values
+    elif column == STARTS:
+        ends = _ends_of(values, title, tokens)
+    elif column in OF_SEQUENCES:
+        ends = np.cumsum(values)
+    else:
+        ends = np.append(np.flatnonzero(np.diff(values)) + 1, len(values))
+    return _between_ends(ends, title, tokens, span)
 
 
 def _whole(column: str, values: Any, name: str) -> np.ndarray:

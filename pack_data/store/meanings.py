@@ -1,8 +1,8 @@
 """The table of meanings: what a column of texts or tokens holds, by its name, and which values are read.
 
-Every reader of a file, of a `datasets.Dataset` and of a list takes its values through `values_of`, so that they mean the
-same in all of them, or are refused. A column of this table changes what the tokens mean, or which of them are learnt. It
-is never ignored because of the type of its values. No column is read because it is the only one of its type.
+Every reader of a file, of a `datasets.Dataset` and of a list takes its values through `values_of`, so that they mean
+the same in all of them, or are refused. A column of this table changes what the tokens mean, or which of them are
+learnt. It is never ignored because of the type of its values. No column is read because it is the only one of its type.
 
 A list of any kind (plain, large, of a fixed size, a view) may hold the values, also with a dictionary:
 
@@ -36,7 +36,7 @@ _RANGES = {_IDS: (0, 2**31 - 1), _WHOLE: (-(2**31), 2**31 - 1), _MASK: (0, 1)}
 
 
 class Meaning(NamedTuple):
-    """What the values of a column are, and the value of each token in a record whose column is null."""
+    """The values that a column may hold, and the value of each token in a record whose column is null."""
 
     values: str
     default: float = 0
@@ -66,6 +66,7 @@ OF_SEQUENCES = ("seq_lengths", *ENDS, STARTS)
 POSITIONS = ("position_ids", "positions")  # the second is that of a `PackDataset`
 DOCUMENTS = ("document_ids", "doc_ids")
 MASKS = ("attention_mask", "input_mask")
+NUMBERED_MASKS = ("input_mask",)  # they may have the number of the sequence, from 1, in place of 1
 # Columns that tell where sequences begin and end.
 STATING = frozenset((*OF_SEQUENCES, *POSITIONS, *DOCUMENTS, *MASKS))
 # One value for the whole record under these names is a class or a number of the record.

@@ -99,11 +99,7 @@ def test_padding_behind_a_sequence_is_not_masked_in_a_row():
     assert sorted(map(list, tokens)) == [[*ids, *[0] * (4 - len(ids))] for ids in SEQUENCES]
 
 
-def test_files_of_rows_and_positions_of_several_axes_are_refused(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"input_ids": [5, 6, 7], "seq_lengths": [1, 2]}\n')
-    with refused(str(path), "seq_lengths", "datasets.load_dataset"):
-        pack_dataset(path, max_sequence_length=8)
+def test_positions_of_several_axes_are_refused():
     with refused("example 0", "position_ids", "3, 2"):
         pack_dataset([{"input_ids": [5, 6], "position_ids": [[0, 1]] * 3}], max_sequence_length=8)[0]
 

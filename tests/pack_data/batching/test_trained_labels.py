@@ -101,7 +101,6 @@ REFUSED = [
     ({"loss_mask": [float("nan"), 1.0, 1.0]}, "loss_mask", "nan"),
     ({"completion_mask": ["0", "1", "1"]}, "completion_mask", "'0'"),
     ({"completion_mask": [[0, 1, 1]]}, "completion_mask", r"\(1, 3\)"),
-    ({"labels": 3}, "labels", r"\(\)"),
     ({"labels": [5.0, 6.0, 6.5]}, "labels", "6.5", "whole"),
     ({"labels": [-100, 6, 7], "completion_mask": [0, 0, 1]}, "labels", "token 1"),
     ({"loss_mask": [0, 1, 1], "assistant_masks": [0, 0, 1]}, "loss_mask", "token 1"),
