@@ -23,7 +23,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, S
 import torch
 from torch.nn import functional as F
 
-from pack_data.store.boundaries import AttentionBlocks
+from pack_data.store.attention_blocks import AttentionBlocks
 from padding_free.blocks import attend_in_blocks, blocks_on, window_pieces
 
 NAME = "padding_free"

@@ -12,7 +12,7 @@ from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence
 
 import torch
 
-from pack_data.store.boundaries import AttentionBlocks, blocks_of
+from pack_data.store.attention_blocks import AttentionBlocks, blocks_of
 
 _Attend = Callable[..., torch.Tensor]
 

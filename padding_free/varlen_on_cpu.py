@@ -18,7 +18,7 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from pack_data.store.boundaries import AttentionBlocks
+from pack_data.store.attention_blocks import AttentionBlocks
 from padding_free.blocks import (
     WindowPiece,
     blocks_on,

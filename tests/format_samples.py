@@ -9,8 +9,9 @@ from pack_data.formats import bert_tfrecord
 from pack_data.formats.records import EXAMPLE_FIELDS, Record
 from pack_data.formats.source import open_source
 from pack_data.reading.bad_records import Origin
-from pack_data.store.packs import FIELDS
-from pack_data.store.sequences import Example
+from pack_data.store.data_set import StoreWriter
+from pack_data.store.packs import FIELDS, PackSchema, assemble
+from pack_data.store.sequences import Example, Sequences
 
 
 def example(length=7, first=4, positions=(2, 5), label=1, seed=0):
@@ -80,6 +81,18 @@ def pack_from_examples(examples, shape):
     return pack
 
 
+def write_store(folder, packs, shape):
+    """Write lists of examples as the packs of a data set."""
+    size, predictions, depth = shape
+    schema = PackSchema.bert(size, depth, predictions, vocabulary_size=1 << 16)
+    slots = np.concatenate([np.arange(len(pack)) for pack in packs])
+    numbers = np.repeat(np.arange(len(packs)), [len(pack) for pack in packs])
+    sequences = Sequences.from_examples([each for pack in packs for each in pack])
+    writer = StoreWriter(folder, schema)
+    writer.add(assemble(schema, sequences, numbers, slots, len(packs)))
+    writer.finish(algorithm="by hand").close()
+
+
 def records(values):
     return [Record(Origin("given", number), value) for number, value in enumerate(values)]
 
@@ -125,18 +138,6 @@ PACKED = {
     "next_sentence_weights": [1.0, 1.0, 0.0],
 }
 UNPACKED = [([101, 103, 102, 12, 102], 3, [1], [11], 1), ([101, 103, 103, 102], 3, [1, 2], [21, 22], 0)]
-# The same two with every [CLS] at the end of the row, sequence k at slot -k, and labels in the order of the row.
-CLS_LAST = {
-    "packed_input_ids": [103, 102, 12, 102, 103, 103, 102, 0, 101, 101],
-    "packed_input_mask": [1, 1, 1, 1, 2, 2, 2, 0, 2, 1],
-    "packed_segment_ids": [0, 0, 1, 1, 0, 0, 1, 0, 0, 0],
-    "packed_position_ids": [1, 2, 3, 4, 1, 2, 3, 0, 0, 0],
-    "packed_masked_lm_positions": [0, 4, 5, 0],
-    "packed_masked_lm_ids": [11, 21, 22, 0],
-    "packed_masked_lm_mask": [1.0, 2.0, 2.0, 0.0],
-    "packed_next_sentence_labels": [0, 0, 1],
-    "packed_next_sentence_mask": [0.0, 1.0, 1.0],
-}
 
 
 def varint(value):

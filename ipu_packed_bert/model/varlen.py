@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from ipu_packed_bert.model.bert import AttentionDropout
 from ipu_packed_bert.model.blocks import blocks_on, join_blocks, split_in_blocks
 from ipu_packed_bert.model.packed import AttentionMask
-from pack_data.store.boundaries import AttentionBlocks
+from pack_data.store.attention_blocks import AttentionBlocks
 
 
 class BlockRule(NamedTuple):

@@ -10,7 +10,6 @@ have is named once, in a warning.
 from __future__ import annotations
 
 import logging
-from collections import abc
 from functools import lru_cache
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
@@ -22,10 +21,9 @@ from pack_data.store.meanings import (
     ALSO_OF_RECORDS,
     OF_SEQUENCES,
     OF_TOKENS,
+    REFUSED,
     STATING,
     TOKENS,
-    UNCLEAR,
-    default_values,
     is_list,
     values_of,
 )
@@ -33,19 +31,17 @@ from pack_data.store.sequences import rounded_up
 from pack_data.store.trained_labels import (
     IGNORED,
     LABELS,
-    LOSS_MASK,
     MASKS,
+    default_values,
     labels_of,
-    states_labels,
 )
 
 Example = Mapping[str, Union[Sequence[int], np.ndarray]]
 
 _logger = logging.getLogger(__name__)
 
-_WITHOUT_TOKEN_VALUES = (str, bytes, abc.Mapping)  # have a length, but no values for tokens
 # Columns that are in a batch, or in its boundaries and labels; the last one matters to masked models' collators only.
-_IN_BATCH = frozenset(("input_ids", LABELS, *MASKS, *STATING, "special_tokens_mask"))
+_IN_BATCH = frozenset((TOKENS, LABELS, *MASKS, *STATING, "special_tokens_mask"))
 
 # Columns that `sequences_in` does not check.
 _BESIDE = frozenset(OF_TOKENS) - STATING
@@ -60,17 +56,13 @@ def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
     without them all tokens would be learnt; so do input_ids of several dimensions.
     """
     ids = example["input_ids"]
-    if getattr(ids, "ndim", 1) != 1 or len(ids) and np.ndim(ids[0]):
-        raise ValueError(f"{name}: input_ids has the shape {np.shape(ids)}; pass one dimension")
-    if states_labels(example):
-        labels_of(example, name)
+    labels_of(example, name)
     columns = {}
     left_out = []
     for column, values in example.items():
         if values is None or column in OF_SEQUENCES:
             continue
-        has_token_values = is_list(values) and not isinstance(values, _WITHOUT_TOKEN_VALUES)
-        if has_token_values and len(values) == len(ids):
+        if is_list(values) and len(values) == len(ids):
             columns[column] = _checked(column, values, name)
         elif column in _BESIDE and (is_list(values) or column not in ALSO_OF_RECORDS):
             raise ValueError(
@@ -92,8 +84,8 @@ def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
 
 def _checked(column: str, values: Any, name: str) -> Any:
     """Return the values of a column, whole numbers as such; raise ValueError for those that its name excludes."""
-    if column in UNCLEAR:
-        raise ValueError(f"{name}: {column}: {UNCLEAR[column]}")
+    if column in REFUSED:
+        raise ValueError(f"{name}: {column} is not read: {REFUSED[column]}")
     if column != TOKENS and column not in OF_TOKENS:
         return values
     given = np.asarray(values)
@@ -105,26 +97,21 @@ def _checked(column: str, values: Any, name: str) -> Any:
 def alike(examples: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
     """Return the examples with the columns of `OF_TOKENS` in all that one of them has.
 
-    A column that an example lacks has its default there. If one has labels or a mask of the loss, the labels of all are
-    those that `labels_of` returns, so that they agree with the masks also in a row.
+    A column that an example lacks has its default there. The labels are those that `labels_of` returns, so that they
+    agree with the masks also in a row.
     """
     present = {column for example in examples for column in example if example[column] is not None}
-    present = present.intersection(OF_TOKENS) - STATING
+    present &= _BESIDE
     if not present:
         return list(examples)
-    has_labels = any(map(states_labels, examples))
     completed: List[Mapping[str, Any]] = []
-    for number, example in enumerate(examples):
+    for example in examples:
         columns = dict(example)
-        missing = {column for column in present if columns.get(column) is None}
-        for column in missing - {LOSS_MASK, LABELS}:
-            columns[column] = default_values(column, columns)
-        if has_labels:
-            labels = labels_of(example, f"example {number} of the row")
-            if LABELS in present:
-                columns[LABELS] = labels
-            if LOSS_MASK in missing:
-                columns[LOSS_MASK] = (labels != IGNORED).astype(np.int64)
+        for column in present:
+            if columns.get(column) is None:
+                columns[column] = default_values(column, example)
+        if LABELS in present:
+            columns[LABELS] = labels_of(example, "an example of the row")
         completed.append(columns)
     return completed
 
@@ -151,19 +138,15 @@ def _columns(examples: Sequence[Example], pad_id: int) -> List[Dict[str, np.ndar
     columns = []
     for number, example in enumerate(examples):
         name = f"example {number} of the batch"
-        ids = np.asarray(example["input_ids"], np.int64)
-        if ids.ndim != 1 or not len(ids):
-            raise ValueError(
-                f"{name} has {ids.size} input_ids in {ids.ndim} dimensions; pass at least 1, in one dimension"
-            )
         labels = labels_of(example, name)
+        ids = np.asarray(example[TOKENS], np.int64)
+        if not len(ids):
+            raise ValueError(f"{name} has 0 input_ids; pass at least 1")
         _warn_left_out(*(column for column in example if column not in _IN_BATCH))
         span, lengths = sequences_in(example, name)
-        start = span.start
-        for length in lengths.tolist():
-            stop = start + length
-            columns.append({"input_ids": ids[start:stop], "labels": labels[start:stop]})
-            start = stop
+        ends = np.cumsum(lengths)[:-1]
+        for _, *part in zip(lengths, np.split(ids[span], ends), np.split(labels[span], ends)):
+            columns.append(dict(zip((TOKENS, LABELS), part)))
     return columns or [_padding(1, pad_id)]
 
 

@@ -20,6 +20,7 @@ from pack_data.batching.identity import digest_of_examples, digest_of_values
 from pack_data.reading.fields import shown
 from pack_data.store.boundaries import positions_of, sequences_in
 from pack_data.store.data_set import MANIFEST, PackStore
+from pack_data.store.meanings import TOKENS
 from pack_data.store.packs import BERT, decode
 from pack_data.store.sequences import Sequences, starts_of
 from pack_data.store.trained_labels import IGNORED, labels_of, states_labels
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-TOKENS = "input_ids"
 _OF_ROWS = ("input_mask", "positions")  # columns that a row has beside those of its examples
 _IDENTIFYING_EXAMPLES = 1024  # read for the identity: 0.1 s of a data set on disk
 _Row = Dict[str, np.ndarray]

@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterator, NamedTuple, Optional, Sequence, Tuple
 
-from pack_data.building.account import ACCOUNT
-from pack_data.building.work_folder import check_out, only_writer_of_packs
 from pack_data.cli.command import ArgumentParser, positive_int, typed
 from pack_data.cli.reading_options import add_columns, add_reading_options
 from pack_data.cli.terminal import progress_bar
@@ -23,7 +21,6 @@ from pack_data.formats.source import Source, module_of, open_source
 from pack_data.reading.account import Account
 from pack_data.reading.fields import printable, said_of
 from pack_data.reading.files import only_writer
-from pack_data.store.data_set import MANIFEST
 
 # The kind of records that each target format holds.
 TARGETS = {
@@ -33,7 +30,6 @@ TARGETS = {
     "arrow": "tokens",
     "jsonl": "tokens",
     "packed_parquet": "token_packs",
-    "store": "packs",
 }
 # The way out for a kind that the target does not hold.
 _INSTEAD = {
@@ -48,8 +44,6 @@ _WORDS = {
     "tokens": "token sequences",
     "token_packs": "packs of token sequences",
 }
-# Formats that hold no columns but their own.
-_WITHOUT_FOREIGN = ("packed_parquet", "store")
 
 
 class _Converted(NamedTuple):
@@ -97,19 +91,13 @@ def _format_and_kind(
     return to_format, kind
 
 
-def _check_destination(source: Source, destination: str, to_format: str) -> None:
-    """Raise ValueError if the destination is read, or if a store would replace a data set or other files."""
+def _check_destination(source: Source, destination: str) -> None:
+    """Raise ValueError if the destination is one of the files that are read, or lies among them."""
     if os.path.exists(destination):
         is_inside = Path(source.path).resolve() in Path(destination).resolve().parents
         if is_inside or any(os.path.samefile(destination, file) for file in source.files):
             raise ValueError(
                 f"{destination}: is one of the files to read, or lies among them; name another one"
-            )
-    if to_format == "store" and os.path.isdir(destination):
-        check_out(Path(destination))
-        if (Path(destination) / MANIFEST).exists():
-            raise ValueError(
-                f"{destination}: holds a data set already; remove it, or name another directory"
             )
 
 
@@ -122,12 +110,11 @@ def _convert(
     TFRecord (S and P), where they differ from those of the source. ValueError for a mistake.
     """
     to_format, kind = _format_and_kind(source, destination, to_format, unpack)
-    _check_destination(source, destination, to_format)
-    if to_format in ("mlperf_tfrecord", "store"):
-        widths_of_source = source.example_shape() if kind == "examples" else source.shape()
+    _check_destination(source, destination)
+    if to_format == "mlperf_tfrecord":
         chosen = (
             given if given is not None else default
-            for given, default in zip(widths, widths_of_source)
+            for given, default in zip(widths, source.example_shape())
         )
         widths = RowWidths(*chosen)
 
@@ -138,7 +125,7 @@ def _convert(
         with progress_bar(None, f"{source.format} to {to_format}", unit=" records") as bar:
             for record in counting(read, kind, went_out):
                 bar.update()
-                if to_format in _WITHOUT_FOREIGN:
+                if to_format == "packed_parquet":
                     source.lose(record.foreign)
                 yield record
         if not went_out["records"]:
@@ -147,22 +134,11 @@ def _convert(
         with said_of(source.path):
             _account(source, went_out)
 
-    def made_with() -> Dict[str, Any]:
-        account = {
-            "records": source.came_in["records"],
-            "unreadable": source.bad.count,
-            "tokens": source.came_in["tokens"],
-            "tokens_in_sequences": went_out["tokens"],
-        }
-        return {ACCOUNT: account, "left_out": list(source.foreign_lost)}
-
     module = module_of(to_format)
     # Two conversions to one place would spoil it. The holder of the lock removes what killed ones have left there.
     path = Path(destination) if Path(destination).name else Path(destination).resolve()
-    with only_writer_of_packs(path) if to_format == "store" else only_writer(path):
-        if to_format == "store":
-            written = module.write(destination, records, widths, made_with)
-        elif hasattr(module, "write"):
+    with only_writer(path):
+        if hasattr(module, "write"):
             written = module.write(destination, records(), widths, to_format)
         else:
             written = sequence_output.write(destination, records, to_format)
@@ -192,7 +168,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "destination",
         metavar="DST",
-        help="the file to write (.tfrecord[.gz], .parquet, .arrow, .jsonl), or a directory with --to-format store",
+        help="the file to write (.tfrecord[.gz], .parquet, .arrow, .jsonl)",
     )
     parser.add_argument(
         "--from-format",

@@ -1,4 +1,4 @@
-"""TFRecord files of BERT: MLPerf's examples, and packs in two layouts; one example or one pack per record.
+"""TFRecord files of BERT: MLPerf's examples, and packs of them; one example or one pack per record.
 
 mlperf_tfrecord: an unpacked example. int64: input_ids, input_mask, segment_ids [S]; masked_lm_positions, masked_lm_ids
 [P]; next_sentence_labels [1]. float: masked_lm_weights [P], 1 for a prediction. P is 20 at S = 128 and 76 at 512.
@@ -8,14 +8,6 @@ packed_tfrecord: the ten fields of the packed format published for MLPerf BERT. 
 segment_ids, positions [S]; masked_lm_positions, masked_lm_ids [P]; next_sentence_positions, next_sentence_labels [D].
 float: masked_lm_weights [P] (number of the sequence, 0 unused), next_sentence_weights [D]. Sequence numbers begin at 1,
 unused values are 0.
-
-cls_last_tfrecord, read only: `packed_*` names and every [CLS] at the end of its row, as the PyTorch BERT for IPUs reads
-it. int64: packed_input_ids, packed_input_mask, packed_segment_ids, packed_position_ids [S]; packed_masked_lm_positions,
-packed_masked_lm_ids [P]; packed_next_sentence_labels [D]. packed_masked_lm_mask [P] (sequence number, 0 unused) and
-packed_next_sentence_mask [D] (1 used) are float. Sequence k has its [CLS], position 0, at slot S - k; its other tokens,
-positions 1.., stand with those of the other sequences from slot 0 on. The labels run in the order of the row, sequence
-k at D - k. Packs are returned in the layout of the packed format, [CLS] first in its sequence, and in rows of the same
-width: P is predictions of a sequence + D - 1 in the file, and one more in the packed format.
 """
 
 from __future__ import annotations
@@ -28,7 +20,6 @@ from pack_data.formats import tfrecord
 from pack_data.formats.records import (
     DERIVED,
     EXAMPLE_FIELDS,
-    LARGEST_ID,
     Columns,
     Pack,
     Record,
@@ -36,28 +27,14 @@ from pack_data.formats.records import (
     RowWidths,
     checked_pack,
     example_from_columns,
-    integers,
     shape_of_pack,
 )
 from pack_data.reading.bad_records import BadRecords
-from pack_data.store.packs import FIELDS, PackSchema, assemble, decode
-from pack_data.store.sequences import Example, Sequences
+from pack_data.store.packs import FIELDS
+from pack_data.store.sequences import Example
 
 _FLOATS = ("masked_lm_weights", "next_sentence_weights")
 _TYPE_OF = {name: "float" if name in _FLOATS else "int64" for name in FIELDS}
-
-# Feature -> field of the packed format.
-_CLS_LAST = {
-    "packed_input_ids": "input_ids",
-    "packed_input_mask": "input_mask",
-    "packed_segment_ids": "segment_ids",
-    "packed_position_ids": "positions",
-    "packed_masked_lm_positions": "masked_lm_positions",
-    "packed_masked_lm_ids": "masked_lm_ids",
-    "packed_masked_lm_mask": "masked_lm_weights",
-    "packed_next_sentence_labels": "next_sentence_labels",
-    "packed_next_sentence_mask": "next_sentence_weights",
-}
 
 # Format -> feature -> type, in the order in which a record is compared with the formats.
 FEATURES: Dict[str, Dict[str, str]] = {
@@ -65,41 +42,12 @@ FEATURES: Dict[str, Dict[str, str]] = {
     "mlperf_tfrecord": {
         name: type for name, type in _TYPE_OF.items() if name in EXAMPLE_FIELDS + DERIVED
     },
-    # Published files have masks of either type.
-    "cls_last_tfrecord": {
-        name: "int64 or float" if field in _FLOATS else "int64" for name, field in _CLS_LAST.items()
-    },
 }
-
-
-def _ten_fields(features: Columns) -> Pack:
-    size = len(features["packed_input_ids"])
-    depth = len(features["packed_next_sentence_mask"])
-    if depth > size:
-        raise RecordError(
-            f"packed_next_sentence_mask has {depth} values, a row has only {size} slots"
-        )
-    used = integers("packed_next_sentence_mask", features["packed_next_sentence_mask"], 1)
-    fields = {field: features[name] for name, field in _CLS_LAST.items()}
-    return {**fields, "next_sentence_positions": np.arange(size - depth, size) * used}
-
-
-def _cls_last_pack(features: Columns) -> Pack:
-    row, examples = checked_pack(_ten_fields(features))
-    size, predictions, depth = shape_of_pack(row).of_packs()
-    schema = PackSchema.bert(size, depth, predictions + 1, vocabulary_size=LARGEST_ID)
-    count = len(examples)
-    slots = np.arange(count)
-    records = assemble(
-        schema, Sequences.from_examples(examples), np.zeros(count, np.int64), slots, 1
-    )
-    return {name: values[0] for name, values in decode(schema, records).items()}
 
 
 _VALUE_OF: Dict[str, Callable[[Columns], Any]] = {
     "packed_tfrecord": lambda features: checked_pack(features)[0],
     "mlperf_tfrecord": example_from_columns,
-    "cls_last_tfrecord": _cls_last_pack,
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import (
     Any,
     Callable,
@@ -18,7 +17,7 @@ from typing import (
 
 import numpy as np
 
-from pack_data.formats.records import NO_COLUMNS, Record, RecordError
+from pack_data.formats.records import Record, RecordError
 from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.store.boundaries import sequences_in
 from pack_data.store.meanings import (
@@ -27,14 +26,13 @@ from pack_data.store.meanings import (
     OF_SEQUENCES,
     OF_TOKENS,
     OTHER_TOKENS,
+    REFUSED,
     STATING,
     TOKENS,
-    UNCLEAR,
-    default_values,
     values_of,
 )
 from pack_data.store.sequences import Sequences
-from pack_data.store.trained_labels import labels_of, states_labels
+from pack_data.store.trained_labels import default_values, labels_of
 
 # Kinds of columns. The first three hold lists.
 WHOLE = "integers"
@@ -45,17 +43,8 @@ ONE = "one value"
 NULL = "null"
 OTHER = "other"
 _LISTS = (WHOLE, TRUTHS, FRACTIONS)
-# Two of these columns, or a list of `positions`, mark BERT's examples or packs, which are not read from columns.
-_OF_BERT = (
-    "positions",
-    "next_sentence_positions",
-    "next_sentence_weights",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "next_sentence_labels",
-)
 # They divide or pad the sequences, and are not kept.
-_USED_UP = frozenset((*MASKS, *OF_SEQUENCES))
+_USED_UP = frozenset((*MASKS, *OF_SEQUENCES, "positions"))
 
 
 class FileRow(NamedTuple):
@@ -108,14 +97,12 @@ def token_columns(
         tokens = _chosen(path, types, columns)
         beside = [*columns, *MASKS]
     else:
-        _refuse_bert(path, types)
         tokens = _named(path, types)
         beside = [*OF_TOKENS, *OF_SEQUENCES]
-        for name, way_out in UNCLEAR.items():
+        for name, way_out in REFUSED.items():
             if name in types and types[name].kind in _LISTS:
                 raise ValueError(
-                    f"{path}: {name} may be token types or numbers of sequences; {way_out}, or choose --columns "
-                    f"{tokens} to ignore it"
+                    f"{path}: {name} is not read: {way_out}, or choose --columns {tokens} to ignore it"
                 )
     read = [name for name in beside if name in types and _is_read(path, name, types[name])]
     return tuple(dict.fromkeys((tokens, *read)))
@@ -136,13 +123,10 @@ def _chosen(path: str, types: Mapping[str, ColumnType], columns: Sequence[str]) 
 
 def _named(path: str, types: Mapping[str, ColumnType]) -> str:
     """Return the column with a name of token ids.  Raises ValueError unless it is one column, of lists."""
-    if TOKENS in types:
-        candidates = [TOKENS]
-        is_right = types[TOKENS].kind in (WHOLE, FRACTIONS, NULL)
-    else:
-        candidates = [name for name in OTHER_TOKENS if name in types and types[name].kind == WHOLE]
-        is_right = len(candidates) == 1
-    if is_right:
+    names = (TOKENS,) if TOKENS in types else OTHER_TOKENS
+    may_hold_ids = (WHOLE, FRACTIONS, NULL)
+    candidates = [name for name in names if name in types and types[name].kind in may_hold_ids]
+    if len(candidates) == 1:
         return candidates[0]
     if len(candidates) > 1:
         problem = f"{' and '.join(candidates)} may both hold the tokens"
@@ -159,20 +143,11 @@ def _named(path: str, types: Mapping[str, ColumnType]) -> str:
     raise ValueError(f"{path}: {problem} ({way_out})")
 
 
-def _refuse_bert(path: str, types: Mapping[str, ColumnType]) -> None:
-    of_bert = [name for name in _OF_BERT if name in types]
-    has_positions = "positions" in types and types["positions"].kind in _LISTS
-    if has_positions or len(of_bert) >= 2:
-        raise ValueError(
-            f"{path}: {', '.join(of_bert)}: {NO_COLUMNS}, or choose columns of token sequences with --columns"
-        )
-
-
 def _is_read(path: str, name: str, type: ColumnType) -> bool:
-    """Return True for a column of lists, False for one without any value.  Raises ValueError for other types."""
-    if type.kind in _LISTS:
+    """Return True for a column of lists or nulls.  Raises ValueError for one that changes the meaning of the tokens."""
+    if type.kind in (*_LISTS, NULL):
         return True
-    if type.kind == NULL or (type.kind == ONE and name in ALSO_OF_RECORDS):
+    if type.kind in (ONE, TEXT) and name in ALSO_OF_RECORDS:
         return False
     values = OF_TOKENS[name].values if name in OF_TOKENS else "whole numbers"
     raise ValueError(
@@ -183,7 +158,7 @@ def _is_read(path: str, name: str, type: ColumnType) -> bool:
 # ---- blocks of rows ----------------------------------------------------------------------------------------------
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Consecutive rows by column.
 
     columns: the tokens first; origin: of a row; others: the values of all other columns of a row, if they were asked
@@ -201,18 +176,21 @@ class Block(NamedTuple):
         if not len(lengths) or lengths.min() < 1:
             return None
         columns = {}
-        for name, column in self.columns.items():
+        for column in self.columns.values():
             has_gaps = column.is_null.any() or column.is_bad.any()
             if has_gaps or not np.array_equal(column.lengths, lengths):
                 return None
-            try:
+        try:
+            for name, column in self.columns.items():
                 columns[name] = values_of(name, column.values, are_ids=_are_ids(name, tokens))
-            except ValueError:
-                return None
+            if tokens == TOKENS:
+                labels_of(columns, "a row")
+        except ValueError:
+            return None
         for name in MASKS:
             if name in beside and not (columns.pop(name) == 1).all():
                 return None
-        if not STATING.isdisjoint(columns) or not _agree(columns, tokens):
+        if not STATING.isdisjoint(columns):
             return None
         return Sequences.of_tokens(lengths, columns)
 
@@ -236,16 +214,6 @@ class Block(NamedTuple):
                 yield Record(self.origin(row), value, self.others(row))
 
 
-def _agree(columns: Mapping[str, np.ndarray], tokens: str) -> bool:
-    """Return True if the labels of tokens train none that a mask of the loss leaves out."""
-    if tokens == TOKENS and states_labels(columns):
-        with suppress(ValueError):
-            labels_of(columns, "a row")
-            return True
-        return False
-    return True
-
-
 def _are_ids(name: str, tokens: str) -> bool:
     """Return True for the column of the tokens, whatever it is called; the user may choose labels alone."""
     return name == tokens and name not in OF_TOKENS
@@ -259,32 +227,27 @@ def sequences_of_row(row: Mapping[str, Optional[np.ndarray]]) -> List[Dict[str, 
     tokens, *beside = row
     if row[tokens] is None:
         raise RecordError(f"{tokens} is null")
-    columns = {**row, TOKENS: row[tokens]}
-    given = {name: values for name, values in row.items() if values is not None}
-    sizes = {name: len(values) for name, values in given.items() if name not in OF_SEQUENCES}
-    if len(set(sizes.values())) != 1:
-        lengths = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise RecordError(
-            f"columns of different lengths: {lengths} (choose columns with --columns)"
-        )
+    example = {**row, TOKENS: row[tokens]}
     of_tokens = {}
-    for name in row:
-        if name not in beside or name not in _USED_UP:
-            if name not in given and name not in OF_TOKENS:
+    for name, values in row.items():
+        if name in beside and name in _USED_UP:
+            continue
+        if values is None:
+            if name not in OF_TOKENS:
                 raise RecordError(f"{name} is null")
-            values = given[name] if name in given else default_values(name, columns)
-            of_tokens[name] = values_of(name, values, are_ids=_are_ids(name, tokens))
-    stated = {name: given[name] for name in beside if name in given}
+            values = default_values(name, example)
+        of_tokens[name] = values_of(name, values, are_ids=_are_ids(name, tokens))
+    sizes = [f"{name} {len(values)}" for name, values in of_tokens.items()]
+    if len({len(values) for values in of_tokens.values()}) > 1:
+        raise RecordError(
+            f"columns of different lengths: {', '.join(sizes)} (choose columns with --columns)"
+        )
+    if tokens == TOKENS:
+        labels_of(of_tokens, "the row")
+    stated = {name: row[name] for name in beside}
     span, lengths_inside = sequences_in({**stated, TOKENS: row[tokens]}, "the row")
     if not len(lengths_inside):
         raise RecordError(f"{tokens} is empty, a sequence needs at least one token")
-
-    if tokens == TOKENS and states_labels(of_tokens):
-        labels_of(of_tokens, "the row")
-    sequences = []
-    start = span.start
-    for length in lengths_inside.tolist():
-        part = {name: values[start : start + length] for name, values in of_tokens.items()}
-        sequences.append(part)
-        start += length
-    return sequences
+    ends = np.cumsum(lengths_inside)[:-1]
+    parts = [np.split(values[span], ends) for values in of_tokens.values()]
+    return [dict(zip(of_tokens, part)) for part in zip(*parts)]

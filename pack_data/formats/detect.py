@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections import Counter
 from contextlib import suppress
 from itertools import islice
 from typing import Dict, Iterator, Set
 
 from pack_data.formats import bert_tfrecord, tfrecord
-from pack_data.formats.megatron import MAGIC as MEGATRON_MAGIC
 from pack_data.formats.records import RecordError
 from pack_data.reading.bad_records import BadRecords
 from pack_data.reading.compressed import open_unpacked, without_compression
@@ -22,7 +20,6 @@ from pack_data.reading.npy import refuse_sequences
 FORMATS: Dict[str, str] = {
     "mlperf_tfrecord": "bert_tfrecord",
     "packed_tfrecord": "bert_tfrecord",
-    "cls_last_tfrecord": "bert_tfrecord",
     "hdf5": "hdf5",
     "parquet": "parquet",
     "arrow": "parquet",
@@ -46,6 +43,7 @@ SUFFIXES = {
     "ndjson": "jsonl",
     "json": "jsonl",
 }
+MEGATRON_MAGIC = b"MMIDIDX\0\0"
 _MAGIC = (
     (b"\x89HDF\r\n\x1a\n", "hdf5"),
     (b"PAR1", "parquet"),
@@ -134,31 +132,19 @@ def _features(path: str) -> Iterator[Set[str]]:
 
 
 def _tfrecord_format(path: str) -> str:
-    """Return the format whose features most of the first records have.  Raises ValueError if there is none.
+    """Return the format whose features the first record of a known format has.  Raises ValueError if there is none.
 
     A packed record has every feature of an unpacked one.  A record with only some of the others is of neither format
     and does not count: it would be read as unpacked, and all valid records after it would be bad ones.
     """
-    packed_only = set(bert_tfrecord.FEATURES["packed_tfrecord"]) - set(
-        bert_tfrecord.FEATURES["mlperf_tfrecord"]
-    )
+    packed = set(bert_tfrecord.FEATURES["packed_tfrecord"])
+    unpacked = set(bert_tfrecord.FEATURES["mlperf_tfrecord"])
     names: Set[str] = set()
-    votes: Counter = Counter()
     for names in _features(path):
-        for format, types in bert_tfrecord.FEATURES.items():
-            is_incomplete_pack = format == "mlperf_tfrecord" and packed_only & names
-            if names.issuperset(types) and not is_incomplete_pack:
-                votes[format] += 1
-                break
-
-    if votes:
-        format, most = votes.most_common(1)[0]
-        if 2 * most > sum(votes.values()):
-            return format
-        counts = " and ".join(f"{count} match {name}" for name, count in sorted(votes.items()))
-        raise ValueError(
-            f"{path}: of its first records, {counts}; pass the format with --format or --from-format"
-        )
+        if names.issuperset(packed):
+            return "packed_tfrecord"
+        if names.issuperset(unpacked) and names.isdisjoint(packed - unpacked):
+            return "mlperf_tfrecord"
     if not names:
         raise ValueError(
             f"{path}: no record of this TFRecord file can be read; pass its format to see why"

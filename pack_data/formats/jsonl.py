@@ -1,7 +1,6 @@
 """JSONL, one object per line or just a list of token ids, and JSON arrays of such records; plain or compressed.
 
-A list alone is the column input_ids. msgspec decodes the lists that are asked for; records that it does not decode are
-decoded as a whole, in pure Python, which names what is wrong.
+A list alone is the column input_ids. msgspec decodes the lists that are asked for, and checks their types.
 """
 
 from __future__ import annotations
@@ -11,7 +10,19 @@ import re
 from array import array
 from functools import partial
 from itertools import islice
-from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Sequence, Tuple, Union
+from typing import (
+    Any,
+    BinaryIO,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import msgspec
 import numpy as np
@@ -24,24 +35,24 @@ from pack_data.formats.columns import (
     TEXT,
     TRUTHS,
     WHOLE,
-    Block,
     ColumnType,
     FileRow,
     Ragged,
+    RowBlock,
 )
 from pack_data.formats.records import RecordError
 from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.reading.compressed import open_unpacked
 from pack_data.reading.encodings import HEAD_BYTES, check_encoding
-from pack_data.reading.fields import shown
+from pack_data.reading.fields import one_line, shown
 from pack_data.reading.words import counted
-from pack_data.store.meanings import OF_SEQUENCES, OF_TOKENS, TOKENS, values_of
+from pack_data.store.meanings import TOKENS
 
 _WAY_OUT = "pass a JSONL file"
 _LINES_FOR_DETECTION = 100_000  # the most that are tried to find a valid one
 _ROWS_FOR_TYPES = 1000  # that are read to find the type of a field which is null in those before
 _ROWS = 1024  # of a block, at most
-_TOO_LARGE = 2**64
+_TOO_LARGE = float(2**64)
 _VALUES = 1 << 20  # of the tokens of a block, about
 _MOST_DIGITS = 20  # Python 3.8 takes hours for a number of millions of digits, and 3.11 refuses it
 # Translates the bytes of digits to zeros, and all others to spaces.
@@ -208,55 +219,45 @@ def _fields(text: bytes) -> Dict[str, Any]:
 
 
 def types(path: str) -> Dict[str, ColumnType]:
-    """Return the type of each field of the first readable record; of a null, that of the records after it."""
-    first = _first_row(path)
-    found = {name: _type_of(name, value) for name, value in first.fields.items()}
-    unknown = {name for name, type in found.items() if type.kind == NULL}
-    for row in islice(
-        rows(path, BadRecords(_LINES_FOR_DETECTION), sorted(unknown)), _ROWS_FOR_TYPES
-    ):
-        if not unknown:
-            break
-        for name in unknown.intersection(row.fields):
-            found[name] = _type_of(name, row.fields[name])
-        unknown = {name for name in unknown if found[name].kind == NULL}
-    return found
+    """Return the type of each field of the first readable record; of a null, that of the records after it.
 
-
-def _first_row(path: str) -> FileRow:
-    """Return the first readable record.  Raises ValueError if there is none."""
+    Raises ValueError if there is no readable record.
+    """
     bad = BadRecords(allowed=_LINES_FOR_DETECTION)
-    for row in rows(path, bad):
-        return row
+    found: Dict[str, ColumnType] = {}
+    for row in islice(rows(path, bad), _ROWS_FOR_TYPES):
+        for name in found or row.fields:
+            if name not in found or found[name].kind == NULL:
+                found[name] = _type_of(row.fields.get(name))
+        if NULL not in {type.kind for type in found.values()}:
+            break
+    if found:
+        return found
     problem = "holds no record"
     if bad.found:
         problem = f"none of its {counted(bad.count, 'line')} can be read; the last: {bad.found[-1].reason}"
     raise ValueError(f"{path}: {problem}; expected JSONL, one object per line")
 
 
-def _type_of(name: str, value: Any) -> ColumnType:
-    if value is None:
-        return ColumnType(NULL, "null")
+def _type_of(value: Any) -> ColumnType:
     if isinstance(value, str):
         return ColumnType(TEXT, "text")
+    if isinstance(value, dict):
+        return ColumnType(OTHER, "an object")
     if not isinstance(value, list):
-        return ColumnType(OTHER if isinstance(value, dict) else ONE, type(value).__name__)
+        return ColumnType(NULL if value is None else ONE, type(value).__name__)
     names = {type(item).__name__ for item in value} - {"NoneType"}
-    printed = f"list of {' and '.join(sorted(names)) or 'nothing'}"
-    if not names:
-        # An empty list may be one of anything, unless its name determines what it holds.
-        is_known = name == TOKENS or name in OF_TOKENS or name in OF_SEQUENCES
-        return ColumnType(WHOLE if is_known else OTHER, printed)
-    if names <= {"int"}:
-        return ColumnType(WHOLE, printed)
-    is_number = names <= {"int", "float", "bool"}
-    kind = TRUTHS if names == {"bool"} else FRACTIONS if is_number else OTHER
-    return ColumnType(kind, printed)
+    kind = OTHER
+    if names <= {"int", "float", "bool"}:
+        kind = FRACTIONS
+    if len(names) < 2:
+        kind = {"": NULL, "int": WHOLE, "bool": TRUTHS}.get("".join(names), kind)
+    return ColumnType(kind, f"list of {' and '.join(sorted(names)) or 'nothing'}")
 
 
 # ---- columns ---------------------------------------------------------------------------------------------------------
 
-_Decode = Callable[[bytes], Sequence[Any]]
+_Decode = Callable[[bytes], Tuple[Sequence[Any], Mapping[str, Any]]]
 
 
 def blocks(
@@ -265,145 +266,125 @@ def blocks(
     columns: Sequence[str],
     refused: Sequence[str] = (),
     has_others: bool = False,
-) -> Iterator[Block]:
+) -> Iterator[RowBlock]:
     """Yield the columns of one file in blocks of rows, in file order.
 
     columns: lists of numbers, the tokens first. refused: columns that may not have lists. has_others: keep all other
     fields as well.
     """
-    decode: _Decode = partial(_decoded, columns, refused)
-    if not has_others:
-        decode = _decoder(columns, refused)
-    block = _Block(columns)
+    decode = _decoder(columns, refused, has_others)
+    rows = _GrowingBlock(columns)
     for origin, text, _ in _texts(path, bad):
         problem = ""
         try:
-            block.add(origin, decode(text))
+            rows.add(origin, *decode(text))
+        except msgspec.ValidationError as error:
+            problem = f"{error}; choose other columns with --columns"
         except ValueError as error:
-            problem = str(error)
-        if block.origins and (problem or block.is_full):
-            yield block.finished()
-            block = _Block(columns)
+            problem = one_line(error, 200)
+        if rows.origins and (problem or rows.is_full):
+            yield rows.block()
+            rows = _GrowingBlock(columns)
         if problem:
             bad.add(origin, problem)
-    if block.origins:
-        yield block.finished()
+    if rows.origins:
+        yield rows.block()
 
 
-class _Block:
-    """A block that grows by records; numbers become arrays one record after another, which keeps memory small."""
+class _GrowingBlock:
+    """Rows of a block; numbers become arrays one record after another, which keeps memory small."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.origins: List[Origin] = []
-        self._columns = [(name, _Column()) for name in columns]
-        self._others: List[Any] = []
+        self._columns = {name: _GrowingColumn() for name in columns}
+        self._others: List[Mapping[str, Any]] = []
 
-    def add(self, origin: Origin, record: Sequence[Any]) -> None:
-        for number, (_, column) in enumerate(self._columns):
-            column.add(record[number])
-        self._others += record[len(self._columns) :] or [{}]
+    def add(
+        self, origin: Origin, record: Sequence[Optional[List[Any]]], others: Mapping[str, Any]
+    ) -> None:
+        for column, values in zip(self._columns.values(), record):
+            column.add(values)
+        self._others.append(others)
         self.origins.append(origin)
 
     @property
     def is_full(self) -> bool:
-        first = self._columns[0][1]
-        return len(self.origins) == _ROWS or len(first.integers) > _VALUES
+        tokens = next(iter(self._columns.values()))
+        return len(self.origins) == _ROWS or len(tokens.integers) > _VALUES
 
-    def finished(self) -> Block:
-        columns = {name: column.finished() for name, column in self._columns}
-        return Block(columns, self.origins.__getitem__, self._others.__getitem__)
+    def block(self) -> RowBlock:
+        columns = {name: column.ragged() for name, column in self._columns.items()}
+        return RowBlock(columns, self.origins.__getitem__, self._others.__getitem__)
 
 
-class _Column:
+class _GrowingColumn:
     def __init__(self) -> None:
         self.integers = array("i")
         self._parts: List[np.ndarray] = []
         self._lengths: List[int] = []
-        self._nulls: List[int] = []
+        self._is_null: List[bool] = []
 
-    def add(self, values: Any) -> None:
-        """Add the values of a record: a list or an array of numbers, or None."""
-        if values is None:
-            self._nulls.append(len(self._lengths))
-            values = []
+    def add(self, values: Optional[List[Any]]) -> None:
+        """Add the values of a record; None for a null."""
+        self._is_null.append(values is None)
+        values = values or []
         self._lengths.append(len(values))
         try:
             self.integers.fromlist(values)
         except (TypeError, OverflowError):
-            # Other numbers than integers of 32 bits, and records that were decoded in Python.
-            other = np.array(values)
-            if other.dtype == object:  # beyond 64 bits
-                other = np.array(
-                    [float(min(max(item, -_TOO_LARGE), _TOO_LARGE)) for item in values]
-                )
-            self._parts += [np.array(self.integers, np.int32), other]
+            # Others than integers of 32 bits; float64 holds those beyond 64 bits, which no column may have.
+            others = np.array(values)
+            if others.dtype == object:
+                others = np.array([min(float(item), _TOO_LARGE) for item in values])
+            self._parts += [np.array(self.integers, np.int32), others]
             self.integers = array("i")
 
-    def finished(self) -> Ragged:
+    def ragged(self) -> Ragged:
         values = np.concatenate([*self._parts, np.array(self.integers, np.int32)])
-        rows = len(self._lengths)
-        is_null = np.zeros(rows, bool)
-        is_null[self._nulls] = True
-        return Ragged(np.array(self._lengths, np.int64), values, is_null, np.zeros(rows, bool))
+        lengths = np.array(self._lengths, np.int64)
+        return Ragged(lengths, values, np.array(self._is_null), np.zeros(len(lengths), bool))
 
 
-def _decoder(columns: Sequence[str], refused: Sequence[str]) -> _Decode:
-    """Return a function that decodes the columns of a record; ValueError says what is wrong with one."""
-    missing = msgspec.UNSET
-    types: Dict[str, Any] = {}
-    for name in columns:
-        item: Any = Union[int, float, bool]
-        if name == columns[0]:
-            item = int
-        types[name] = Union[List[item], None, msgspec.UnsetType]
-    for name in refused:
-        types[name] = Union[str, int, float, bool, dict, None, msgspec.UnsetType]
-    names = {f"field{number}": name for number, name in enumerate(types)}
-    declared = [(field, types[name], missing) for field, name in names.items()]
-    record_type = msgspec.defstruct("Record", declared, rename=names, gc=False)
+def _decoder(columns: Sequence[str], refused: Sequence[str], has_others: bool) -> _Decode:
+    """Return a function that decodes the columns of a record, and its other fields if they are asked for."""
+    record_type = _record_type(columns, refused)
     decode = msgspec.json.Decoder(record_type).decode
-    decode_list = msgspec.json.Decoder(List[int]).decode
-    is_list_enough = tuple(columns) == (TOKENS,)
+    if tuple(columns) == (TOKENS,):
+        decode = msgspec.json.Decoder(Union[record_type, List[Union[int, float]]]).decode
 
-    def decoded(text: bytes) -> Sequence[Any]:
+    def decoded(text: bytes) -> Tuple[Sequence[Any], Mapping[str, Any]]:
+        others: Dict[str, Any] = {}
         try:
-            if is_list_enough and text[:1] == b"[":
-                return [decode_list(text)]
-            record = msgspec.structs.astuple(decode(text))[: len(columns)]
-        except (ValueError, RecursionError):
-            return _decoded(columns, refused, text)
-        if missing in record:
-            return _decoded(columns, refused, text)
-        return record
+            if has_others:
+                raise msgspec.DecodeError
+            record = decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            # json reads NaN in other fields, and describes what is no JSON in more detail.
+            others = _fields(text)
+            record = msgspec.convert(others, record_type)
+        if isinstance(record, list):
+            return [record], others
+        values = msgspec.structs.astuple(record)[: len(columns)]
+        if msgspec.UNSET in values:
+            name = columns[values.index(msgspec.UNSET)]
+            raise RecordError(
+                f"lacks {name}, unlike the first record; write null, or choose other columns with --columns"
+            )
+        return values, {name: value for name, value in others.items() if name not in columns}
 
     return decoded
 
 
-def _decoded(columns: Sequence[str], refused: Sequence[str], text: bytes) -> List[Any]:
-    """Return the columns of a record, and a dictionary of its other fields.  Raises ValueError."""
-    fields = _fields(text)
-    record: List[Any] = []
+def _record_type(columns: Sequence[str], refused: Sequence[str]) -> Any:
+    """Return a class of records with these columns, which refuses lists in the others."""
+    types: Dict[str, Any] = {}
     for name in columns:
-        if name not in fields:
-            raise RecordError(
-                f"lacks {name}, unlike the first record; write null, or choose other columns with --columns"
-            )
-        record.append(_numbers(name, fields.pop(name), columns[0]))
+        item: Any = Union[int, float] if name == columns[0] else Union[int, float, bool]
+        types[name] = Union[List[item], None]
     for name in refused:
-        if isinstance(fields.get(name), list):
-            raise RecordError(f"{name} is not in the first record; choose columns with --columns")
-    return [*record, fields]
-
-
-def _numbers(name: str, value: Any, tokens: str) -> Any:
-    """Return a list of numbers as an array, None for a null.  Raises ValueError for any other value."""
-    if value is None:
-        return None
-    names = {type(item).__name__ for item in value} if isinstance(value, list) else {""}
-    if not names <= {"int", "float", "bool"} or (name == tokens and "bool" in names):
-        raise RecordError(f"{name} is not a list of integers, unlike in the first record")
-    return values_of(
-        name,
-        np.array(value, None if value else np.int64),
-        are_ids=name == tokens and name not in OF_TOKENS,
-    )
+        types[name] = Union[str, int, float, bool, dict, None]
+    names = {f"field{number}": name for number, name in enumerate(types)}
+    fields = []
+    for field, name in names.items():
+        fields.append((field, Union[types[name], msgspec.UnsetType], msgspec.UNSET))
+    return msgspec.defstruct("Record", fields, rename=names, gc=False)

@@ -13,12 +13,12 @@ from typing import BinaryIO, Dict, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from pack_data.formats.columns import WHOLE, Block, ColumnType, Ragged
+from pack_data.formats.columns import WHOLE, ColumnType, Ragged, RowBlock
+from pack_data.formats.detect import MEGATRON_MAGIC
 from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.reading.files import open_regular
 from pack_data.store.meanings import TOKENS
 
-MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
 _BYTES = 4 << 20  # read at a time
 # Code -> type; 6 and 7 are floats, which cannot be token ids.
@@ -45,9 +45,9 @@ def tokens_file(path: str) -> str:
 def _index(path: str) -> _Index:
     with open_regular(path) as file:
         head = file.read(_HEADER.size)
-        if len(head) < _HEADER.size or not head.startswith(MAGIC):
+        if len(head) < _HEADER.size or not head.startswith(MEGATRON_MAGIC):
             raise ValueError(
-                f"{path}: not a Megatron index, which begins with {MAGIC!r} and {_HEADER.size} bytes"
+                f"{path}: not a Megatron index, which begins with {MEGATRON_MAGIC!r} and {_HEADER.size} bytes"
             )
         _, version, code, sequences, documents = _HEADER.unpack(head)
         if version != 1 or code not in _TYPES:
@@ -113,7 +113,7 @@ def types(path: str) -> Dict[str, ColumnType]:
 
 def blocks(
     path: str, bad: BadRecords, columns: Sequence[str], has_others: bool = False
-) -> Iterator[Block]:
+) -> Iterator[RowBlock]:
     """Yield the sequences in the order of the index, about 4 MiB at a time."""
     index = _index(path)
     ends = np.cumsum(index.sizes)
@@ -126,7 +126,7 @@ def blocks(
             first = end
 
 
-def _blocks(file: BinaryIO, index: _Index, rows: range, bad: BadRecords) -> Iterator[Block]:
+def _blocks(file: BinaryIO, index: _Index, rows: range, bad: BadRecords) -> Iterator[RowBlock]:
     """Yield the sequences of some rows; count those that cannot be read."""
     size = os.path.getsize(file.name)
     readable = []
@@ -153,4 +153,4 @@ def _blocks(file: BinaryIO, index: _Index, rows: range, bad: BadRecords) -> Iter
     ids = np.frombuffer(b"".join(parts), index.dtype)
     if readable:
         origins = [Origin(index.path, row) for row in readable]
-        yield Block({TOKENS: Ragged.of(lengths, ids)}, origins.__getitem__)
+        yield RowBlock({TOKENS: Ragged.of(lengths, ids)}, origins.__getitem__)

@@ -22,10 +22,10 @@ from pack_data.formats.columns import (
     TEXT,
     TRUTHS,
     WHOLE,
-    Block,
     ColumnType,
     FileRow,
     Ragged,
+    RowBlock,
 )
 from pack_data.formats.saved import check_columns, selected_files
 from pack_data.reading.bad_records import BadRecords, Origin
@@ -103,9 +103,7 @@ def _stored(type: Any) -> Any:
 
 
 def _is_list(type: Any) -> bool:
-    names = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
-    tests = [getattr(_arrow().types, f"is_{name}", None) for name in names]
-    return any(test(type) for test in tests if test)
+    return "list" in str(type).partition("<")[0]  # also large ones, of a fixed size, and views
 
 
 def _kind(type: Any) -> str:
@@ -267,7 +265,7 @@ def _arrow_batches(
 
 def blocks(
     path: str, bad: BadRecords, columns: Sequence[str], has_others: bool = False
-) -> Iterator[Block]:
+) -> Iterator[RowBlock]:
     """Yield the columns of one file in blocks of rows, in file order.
 
     columns: lists of numbers; the file may lack some of them. has_others: decode all other columns as well.
@@ -277,7 +275,7 @@ def blocks(
         arrays = dict(zip(batch.schema.names, batch.columns))
         lists = {name: _ragged(arrays[name]) for name in columns if name in present}
         others = {name: values for name, values in arrays.items() if name not in lists}
-        yield Block(lists, partial(_origin, path, start), partial(_row, others))
+        yield RowBlock(lists, partial(_origin, path, start), partial(_row, others))
 
 
 def _origin(path: str, start: int, row: int) -> Origin:
@@ -297,14 +295,8 @@ def _ragged(column: Any) -> Ragged:
     if arrow.types.is_null(column.type):
         nothing = np.zeros(rows, np.int64)
         return Ragged(nothing, nothing[:0], nothing == 0, nothing > 0)
-    if arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type):
-        offsets = column.offsets.to_numpy().astype(np.int64)
-        values = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-        lengths = np.diff(offsets)
-    else:
-        # Lists of a fixed size have no offsets, and those of a view lie in any order.
-        values = column.flatten()
-        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    values = column.flatten()
+    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     is_null = np.zeros(rows, bool)
     is_bad = is_null
     if column.null_count:

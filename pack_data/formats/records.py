@@ -18,7 +18,6 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 import numpy as np
 
 from pack_data.reading.bad_records import Origin
-from pack_data.store.meanings import STARTS
 from pack_data.store.packs import FIELDS as PACK_FIELDS
 from pack_data.store.sequences import Example
 
@@ -305,17 +304,6 @@ def _sequence(pack: Pack, number: int, labels: Mapping[int, int]) -> Example:
         pack["masked_lm_ids"][predictions],
         labels[cls_slot],
     )
-
-
-def split_at_starts(pack: Tokens) -> List[Tokens]:
-    """Return the sequences of one pack of token sequences."""
-    starts = pack[STARTS]
-    ends = np.append(starts[1:], len(next(iter(pack.values()))))
-    columns = {name: values for name, values in pack.items() if name != STARTS}
-    sequences = []
-    for start, end in zip(starts.tolist(), ends.tolist()):
-        sequences.append({name: values[start:end] for name, values in columns.items()})
-    return sequences
 
 
 def shape_of_pack(pack: Columns) -> RowWidths:

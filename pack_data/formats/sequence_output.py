@@ -17,15 +17,15 @@ from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Sequence
 
 import numpy as np
 
+from pack_data.formats import parquet
 from pack_data.formats.records import Record, RecordError
 from pack_data.reading.durable import replacing
 from pack_data.reading.fields import one_line
 from pack_data.reading.packages import load_package
 from pack_data.reading.words import in_blocks
-from pack_data.store.meanings import STARTS
+from pack_data.store.meanings import STARTS, TOKENS
 
 _ROWS = 1024  # of a row group, which is written at a time; few, so that damage costs few rows
-_TOKENS = "input_ids"
 _MASK = "loss_mask"
 # Errors of pyarrow for a value that a type does not hold; SystemError: scalars of lists of a fixed size.
 _MISFITS = (ValueError, TypeError, OverflowError, NotImplementedError, SystemError)
@@ -43,14 +43,14 @@ def _packed_rows(packs: Iterable[Record]) -> Iterator[Record]:
     """
     for record in packs:
         columns = [name for name in record.value if name != STARTS]
-        if _TOKENS not in columns or set(columns) - {_TOKENS, _MASK}:
+        if TOKENS not in columns or set(columns) - {TOKENS, _MASK}:
             raise ValueError(
-                f"{record.origin}: columns {', '.join(columns)}; packed Parquet holds {_TOKENS} and {_MASK}: "
-                f"build the data set with --columns {_TOKENS},{_MASK}, or write its sequences with --unpack"
+                f"{record.origin}: columns {', '.join(columns)}; packed Parquet holds {TOKENS} and {_MASK}: "
+                f"build the data set with --columns {TOKENS},{_MASK}, or write its sequences with --unpack"
             )
-        ids = record.value[_TOKENS].astype(np.int32)
+        ids = record.value[TOKENS].astype(np.int32)
         mask = record.value.get(_MASK, np.ones(len(ids))).astype(np.int32)
-        yield Record(record.origin, {_TOKENS: ids, _MASK: mask, STARTS: record.value[STARTS]})
+        yield Record(record.origin, {TOKENS: ids, _MASK: mask, STARTS: record.value[STARTS]})
 
 
 def _row(record: Record) -> Dict[str, Any]:
@@ -168,33 +168,6 @@ def _refusing(record: Record, name: str) -> Iterator[None]:
         ) from None
 
 
-def _check_types(path: str, types: _Types, to_format: str) -> None:
-    """Raise ValueError for the first column whose type the format does not have."""
-    for name, kind in types.items():
-        if not _can_hold(to_format, _arrow().schema([(name, kind)])):
-            raise ValueError(
-                f"{path}: {to_format} cannot hold column {name} of type {one_line(kind, 100)}; write another format, "
-                "such as .jsonl, or leave the column out of the source"
-            )
-
-
-def _can_hold(to_format: str, schema: Any) -> bool:
-    """Return True if a file with these columns can be written and read; Arrow and Parquet limit the nesting."""
-    sink = _arrow().BufferOutputStream()
-    try:
-        with _writer(sink, schema, to_format) as writer:
-            empty = [_arrow().nulls(0, kind) for kind in schema.types]
-            writer.write_batch(_arrow().record_batch(empty, schema=schema))
-        file = _arrow().BufferReader(sink.getvalue())
-        if to_format == "arrow":
-            _arrow().ipc.open_stream(file)
-        else:
-            _parquet().read_schema(file)
-    except (OSError, *_MISFITS):
-        return False
-    return True
-
-
 def _writer(sink: Any, schema: Any, to_format: str):
     if to_format == "arrow":
         return _arrow().ipc.new_stream(sink, schema)
@@ -219,8 +192,7 @@ def _write_columns(
             ]
             if not count:
                 schema = _arrow().schema(list(types.items()))
-                if _can_hold(to_format, schema):
-                    writer = stack.enter_context(_writer(str(path), schema, to_format))
+                writer = stack.enter_context(_writer(str(path), schema, to_format))
             count += len(block)
             if schema != _arrow().schema(list(types.items())):
                 writer = None
@@ -266,10 +238,16 @@ def write(path: str, records: Callable[[], Iterable[Record]], to_format: str) ->
         types: _Types = {}
         for _ in range(2):
             rows = _packed_rows(records()) if to_format == "packed_parquet" else records()
-            count = _write_columns(temporary, rows, types, to_format)
-            if count is not None:
-                return count
+            try:
+                count = _write_columns(temporary, rows, types, to_format)
+                # Arrow and Parquet limit the nesting of what they read.
+                if count is not None and parquet.types(str(temporary)):
+                    return count
+            except _arrow().ArrowException as error:
+                raise ValueError(
+                    f"{path}: {to_format} cannot hold the columns {', '.join(types)[:100]} ({one_line(error, 100)}); "
+                    "write another format, such as .jsonl, or leave a column out of the source"
+                ) from None
             if not types:
                 raise ValueError(f"{path}: nothing to write, the source has no record")
-            _check_types(path, types, to_format)
     raise ValueError(f"{path}: the source changed while it was read; convert it again")

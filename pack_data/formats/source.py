@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tupl
 import numpy as np
 
 from pack_data.formats import bert_tfrecord
-from pack_data.formats.columns import NULL, Block, token_columns
+from pack_data.formats.columns import RowBlock, token_columns
 from pack_data.formats.data_files import data_files
 from pack_data.formats.detect import FORMATS, format_of
 from pack_data.formats.megatron import tokens_file
@@ -29,7 +29,6 @@ from pack_data.formats.records import (
     Tally,
     checked_pack,
     counting,
-    split_at_starts,
 )
 from pack_data.formats.saved import selected_files
 from pack_data.reading.bad_records import MOST_RECORD_BYTES, BadRecords
@@ -37,10 +36,9 @@ from pack_data.reading.durable import PathLike
 from pack_data.reading.fields import printable, whole_number
 from pack_data.reading.words import in_blocks
 from pack_data.store.data_set import MANIFEST, read_manifest
-from pack_data.store.meanings import MASKS, OF_SEQUENCES, OF_TOKENS, UNCLEAR
+from pack_data.store.meanings import OF_SEQUENCES, OF_TOKENS, REFUSED
 from pack_data.store.sequences import Sequences
 
-_WITH_COLUMNS = ("parquet", "packed_parquet", "arrow", "jsonl")
 _BLOCK_OF_EXAMPLES = 512  # small: as Python numbers they take ten times the memory of a column
 
 
@@ -76,6 +74,10 @@ class Source:
     def unpacked_kind(self) -> str:
         """The kind of the records of `examples`: "examples" or "tokens"."""
         return UNPACKED[self.kind]
+
+    @property
+    def _options(self) -> Dict[str, str]:
+        return {"format": self.format} if self.format in bert_tfrecord.FEATURES else {}
 
     def groups(self, size: int) -> List[Source]:
         """Split the source into groups of consecutive files of `size` bytes or more together (the last may have less).
@@ -115,16 +117,15 @@ class Source:
                 yield from block.records(self.bad)
             return
         module = module_of(self.format)
-        options = {"format": self.format} if module is bert_tfrecord else {}
         for file in self.files:
-            yield from module.read(file, self.bad, **options)
+            yield from module.read(file, self.bad, **self._options)
 
-    def _columns(self, has_others: bool = False) -> Iterator[Block]:
+    def _columns(self, has_others: bool = False) -> Iterator[RowBlock]:
         """Yield the columns of token sequences of all files in blocks of rows."""
         module = module_of(self.format)
         options: Dict[str, Any] = {"has_others": has_others}
         if self.format == "jsonl" and not self.are_chosen:
-            known = (*OF_TOKENS, *OF_SEQUENCES, *UNCLEAR)
+            known = (*OF_TOKENS, *OF_SEQUENCES, *REFUSED)
             options["refused"] = [name for name in known if name not in self.columns]
         for number, file in enumerate(self.files):
             if number and self.format in ("parquet", "arrow", "packed_parquet"):
@@ -132,12 +133,10 @@ class Source:
             yield from module.blocks(file, self.bad, self.columns, **options)
 
     def _check_columns(self, file: str) -> None:
-        """Raise ValueError unless a file has the columns of the first one; one without any value may be of no type."""
+        """Raise ValueError unless a file has the columns of the first one."""
         types = module_of(self.format).types(file)
-        chosen = self.columns if self.are_chosen else ()
-        columns = token_columns(file, types, chosen)
-        empty = {name for name in self.columns if name in types and types[name].kind == NULL}
-        if set(columns) - empty != set(self.columns) - empty:
+        columns = token_columns(file, types, self.columns if self.are_chosen else ())
+        if set(columns) != set(self.columns):
             raise ValueError(
                 f"{file}: columns {', '.join(columns)}, but the first file has {', '.join(self.columns)}; choose "
                 "columns with --columns"
@@ -157,17 +156,12 @@ class Source:
             return
         for record in self.read():
             self.lose(record.foreign)
-            if self.kind == "packs":
-                values: List[Any] = checked_pack(record.value)[1]
-            else:
-                values = split_at_starts(record.value)
-            for value in values:
-                yield Record(record.origin, value)
+            for example in checked_pack(record.value)[1]:
+                yield Record(record.origin, example)
 
     def lose(self, names: Iterable[str]) -> None:
         """Add names of columns to `foreign_lost`."""
-        if not set(names).issubset(self.foreign_lost):
-            self.foreign_lost = tuple(sorted({*self.foreign_lost, *names}))
+        self.foreign_lost = tuple(sorted({*self.foreign_lost, *names}))
 
     def blocks(self, size: int = 4096, longest: Optional[int] = None) -> Iterator[Sequences]:
         """Yield `examples` in columns, `size` sequences at a time.
@@ -224,10 +218,9 @@ class Source:
     def shape(self) -> RowWidths:
         """Return the row widths, from the first file with a valid record; None for what the format does not fix."""
         module = module_of(self.format)
-        options = {"format": self.format} if module is bert_tfrecord else {}
         if hasattr(module, "shape"):
             for file in self.files:
-                widths = module.shape(file, **options)
+                widths = module.shape(file, **self._options)
                 if widths.max_sequence_length is not None:
                     return widths
         return RowWidths()
@@ -258,9 +251,7 @@ class Source:
         line = f"{self.kind.replace('_', ' ')} from {_pattern(self.files)}"
         if not self.columns:
             return printable(f"{line} ({self.format})")
-        used_up = {*MASKS, *OF_SEQUENCES}
-        kept = [name for name in self.columns if name == self.columns[0] or name not in used_up]
-        line += f", column{'s' if len(kept) > 1 else ''} {', '.join(kept)}"
+        line += f", column{'s' if len(self.columns) > 1 else ''} {', '.join(self.columns)}"
         if self.ignored and not has_others:
             line += f"; ignored: {', '.join(self.ignored)}"
         return printable(line)
@@ -313,22 +304,20 @@ def open_source(
         files = [path]
     else:
         files = data_files(path, split)
+    first = next(filter(os.path.getsize, files), files[0])  # parts may be empty
     if format == "auto":
-        format = format_of(next(filter(os.path.getsize, files), files[0]))  # parts may be empty
-    if columns and format not in _WITH_COLUMNS:
+        format = format_of(first)
+    module = module_of(format)
+    if columns and not hasattr(module, "rows"):
         raise ValueError(
             f"{path}: columns can be chosen in Parquet, Arrow and JSONL files only, this is {format}"
         )
-    module = module_of(format)
     source = Source(path, format, "tokens", files, skip_bad, max_record_bytes)
-    first = next(filter(os.path.getsize, files), files[0])
     if hasattr(module, "blocks"):
         types = module.types(first)
         source.columns = token_columns(first, types, columns)
         source.ignored = tuple(sorted(set(types) - set(source.columns)))
         source.are_chosen = bool(columns)
-    elif module is bert_tfrecord:
-        source.kind = module.kind(first, format)
     else:
-        source.kind = module.kind(first)
+        source.kind = module.kind(first, **source._options)
     return source

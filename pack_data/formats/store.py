@@ -1,21 +1,20 @@
-"""The data sets of this package, as a source of packs and as a target for packs made elsewhere."""
+"""The data sets of this package, as a source of packs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Iterator, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.formats.records import Record, RowWidths, checked_pack
+from pack_data.formats.records import Record, RowWidths
 from pack_data.reading.bad_records import BadRecords, Origin
-from pack_data.reading.words import in_blocks
-from pack_data.store.data_set import PackStore, StoreWriter, read_manifest
+from pack_data.store.data_set import PackStore, read_manifest
 from pack_data.store.meanings import STARTS
-from pack_data.store.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
-from pack_data.store.sequences import Example, Sequences, starts_of
+from pack_data.store.packs import BERT, FIELDS, SLOT, PackSchema, decode, disassemble
+from pack_data.store.sequences import starts_of
 
-_PACKS = 256  # decoded or assembled at a time
+_PACKS = 256  # decoded at a time
 _SCALARS_OF_BERT = ("first_segment_lengths", "next_sentence_labels")
 
 
@@ -80,39 +79,3 @@ def sequences(path: str) -> Iterator[Record]:
             yield Record(
                 Origin(path, pack), value, {name: block.scalars[name][row] for name in foreign}
             )
-
-
-def write(
-    path: str,
-    packs: Callable[[], Iterable[Record]],
-    widths: RowWidths,
-    made_with: Callable[[], Mapping[str, Any]],
-) -> int:
-    """Store packs in their order and return their number.  `packs` is called twice: once to find the largest id.
-
-    The packing is kept, but rows get the layout of a data set (sequences one after another).  Foreign columns, whose
-    meaning within a pack is not known, are not stored.  `made_with` is called after the last pack.
-    """
-    vocabulary_size = 1
-    for record in packs():
-        for name in ("input_ids", "masked_lm_ids"):
-            vocabulary_size = max(vocabulary_size, int(record.value[name].max()) + 1)
-    size, predictions, depth = widths.of_packs()
-    schema = PackSchema.bert(size, depth, predictions, vocabulary_size=vocabulary_size)
-    writer = StoreWriter(Path(path), schema)
-    count = 0
-    for block in in_blocks(packs(), _PACKS):
-        examples: List[Example] = []
-        slots: List[int] = []
-        for record in block:
-            sequences = checked_pack(record.value)[1]
-            examples += sequences
-            slots += range(len(sequences))
-        pack = np.cumsum(np.array(slots) == 0) - 1
-        writer.add(
-            assemble(schema, Sequences.from_examples(examples), pack, np.array(slots), len(block))
-        )
-        count += len(block)
-    about = made_with()
-    writer.finish(algorithm="as read", vocabulary_size=vocabulary_size, made_with=about).close()
-    return count

@@ -277,7 +277,7 @@ def _demand(features: Mapping[str, _Feature], types: Mapping[str, str]) -> None:
         actual = (
             "bytes" if isinstance(values, list) else {"i": "int64", "f": "float"}[values.dtype.kind]
         )
-        if actual not in wanted.split(" or "):
+        if actual != wanted:
             raise RecordError(f"{name} is a list of {actual}, must be {wanted}")
 
 
@@ -289,7 +289,7 @@ def read_records(
 ) -> Iterator[Record]:
     """Yield the records of one file, in file order.
 
-    types: the features that a record must have, each with its type, such as "int64" or "int64 or float"; all others are
+    types: the features that a record must have, each with its type, "int64" or "float"; all others are
     foreign.  value_of: makes the value from the features; may raise RecordError.
     """
     for origin, data in read_frames(path, bad):

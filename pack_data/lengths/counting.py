@@ -212,27 +212,23 @@ def _blocks(path: str, max_record_bytes: int, columns: Sequence[str]) -> Iterato
 
 def _lines(path: str) -> Iterator[np.ndarray]:
     """Yield the lengths of a text file, one in each line; a heading and empty lines do not count."""
-    first = 1  # line of the block
-    for block in in_blocks(lines_of_numbers(path, way_out=_WAY_OUT), _BLOCK):
-        if first == 1 and block[0].strip().lower() in _HEADINGS:
-            block[0] = ""
-        try:
-            yield np.array([whole_of(line) for line in block if line.strip()], np.int64)
-        except (ValueError, OverflowError):
-            wrong = next(number for number, line in enumerate(block) if not _is_length(line))
-            text = ascii(block[wrong].strip()[:_SHOWN_LETTERS])
-            raise ValueError(
-                f"{path} line {first + wrong}: {text} is not a length; {_WAY_OUT} (cut -d, -f2 takes it from a "
-                "table), or a histogram that starts with the line 'length,count'"
-            ) from None
-        first += len(block)
-
-
-def _is_length(line: str) -> bool:
-    try:
-        return not line.strip() or abs(whole_of(line)) <= LONGEST
-    except ValueError:
-        return False
+    for block in in_blocks(enumerate(lines_of_numbers(path, way_out=_WAY_OUT), 1), _BLOCK):
+        lengths = []
+        for number, line in block:
+            text = line.strip()
+            if not text or (number == 1 and text.lower() in _HEADINGS):
+                continue
+            try:
+                length = whole_of(text)
+            except ValueError:
+                length = LONGEST + 1
+            if abs(length) > LONGEST:
+                raise ValueError(
+                    f"{path} line {number}: {ascii(text[:_SHOWN_LETTERS])} is not a length; {_WAY_OUT} (cut -d, -f2 "
+                    "takes it from a table), or a histogram that starts with the line 'length,count'"
+                )
+            lengths.append(length)
+        yield np.array(lengths, np.int64)
 
 
 def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> LengthHistogram:

@@ -8,12 +8,13 @@ reader of files and of data sets divides its records here.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, Tuple
 
 import numpy as np
 
 from pack_data.reading.fields import said_of, shown
 from pack_data.store.meanings import (
+    ALSO_OF_RECORDS,
     DOCUMENTS,
     ENDS,
     MASKS,
@@ -26,10 +27,6 @@ from pack_data.store.meanings import (
     is_list,
     values_of,
 )
-
-# Tokens of the longest sequences that are computed together with others of their length. The overhead of a call is
-# about 20 microseconds, the time of the copies that move a longer sequence to the others.
-MAX_GROUPED_TOKENS = 64
 
 
 def cumulative(lengths: np.ndarray) -> np.ndarray:
@@ -62,9 +59,10 @@ def sequences_in(example: Mapping[str, Any], name: str) -> Tuple[slice, np.ndarr
     columns = {}
     for column in STATING.intersection(example):
         values = example[column]
-        is_number_of_record = column in DOCUMENTS and not is_list(values)
+        is_number_of_record = column in ALSO_OF_RECORDS and not is_list(values)
         if values is not None and not is_number_of_record:
-            columns[column] = _whole(column, values, name)
+            with said_of(name):
+                columns[column] = values_of(column, values).astype(np.int64)
     if not columns:
         return slice(0, tokens), np.array([tokens] if tokens else [], np.int64)
 
@@ -74,10 +72,10 @@ def sequences_in(example: Mapping[str, Any], name: str) -> Tuple[slice, np.ndarr
     for column in (*OF_SEQUENCES, *POSITIONS, *DOCUMENTS, *NUMBERED_MASKS):
         if column not in columns:
             continue
+        if column in NUMBERED_MASKS and columns[column].max(initial=0) < 2:
+            continue
         title = f"{name}: {column}"
         stated = _stated(column, columns[column], title, tokens, span)
-        if stated is None:
-            continue
         if first_column and not np.array_equal(stated, lengths):
             raise ValueError(
                 f"{title} states sequences of {shown(stated.tolist())} tokens, and {first_column} of "
@@ -99,12 +97,8 @@ def _span_of(columns: Mapping[str, np.ndarray], tokens: int, name: str) -> slice
     return spans[0] if spans else slice(0, tokens)
 
 
-def _stated(
-    column: str, values: np.ndarray, title: str, tokens: int, span: slice
-) -> Optional[np.ndarray]:
-    """Return the lengths of the sequences that a column states; None for a mask that numbers no sequences."""
-    if column in NUMBERED_MASKS and values.max(initial=0) < 2:
-        return None
+def _stated(column: str, values: np.ndarray, title: str, tokens: int, span: slice) -> np.ndarray:
+    """Return the lengths of the sequences that a column states."""
     if column in POSITIONS:
         return _between_restarts(values, title, tokens, span)
     if column in ENDS:
@@ -116,12 +110,6 @@ def _stated(
     else:
         ends = np.append(np.flatnonzero(np.diff(values)) + 1, len(values))
     return _between_ends(ends, title, tokens, span)
-
-
-def _whole(column: str, values: Any, name: str) -> np.ndarray:
-    """Return a column of whole numbers, of any type, as int64."""
-    with said_of(name):
-        return values_of(column, values).astype(np.int64)
 
 
 def _ends_of(starts: np.ndarray, title: str, tokens: int) -> np.ndarray:
@@ -186,49 +174,3 @@ def _between_restarts(positions: np.ndarray, title: str, tokens: int, span: slic
             "same number in each sequence"
         )
     return _between([0, *restarts, len(row)])
-
-
-class AttentionBlocks(NamedTuple):
-    """Groups of tokens that attend to one another: short sequences of one length together, long ones alone."""
-
-    groups: Tuple[Tuple[int, int], ...]  # number of sequences, their length
-    order: Any  # int64 [T]: the tokens, group by group; None if they are already in this order
-    back: Any  # int64 [T]: the place of each token in that order
-    firsts: Tuple[Tuple[int, ...], ...] = ()  # of each group, the first tokens of its sequences
-
-
-def blocks_of(lengths: Sequence[int]) -> AttentionBlocks:
-    """Group sequences that are laid end to end.
-
-    Args:
-        lengths: tokens of each sequence; 0: no sequence.
-
-    Returns:
-        The groups, with the orders of the tokens as arrays.
-    """
-    grouped: Dict[int, List[int]] = {}  # length -> first tokens
-    alone: List[Tuple[int, List[int]]] = []
-    first = 0
-    for length in lengths:
-        if 0 < length <= MAX_GROUPED_TOKENS:
-            grouped.setdefault(length, []).append(first)
-        elif length:
-            alone.append((length, [first]))
-        first += length
-
-    order = back = None
-    groups = [*grouped.items(), *alone]
-    if all(len(starts) == 1 for _, starts in groups):
-        groups.sort(key=lambda group: group[1])
-    else:
-        ranges = []
-        for length, starts in groups:
-            ranges += [np.arange(start, start + length) for start in starts]
-        order = np.concatenate(ranges)
-        back = np.argsort(order)
-    return AttentionBlocks(
-        tuple((len(starts), length) for length, starts in groups),
-        order,
-        back,
-        tuple(tuple(starts) for _, starts in groups),
-    )

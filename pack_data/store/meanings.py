@@ -16,7 +16,8 @@ A list of any kind (plain, large, of a fixed size, a view) may hold the values, 
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, NamedTuple
+from collections import abc
+from typing import Any, Dict, NamedTuple
 
 import numpy as np
 
@@ -26,7 +27,6 @@ TOKENS = "input_ids"
 # Names of token ids in files without input_ids.
 OTHER_TOKENS = ("token_ids", "tokens", "ids")
 TEXTS = ("text", "content")
-LENGTHS = ("length", "lengths")
 
 _IDS = f"token ids, 0 to {2**31 - 1}"
 _WHOLE = "whole numbers of 32 bits"
@@ -54,11 +54,13 @@ OF_TOKENS: Dict[str, Meaning] = {
     "loss_mask": Meaning(_MASK, 1),
     "loss_weights": Meaning(_WEIGHTS, 1),
     "position_ids": Meaning(_WHOLE),
+    "positions": Meaning(_WHOLE),
     "special_tokens_mask": Meaning(_MASK),
     "token_type_ids": Meaning(_WHOLE),
     "token_weights": Meaning(_WEIGHTS, 1),
     "weights": Meaning(_WEIGHTS, 1),
 }
+_VALUES = {TOKENS: _IDS, **{name: meaning.values for name, meaning in OF_TOKENS.items()}}
 ENDS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")
 # Columns with a value for each sequence of a record.
 STARTS = "seq_start_id"
@@ -70,18 +72,29 @@ NUMBERED_MASKS = ("input_mask",)  # they may have the number of the sequence, fr
 # Columns that tell where sequences begin and end.
 STATING = frozenset((*OF_SEQUENCES, *POSITIONS, *DOCUMENTS, *MASKS))
 # One value for the whole record under these names is a class or a number of the record.
-ALSO_OF_RECORDS = ("labels", *DOCUMENTS)
-# Columns that may be token types or numbers of packed sequences, which nobody can tell apart.
-UNCLEAR = {"segment_ids": "rename it to token_type_ids, or to document_ids if it numbers sequences"}
+ALSO_OF_RECORDS = ("labels", "positions", *DOCUMENTS)
+_OF_BERT = (
+    "BERT examples and packs are read from TFRecord, not from columns; write them as TFRecord"
+)
+# Columns that are not read -> the way out.
+REFUSED: Dict[str, str] = {
+    "segment_ids": "rename it to token_type_ids, or to document_ids if it numbers sequences",
+    "masked_lm_positions": _OF_BERT,
+    "masked_lm_ids": _OF_BERT,
+    "next_sentence_labels": _OF_BERT,
+    "next_sentence_positions": _OF_BERT,
+    "next_sentence_weights": _OF_BERT,
+}
 
 
 def is_list(values: Any) -> bool:
-    """Return True for a list or an array of values, False for one value of a record.
+    """Return True for a list or an array of values, False for one value of a record, such as a text.
 
     Args:
         values: of a column in a record.
     """
-    return hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0
+    is_one_value = isinstance(values, (str, bytes, abc.Mapping))
+    return hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0 and not is_one_value
 
 
 def values_of(name: str, values: Any, *, are_ids: bool = False) -> np.ndarray:
@@ -99,16 +112,16 @@ def values_of(name: str, values: Any, *, are_ids: bool = False) -> np.ndarray:
         ValueError: a value does not have the meaning of the column.
     """
     given = np.asarray(values)
-    meaning = _meaning_of(name, are_ids)
+    meaning = _IDS if are_ids else _VALUES.get(name, _WHOLE)
     kind = given.dtype.kind
     least, most = _RANGES.get(meaning, (-np.inf, np.inf))
     allowed = "iuf" if meaning == _IDS else "iufb"
-    if kind not in allowed and given.size:
-        first = shown(given.reshape(-1)[:1].tolist()[0])
-        raise ValueError(f"{name} holds {first} at index 0, must hold {meaning}")
     array = given
     is_right: Any = True
-    if meaning == _WEIGHTS:
+    if kind not in allowed:
+        array = np.zeros(given.shape, np.int64)
+        is_right = array > 0
+    elif meaning == _WEIGHTS:
         array = given.astype(np.float64)
         is_right = np.isfinite(array)
     elif kind not in "iu":
@@ -120,33 +133,6 @@ def values_of(name: str, values: Any, *, are_ids: bool = False) -> np.ndarray:
         is_right = is_right & (array >= least) & (array <= most)
     if not np.all(is_right):
         wrong = int(np.argmin(is_right))
-        raise ValueError(f"{name} holds {given.flat[wrong]} at index {wrong}, must hold {meaning}")
+        value = shown(given.reshape(-1).tolist()[wrong])
+        raise ValueError(f"{name} holds {value} at index {wrong}, must hold {meaning}")
     return array
-
-
-def _meaning_of(name: str, are_ids: bool) -> str:
-    if are_ids or name == TOKENS:
-        return _IDS
-    return OF_TOKENS[name].values if name in OF_TOKENS else _WHOLE
-
-
-def default_values(name: str, columns: Mapping[str, Any]) -> np.ndarray:
-    """Return the values of a column that is null in a record.
-
-    Args:
-        name: a column of `OF_TOKENS`.
-        columns: the other columns of the record; a column that is null is None.
-    """
-    ids = np.asarray(columns[TOKENS])
-    if name == "labels":
-        return ids
-    if name == "position_ids":
-        return np.arange(len(ids))
-    meaning = OF_TOKENS[name]
-    values = np.full(len(ids), meaning.default, float if meaning.values == _WEIGHTS else np.int64)
-    if name == "loss_mask":
-        # It must not train a token that another mask leaves out.
-        for mask in ("completion_mask", "assistant_masks"):
-            if columns.get(mask) is not None:
-                values = values * np.asarray(columns[mask]).astype(np.int64)
-    return values

@@ -14,7 +14,7 @@ from typing import Any, Mapping
 import numpy as np
 
 from pack_data.reading.fields import said_of
-from pack_data.store.meanings import TOKENS, is_list, values_of
+from pack_data.store.meanings import OF_TOKENS, POSITIONS, TOKENS, is_list, values_of
 
 LABELS = "labels"
 IGNORED = -100  # the label of a token that is not predicted
@@ -42,8 +42,7 @@ def labels_of(example: Mapping[str, Any], name: str) -> np.ndarray:
         ValueError: labels or masks are not one whole number for each token, a mask has other values than 0 and 1, or
             they contradict each other.
     """
-    with said_of(name):
-        ids = values_of(TOKENS, example[TOKENS]).astype(np.int64)
+    ids = _of_tokens(example, TOKENS, name)
     labels = ids
     if is_list(example.get(LABELS)):
         labels = _of_tokens(example, LABELS, name)
@@ -62,16 +61,34 @@ def labels_of(example: Mapping[str, Any], name: str) -> np.ndarray:
     return labels if trained.all() else np.where(trained, labels, IGNORED)
 
 
+def default_values(column: str, example: Mapping[str, Any]) -> np.ndarray:
+    """Return the values of a column that an example lacks, one for each token.
+
+    Args:
+        column: a name of `OF_TOKENS`.
+        example: a mapping with input_ids; None counts as absent.
+
+    Raises:
+        ValueError: labels or masks are refused (`labels_of`).
+    """
+    tokens = len(example[TOKENS])
+    if column in POSITIONS:
+        return np.arange(tokens)
+    if column in (LABELS, LOSS_MASK):
+        labels = labels_of(example, "an example")
+        return labels if column == LABELS else (labels != IGNORED).astype(np.int64)
+    return np.full(tokens, OF_TOKENS[column].default)
+
+
 def _of_tokens(example: Mapping[str, Any], column: str, name: str) -> np.ndarray:
     """Return a column as one whole number for each token, int64 [tokens]."""
-    values = np.asarray(example[column])
-    tokens = len(example["input_ids"])
-    if values.shape != (tokens,):
-        count = len(values) if values.ndim == 1 else f"values of shape {values.shape} in"
-        raise ValueError(
-            f"{name} has {tokens} input_ids and {count} {column}; pass one for each token"
-        )
+    tokens = len(example[TOKENS])
     with said_of(name):
+        values = np.asarray(example[column])
+        if values.shape != (tokens,):
+            raise ValueError(
+                f"{tokens} {TOKENS} and {column} of the shape {values.shape}; pass one value for each token"
+            )
         return values_of(column, values).astype(np.int64)
 
 

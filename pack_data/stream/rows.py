@@ -18,12 +18,12 @@ from pack_data.batching.collators import alike, token_columns
 from pack_data.lengths.overlong import Longer
 from pack_data.pack_lengths import pack
 from pack_data.store.boundaries import positions_of, sequences_in
+from pack_data.store.meanings import TOKENS
 from pack_data.store.trained_labels import LABELS, labels_of
 from pack_data.stream.pack_stream import PackStream
 
 _Row = Dict[str, List[int]]
 
-TOKENS = "input_ids"
 _LENGTHS = "seq_lengths"
 # Values of padding that are not 0. It is a sequence of its own, so it is not masked.
 _PADDING = {LABELS: -100, "attention_mask": 1}

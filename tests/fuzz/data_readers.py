@@ -24,7 +24,6 @@ from pack_data.store.packs import FIELDS
 from pack_data.text.corpus import documents
 from pack_data.text.vocabulary import load_vocabulary
 from tests.format_samples import (
-    CLS_LAST,
     frame,
     mlperf_row,
     pack_from_examples,
@@ -309,7 +308,6 @@ def _tfrecord(kind: str, zipped: bool = False) -> Reader:
         rows = {
             "mlperf": lambda: [mlperf_row(each, S, P) for each in _examples()],
             "packed": lambda: list(map(_packed_features, _packs())),
-            "cls_last": lambda: [{**CLS_LAST, "packed_masked_lm_ids": [id, 21, 22, 0]} for id in (11, 12, 13, 14)],
         }[kind]()
         data = b"".join(frame(tf_example(row)) for row in rows)
         (folder / name).write_bytes(gzip.compress(data, mtime=0) if zipped else data)
@@ -493,7 +491,7 @@ def _json(name: str) -> Reader:
 
 
 FORMATS = (
-    *map(_tfrecord, ("mlperf", "packed", "cls_last")),
+    *map(_tfrecord, ("mlperf", "packed")),
     _tfrecord("packed", zipped=True),
     *map(_hdf5, ("nvidia", "varlength")),
     _arrow("a.parquet", "parquet"),

@@ -11,7 +11,7 @@ from ipu_packed_bert.model.varlen import SDPA_BLOCKS, BlockRule
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.task import Task
-from pack_data.store.boundaries import AttentionBlocks
+from pack_data.store.attention_blocks import AttentionBlocks
 
 # CPU nanoseconds per call, copied value, score and multiplication, forward and backward: (with a mask over whole rows,
 # within each sequence), keyed by data type and by eager attention. Fitted once (non-negative least squares of relative

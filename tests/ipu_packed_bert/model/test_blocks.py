@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from ipu_packed_bert.model import blocks as of_model
-from pack_data.store import boundaries
-from pack_data.store.boundaries import blocks_of
+from pack_data.store import attention_blocks
+from pack_data.store.attention_blocks import blocks_of
 from padding_free import blocks as of_padding_free
 
 both = pytest.mark.parametrize("blocks", [of_model, of_padding_free], ids=["model", "padding_free"])
@@ -51,7 +51,7 @@ def test_how_long_a_group_may_be_is_no_matter(blocks, monkeypatch):
     heads = heads_of(28)
     actual = []
     for together in (0, 4, 64):
-        monkeypatch.setattr(boundaries, "MAX_GROUPED_TOKENS", together)
+        monkeypatch.setattr(attention_blocks, "MAX_GROUPED_TOKENS", together)
         arranged = blocks.blocks_on(lengths)
         assert len(arranged.groups) == {0: 6, 4: 5, 64: 3}[together]
         actual.append(blocks.attend_in_blocks(heads, arranged, F.scaled_dot_product_attention))

@@ -27,7 +27,7 @@ from ipu_packed_bert.settings.schema import (
     LossConfig,
     OptimizerConfig,
 )
-from pack_data.store.boundaries import blocks_of
+from pack_data.store.attention_blocks import blocks_of
 from tests.graphs import count_graphs, graphs_of
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import host_engine

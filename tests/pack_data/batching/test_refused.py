@@ -108,7 +108,7 @@ after_a_state(0) => set_epoch\(0\) | epoch 2
 sampler().view(EXAMPLES[:2]) => 2 examples | 3
 # collators
 padding_free_batch([{"input_ids": []}]) => example 0 | 0 input_ids
-padding_free_batch([{"input_ids": [1, 2], "labels": [1]}]) => example 0 | 2 input_ids | 1 labels
+padding_free_batch([{"input_ids": [1, 2], "labels": [1]}]) => example 0 | 2 input_ids | labels
 padding_free_batch([{'input_ids': [1]}] * 3, max_examples=2) => 3 examples | max_examples is 2
 padding_free_batch([{'input_ids': [1]}], slots=3, multiple_of=2) => slots is 3 | multiple_of = 2
 padding_free_batch([{'input_ids': [1, 2]}], slots=1) => 2 tokens | slots is 1

@@ -95,7 +95,7 @@ def test_the_stream_and_the_collator_of_a_model_apply_masks():
 
 
 REFUSED = [
-    ({"completion_mask": [1]}, "1 completion_mask"),
+    ({"completion_mask": [1]}, "completion_mask"),
     ({"assistant_masks": [0, 1, 2]}, "assistant_masks", "2", "0 and 1"),
     ({"loss_mask": [0.5, 1.0, 1.0]}, "loss_mask", "0.5"),
     ({"loss_mask": [float("nan"), 1.0, 1.0]}, "loss_mask", "nan"),

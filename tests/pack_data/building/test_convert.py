@@ -14,14 +14,13 @@ pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pya
 
 
 from pack_data.building import convert
-from pack_data.building.work_folder import only_writer_of_packs
 from pack_data.cli.command import run_main
 from pack_data.formats.records import Record, RowWidths
 from pack_data.formats.source import open_source
 from pack_data.reading import durable, files
 from pack_data.reading.bad_records import Origin
 from pack_data.reading.files import only_writer
-from pack_data.store.data_set import PackStore, StoreWriter
+from pack_data.store.data_set import StoreWriter
 from pack_data.store.packs import SEQUENCE, SLOT, PackSchema, StoredColumn, assemble
 from pack_data.store.sequences import Sequences
 from tests.format_samples import (
@@ -32,6 +31,7 @@ from tests.format_samples import (
     records,
     write_mlperf,
     write_packed,
+    write_store,
 )
 from tests.imports import ROOT
 from tests.pack_data.text_corpus import build_small, write_corpus
@@ -70,13 +70,11 @@ def packed(tmp_path, examples):
 
 
 def test_unpacked_to_packed_and_back_is_the_same_file(tmp_path, mlperf, examples, capsys):
-    """MLPerf TFRecord -> examples -> packs -> packed TFRecord -> store -> packed TFRecord -> MLPerf TFRecord."""
+    """MLPerf TFRecord -> examples -> packed TFRecord and store -> packed TFRecord -> MLPerf TFRecord."""
     read = [record.value for record in open_source(mlperf).read()]
     write_packed(str(tmp_path / "1.tfrecord"), records(in_packs(read)), RowWidths())
-    to_store = (tmp_path / "1.tfrecord", tmp_path / "store", "--to-format", "store")
-    assert command(*to_store) == 0
-    assert capsys.readouterr()
-    assert "holds a data set already" in refusal_of(convert.main, to_store, capsys)
+    packs = [read[at : at + D] for at in range(0, len(read), D)]
+    write_store(tmp_path / "store", packs, RowWidths(S, P * D, D))
     inside = [tmp_path / "store", tmp_path / "store" / "manifest.json", "--to-format", "packed_tfrecord"]
     assert "lies among them" in refusal_of(convert.main, inside, capsys)
     assert command(tmp_path / "store", tmp_path / "2.tfrecord") == 0
@@ -155,8 +153,6 @@ def test_a_foreign_column_of_packs_stays_with_packs_and_is_named_when_they_are_t
     assert shards == [[number] for number in range(len(rows))]
     assert command(tmp_path / "a.tfrecord", tmp_path / "c.tfrecord", "--unpack") == 0
     assert "left out: shard" in capsys.readouterr().err
-    assert command(tmp_path / "a.tfrecord", tmp_path / "store", "--to-format", "store") == 0
-    assert "left out: shard" in capsys.readouterr().err
     assert [record.value for record in open_source(tmp_path / "c.tfrecord").read()] == examples
 
 
@@ -193,60 +189,48 @@ def test_nothing_is_not_converted(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["a.tfrecord"]
 
 
-# Killed at the third record that is written; a store reads all of them once before.
 KILLED = """
 import os, signal, sys
 from pack_data.building import convert
-from pack_data.store import data_set
-from pack_data.formats import store as target
 from pack_data.formats.source import Source
-data_set.StoreWriter.__init__.__defaults__, target._PACKS = (1,), 1
-read, passes = Source.read, [0]
+read = Source.read
 def killed(self):
-    passes[0] += 1
     for number, record in enumerate(read(self)):
-        if number == 3 and passes[0] == int(sys.argv[1]):
+        if number == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         yield record
 Source.read = killed
-convert.main(sys.argv[2:])
+convert.main(sys.argv[1:])
 """
-CONVERSIONS = [("a.tfrecord.gz", []), ("b", ["--to-format", "store"])]
 
 
-@pytest.mark.parametrize("name, options", CONVERSIONS, ids=["tfrecord", "store"])
-def test_what_a_killed_conversion_leaves_the_next_one_removes(tmp_path, packed, name, options):
+def test_what_a_killed_conversion_leaves_the_next_one_removes(tmp_path, packed):
     place = tmp_path / "out"
     place.mkdir()
+    name = "a.tfrecord.gz"
     others = {f"{name}.1.77.tmp", f"{name}.tmp", f"other.{durable._MACHINE}.77.tmp"}  # another machine's, other names
     for other in others:
         (place / other).write_text("")
-    arguments = [str(2 if "store" in options else 1), str(packed), str(place / name), *options]
+    arguments = [str(packed), str(place / name)]
     program = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert program.returncode == -9, program.stderr
-    left = {str(path.relative_to(place)) for path in place.rglob("*")} - others
-    assert any(each.endswith((".tmp", ".npy")) for each in left), "the kill came too early to leave anything"
-    assert command(packed, place / name, *options) == 0
-    wanted = {name} | others
-    if "store" in options:
-        with PackStore.open(place / name) as store:
-            entries = (*store.manifest.shards, store.manifest.lengths)
-            wanted |= {f"{name}/{each}" for each in ("manifest.json", *(entry.file for entry in entries))}
-    assert {str(path.relative_to(place)) for path in place.rglob("*")} == wanted
+    left = {path.name for path in place.iterdir()} - others
+    assert any(each.endswith(".tmp") for each in left), "the kill came too early to leave anything"
+    assert command(packed, place / name) == 0
+    assert {path.name for path in place.iterdir()} == {name} | others
 
 
-@pytest.mark.parametrize("name, options", CONVERSIONS, ids=["tfrecord", "store"])
-def test_a_conversion_that_is_alive_loses_nothing(tmp_path, packed, monkeypatch, capsys, name, options):
+def test_a_conversion_that_is_alive_loses_nothing(tmp_path, packed, monkeypatch, capsys):
     """Another one to the same place, in another process, is refused at once and touches nothing."""
     monkeypatch.setattr(files, "LOCK_PATIENCE", 0)
-    holder = only_writer_of_packs if "store" in options else only_writer
-    with holder(tmp_path / name):
-        unfinished = durable.temporary_name(tmp_path / name)
+    target = tmp_path / "a.tfrecord.gz"
+    with only_writer(target):
+        unfinished = durable.temporary_name(target)
         unfinished.write_text("")
-        assert command(packed, tmp_path / name, *options) == 2
+        assert command(packed, target) == 2
         assert "is writing" in capsys.readouterr().err
         assert unfinished.exists()
-        assert not (tmp_path / name).exists()
+        assert not target.exists()
 
 
 def test_a_data_set_unpacked_has_the_predictions_that_it_was_built_with(tmp_path):

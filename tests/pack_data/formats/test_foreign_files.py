@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 
 import pytest
 
@@ -108,7 +109,7 @@ def check_rows(path):
     source = open_source(path)
     assert plain(source) == ROWS
     assert source.summary().startswith("tokens from ")
-    assert ", column input_ids" in source.summary()
+    assert re.search(", columns? input_ids", source.summary())
     (block,) = source.blocks()
     assert block.lengths.tolist() == [3, 1, 4]
     if path.is_dir() or path.name == "mask.jsonl":
@@ -145,8 +146,8 @@ COMPANIONS = {"input_ids": [[5, 6, 0]], "attention_mask": [[1, 1, 0]], "labels":
     "columns, chosen, rows, summary",
     [
         (COLUMNS, (), {"input_ids": IDS[0]}, "tokens from a.parquet, column input_ids; ignored: url"),
-        (COMPANIONS, (), {"input_ids": [5, 6], "labels": [-100, 6]}, ", columns input_ids, labels"),
-        (COMPANIONS, ("labels",), {"labels": [-100, 6]}, "column labels; ignored: input_ids"),
+        (COMPANIONS, (), {"input_ids": [5, 6], "labels": [-100, 6]}, ", columns input_ids, attention_mask, labels"),
+        (COMPANIONS, ("labels",), {"labels": [-100, 6]}, "columns labels, attention_mask; ignored: input_ids"),
         ({"tokens": IDS, "id": [1, 2, 3]}, (), {"tokens": IDS[0]}, "column tokens; ignored: id"),
         (TAGGED, ("pos_tags",), {"pos_tags": [1, 2]}, "column pos_tags; ignored: ner_tags, tokens"),
         # Single fields of packs may stand beside tokens.

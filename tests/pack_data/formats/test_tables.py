@@ -13,7 +13,7 @@ h5py = pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
 from pack_data.building.command import BuildOptions, build
 from pack_data.building.convert import main as convert
 from pack_data.formats import hdf5, megatron, parquet, sequence_output
-from pack_data.formats.columns import Block
+from pack_data.formats.columns import RowBlock
 from pack_data.formats.records import RowWidths
 from pack_data.formats.source import open_source
 from pack_data.store.meanings import values_of
@@ -46,8 +46,8 @@ def padded_parquet(path, sequences, masked=(), **columns):
 def read_both_ways(source, monkeypatch):
     """Return blocks after comparing them with records read one by one, and the pieces that were read by record."""
     pieces = []
-    real = Block.records
-    monkeypatch.setattr(Block, "records", lambda block, bad: pieces.append(block) or real(block, bad))
+    real = RowBlock.records
+    monkeypatch.setattr(RowBlock, "records", lambda block, bad: pieces.append(block) or real(block, bad))
     blocks = Sequences.concatenate(list(source.blocks(700)))
     by_record = len(pieces)
     bad = source.report()
