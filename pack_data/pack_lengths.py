@@ -34,7 +34,8 @@ from pack_data.reading.fields import (
 from pack_data.reading.packages import load_package
 from pack_data.reading.words import counted
 from pack_data.solver.two_capacities import TwoPrices, pack_two, places, within_capacities
-from pack_data.store.sequences import check_multiple, rounded_up
+from pack_data.store.quantities import rounded_up
+from pack_data.store.sequences import check_multiple
 
 _IN_ORDER = "in order"
 _TWO_CAPACITIES = "two capacities"

@@ -27,7 +27,7 @@ from pack_data.store.meanings import (
     is_list,
     values_of,
 )
-from pack_data.store.sequences import rounded_up
+from pack_data.store.quantities import rounded_up
 from pack_data.store.trained_labels import (
     IGNORED,
     LABELS,

@@ -17,7 +17,8 @@ from pack_data.reading.durable import write_atomically
 from pack_data.reading.encodings import lines_of_numbers
 from pack_data.reading.fields import Fields, said_of, shown, whole_number
 from pack_data.store import quantities
-from pack_data.store.sequences import LONGEST, check_multiple, rounded_up
+from pack_data.store.quantities import rounded_up
+from pack_data.store.sequences import LONGEST, check_multiple
 
 # Histograms shipped with this package; the number at the end is S.
 PUBLISHED = ("wikipedia_512", "squad_1_1_384")

@@ -16,13 +16,13 @@ from typing import Any, Counter, Dict, Iterable, List, Mapping, Sequence, Tuple,
 import numpy as np
 
 from pack_data.reading.fields import Fields, shown, whole_number
+from pack_data.store.quantities import rounded_up
 from pack_data.store.sequences import (
     INTEGER_TYPES,
     LONGEST,
     Sequences,
     check_multiple,
     ragged_copy,
-    rounded_up,
     smallest_type,
     starts_of,
 )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple, Optional
 
+import numpy as np
+
 
 def padding_tokens(slots: int, tokens: int) -> int:
     """Return the number of slots without a token."""
@@ -142,3 +144,10 @@ QUANTITIES = {
 def quantity_of(key: str) -> _Quantity:
     """Return the quantity of an attribute; one without an entry is counted under its own name."""
     return QUANTITIES.get(key, _Quantity(key, key))
+
+
+def rounded_up(lengths: np.ndarray, multiple_of: int) -> np.ndarray:
+    """Return the slots that sequences of these lengths take: the lengths, rounded up to a multiple as int64."""
+    if multiple_of == 1:
+        return lengths
+    return -(-np.asarray(lengths, np.int64) // multiple_of) * multiple_of

@@ -42,13 +42,6 @@ def starts_of(lengths: np.ndarray) -> np.ndarray:
     return ends - lengths
 
 
-def rounded_up(lengths: np.ndarray, multiple_of: int) -> np.ndarray:
-    """Return the slots that sequences of these lengths take: the lengths, rounded up to a multiple as int64."""
-    if multiple_of == 1:
-        return lengths
-    return -(-np.asarray(lengths, np.int64) // multiple_of) * multiple_of
-
-
 def smallest_type(largest: int, smallest: int = 0) -> str:
     """Return the smallest integer type, little endian, that holds `smallest` to `largest`; unsigned if possible."""
     for name, limit in _SIGNED_TYPES if smallest < 0 else _UNSIGNED_TYPES:

@@ -14,7 +14,8 @@ from pack_data.building.verify import verify
 from pack_data.packing.packing import Packing, prove
 from pack_data.store.data_set import CHECKSUM, StoreWriter, _checksum, read_manifest
 from pack_data.store.packs import PackSchema, assemble, decode, disassemble
-from pack_data.store.sequences import Sequences, rounded_up
+from pack_data.store.quantities import rounded_up
+from pack_data.store.sequences import Sequences
 from pack_data.stream.rows import PackRows, packed_rows
 from tests.pack_data.building.conftest import small_parts  # noqa: F401
 from tests.pack_data.text_corpus import build_small, write_corpus
