@@ -116,7 +116,7 @@ def test_the_wheel_holds_what_is_installed_and_no_more(wheel):
     packages = ("pack_data", "padding_free", "ipu_packed_bert", "ipu_profiling")
     paths = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     sources = {path.relative_to(ROOT).as_posix() for path in paths}
-    configs = {f"ipu_packed_bert/configs/{path.name}" for path in (ROOT / "configs").glob("*.yml")}
+    configs = {f"ipu_packed_bert/configs/{path.name}" for path in (ROOT / "configs").iterdir()}
     assert len(configs) > 10 and sources | configs <= names
     assert {name.split("/")[0].split("-")[0] for name in names} == set(packages)
 
