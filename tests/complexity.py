@@ -94,7 +94,7 @@ def density(source):
 def total_density(paths):
     """Add up the densities of some files."""
     densities = [_density_of(path) for path in paths]
-    return Density(sum(each.nodes for each in densities), sum(each.code_lines for each in densities))
+    return Density(sum(density.nodes for density in densities), sum(density.code_lines for density in densities))
 
 
 @lru_cache(None)

@@ -191,18 +191,18 @@ def again(one: Drive, root: Path, output: Path) -> Tuple[int, str]:
 
 def try_states(name: str, folder: Path, *, states: int, seed: int, first: int = 0) -> Iterator[Tried]:
     """Yield the result after each state, from number `first` on."""
-    one = DRIVES[name]
+    drive = DRIVES[name]
     root = folder / "work"
     root.mkdir(parents=True)
-    one.prepare(root)
+    drive.prepare(root)
     recorder = Recorder(root)
     with contextlib.ExitStack() as stack:
         silent = stack.enter_context(open(os.devnull, "w"))
         stack.enter_context(contextlib.redirect_stdout(silent))
         stack.enter_context(contextlib.redirect_stderr(silent))
         stack.enter_context(recorder.recording())
-        assert one.work(root) in (0, None), "the undisturbed work fails"
-    calm = one.result(root)
+        assert drive.work(root) in (0, None), "the undisturbed work fails"
+    calm = drive.result(root)
     refused = 0
     wrong: List[str] = []
     for number in range(first, first + states):
@@ -210,8 +210,8 @@ def try_states(name: str, folder: Path, *, states: int, seed: int, first: int = 
         put(left, root)
         story = f"{name}, seed {seed}, state {number}"
         try:
-            one.holds(root)
-            status, text = again(one, root, folder / "output")
+            drive.holds(root)
+            status, text = again(drive, root, folder / "output")
             steps = 0
             while status == 2 and steps < 3:
                 refused += not steps
@@ -221,9 +221,9 @@ def try_states(name: str, folder: Path, *, states: int, seed: int, first: int = 
                 path = Path(advised.group(1))
                 assert path.exists(), f"{path} is to be removed, which is not there: {text[-300:]}"
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-                status, text = again(one, root, folder / "output")
+                status, text = again(drive, root, folder / "output")
             assert status == 0, f"exit status {status}: {text[-300:]}"
-            result = one.result(root)
+            result = drive.result(root)
             assert result == calm, f"another result: {differences(calm, result)}"
         except (AssertionError, ValueError, OSError) as error:
             wrong.append(f"{story}: {type(error).__name__}: {' '.join(str(error).split())[:400]}")

@@ -67,15 +67,15 @@ def _rank(rank, port, slow):
     connections = []
 
     def run_of_slow_store(given):
-        found = ranks_of_torchrun(given)
-        connect = found._beats._connect
+        processes = ranks_of_torchrun(given)
+        connect = processes._beats._connect
 
         def connect_slowly():
             connections.append(_SlowStore(connect(), slow))
             return connections[-1]
 
-        found._beats._connect = connect_slowly
-        return found
+        processes._beats._connect = connect_slowly
+        return processes
 
     ranks_of_torchrun = ranks._of_torchrun
     ranks._of_torchrun = run_of_slow_store
@@ -123,15 +123,15 @@ def main():
     parser.add_argument("--load", type=int, default=0)
     args = parser.parse_args()
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.load)]
-    found = collections.Counter()
+    outcomes = collections.Counter()
     try:
         for _ in range(args.ends):
-            found[end(args.slow)] += 1
+            outcomes[end(args.slow)] += 1
     finally:
         for process in load:
             process.kill()
-    print(dict(found))
-    return int(set(found) != {(0, 0)})
+    print(dict(outcomes))
+    return int(set(outcomes) != {(0, 0)})
 
 
 if __name__ == "__main__":

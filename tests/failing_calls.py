@@ -128,11 +128,11 @@ def complaint(text: str, root: Path) -> Optional[str]:
 
 def try_calls(name: str, folder: Path, every: int = 1, calls: Sequence[str] = tuple(ERRORS)) -> Iterator[List[str]]:
     """Yield after each failure what was wrong with it."""
-    one = DRIVES[name]
+    drive = DRIVES[name]
     before = folder / "before"
     root = folder / "work"
     root.mkdir(parents=True)
-    one.prepare(root)
+    drive.prepare(root)
     shutil.copytree(root, before)
 
     def work(failure: Failure) -> Any:
@@ -144,18 +144,18 @@ def try_calls(name: str, folder: Path, every: int = 1, calls: Sequence[str] = tu
         def disturbed(_: Path) -> Optional[int]:
             try:
                 with failing(failure, root, count):
-                    return one.work(root)
+                    return drive.work(root)
             finally:
                 counted.write_text(str(count[0]))
 
-        status, text = again(Drive(one.prepare, disturbed, one.result), root, folder / "output")
+        status, text = again(Drive(drive.prepare, disturbed, drive.result), root, folder / "output")
         return status, text, int(counted.read_text())
 
     for call in calls:
         for error in ERRORS[call]:
             status, text, number = work(Failure(call, error, 0, False))
             assert status == 0, text
-            calm = one.result(root)
+            calm = drive.result(root)
             for at in range(1, number + 1, every):
                 for lasts in (False, True):
                     kind = errno.errorcode.get(error, "0 bytes")
@@ -166,12 +166,12 @@ def try_calls(name: str, folder: Path, every: int = 1, calls: Sequence[str] = tu
                         problems.append(f"exit status {status}: {text[-400:]}")
                     elif status == 2:
                         problems.append(complaint(text, root))
-                        status, text = again(one, root, folder / "output")
+                        status, text = again(drive, root, folder / "output")
                         if status:
                             problems.append(f"afterwards exit status {status}: {text[-400:]}")
                     # A file that cannot be removed stays.
                     if status == 0 and call not in ("unlink", "rmdir"):
-                        result = one.result(root)
+                        result = drive.result(root)
                         if result != calm:
                             problems.append(f"another result: {differences(calm, result)}")
                     yield [f"{story}: {problem}" for problem in problems if problem]

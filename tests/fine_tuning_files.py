@@ -144,12 +144,12 @@ def tiny_sentences(path: Path, *, sentences: int = 30, seed: int = 0) -> Path:
     rng = np.random.default_rng(seed)
     lines = []
     for _ in range(sentences):
-        former = ""
+        previous = ""
         for word in rng.choice(WORDS[:6], int(rng.integers(2, 20))).tolist():
-            after_stone = "I-PLACE" if former == "river" else "B-THING"
+            after_stone = "I-PLACE" if previous == "river" else "B-THING"
             label = {"river": "B-PLACE", "stone": after_stone}.get(word, "O")
             lines.append(f"{word} {label}")
-            former = word
+            previous = word
         lines.append("")
     path.write_text("\n".join(lines))
     return path

@@ -27,11 +27,11 @@ def example(length=7, first=4, positions=(2, 5), label=1, seed=0):
 
 def random_examples(rng, count, longest=24, most_predictions=4):
     """Examples of 5 to `longest` tokens; position 0 ([CLS]) is never masked."""
-    made = []
+    examples = []
     for _ in range(count):
         length = int(rng.integers(5, longest + 1))
         predictions = int(rng.integers(1, min(most_predictions, length - 1) + 1))
-        made.append(
+        examples.append(
             Example(
                 input_ids=rng.integers(1, 30522, length).tolist(),
                 first_segment_length=int(rng.integers(2, length)),
@@ -40,7 +40,7 @@ def random_examples(rng, count, longest=24, most_predictions=4):
                 next_sentence_label=int(rng.integers(2)),
             )
         )
-    return made
+    return examples
 
 
 def mlperf_row(given, S, P):
@@ -105,9 +105,9 @@ def write_hdf5(path, values, kind="nvidia"):
         for name in (*EXAMPLE_FIELDS, "input_mask"):
             narrow = name in ("input_mask", "segment_ids", "next_sentence_labels")
             if kind == "varlength":
-                rows = [mlperf_row(each, len(each.input_ids), len(each.masked_lm_ids))[name] for each in values]
+                rows = [mlperf_row(value, len(value.input_ids), len(value.masked_lm_ids))[name] for value in values]
             else:
-                rows = [each[name] for each in values]
+                rows = [value[name] for value in values]
             if kind == "varlength" and name != "next_sentence_labels":
                 data = file.create_dataset(name, (len(rows),), h5py.vlen_dtype(np.int8 if narrow else np.int32))
                 for number, row in enumerate(rows):

@@ -76,11 +76,11 @@ def _work(rank: int, folder: Path, jobs: List[Job]) -> None:
 
             poprun._meeting_point = lambda *_: dist.FileStore(str(folder / f"host-{number}"), job.size)  # noqa: B023
             try:
-                said = job.make(Work(sdk, folder, rank, job.size, run), **job.options)
+                result = job.make(Work(sdk, folder, rank, job.size, run), **job.options)
             finally:
                 if dist.is_initialized():  # a run that failed ends with its process, which closes its connections
                     _end_group()
-        torch.save(said, folder / f"{job.name}-{rank}")
+        torch.save(result, folder / f"{job.name}-{rank}")
 
 
 @contextlib.contextmanager
@@ -111,9 +111,9 @@ def trained(
             )
             with contextlib.closing(engine), contextlib.closing(engine.feed(batches)) as batches:
                 engine.compile(batches.first())
-                former = processes.of_first(torch.load, work.folder / f"{after}-0") if after else None
-                made = updates_made(engine, task, batches, steps, former)
-                return {**made, "compilations": machine.compilations, "description": engine.description}
+                before = processes.of_first(torch.load, work.folder / f"{after}-0") if after else None
+                updates = updates_made(engine, task, batches, steps, before)
+                return {**updates, "compilations": machine.compilations, "description": engine.description}
 
 
 def fine_tuned(work: Work, *, config: Any, steps: int) -> Dict[str, Any]:
@@ -145,20 +145,20 @@ def ran(work: Work, *, arguments: Sequence[str], at: int = 0, happens: str = "")
 
 
 def _to_happen(engine: Any, at: int, what: str) -> None:
-    made = [0]
+    count = [0]
     step, result = engine.step, engine._result
 
     def stepped(self: Any, *arguments: Any) -> Any:
-        made[0] += 1
-        if made[0] == at + 1 and what == "mistake":
+        count[0] += 1
+        if count[0] == at + 1 and what == "mistake":
             raise ValueError("the file ends in the middle of a pack")
-        if made[0] == at + 1 and what == "signal":
+        if count[0] == at + 1 and what == "signal":
             os.kill(os.getpid(), signal.SIGTERM)
         return step(self, *arguments)
 
     def spoilt(self: Any, outputs: Any, *arguments: Any) -> Any:
-        if made[0] == at + 1 and what == "nan":
-            made[0] += 1
+        if count[0] == at + 1 and what == "nan":
+            count[0] += 1
             outputs = [output * float("nan") for output in outputs]
         return result(self, outputs, *arguments)
 
@@ -171,10 +171,10 @@ def exchanged(work: Work) -> Dict[str, Any]:
         built = []
         with processes.first_alone():
             built.append(work.rank)
-        made = {"numbers": [1, 2], "half": torch.arange(3).half(), "none": torch.zeros(0), "one": torch.tensor(7)}
+        value = {"numbers": [1, 2], "half": torch.arange(3).half(), "none": torch.zeros(0), "one": torch.tensor(7)}
         return {
             "sum": processes.summed([1.0, float(work.rank), 2.0**40 + work.rank]),
             "all": processes.gathered("x" * work.rank),
-            "first": processes.of_first(made.copy),
+            "first": processes.of_first(value.copy),
             "share": (processes.rank, processes.size),
         }

@@ -55,15 +55,15 @@ def started(line: List[str], output: Path) -> Any:
 
 def ranks_of(launcher: int) -> List[int]:
     """The processes whose parent is the launcher, and that have replaced its program with their own."""
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(path.read_text().rpartition(")")[2].split()[1])
             if parent == launcher and b"run_pretraining" in (path.parent / "cmdline").read_bytes():
-                found.append(int(path.parent.name))
+                processes.append(int(path.parent.name))
         except (OSError, ValueError):  # it has ended meanwhile
             continue
-    return found
+    return processes
 
 
 def length(log: Path) -> int:
@@ -134,16 +134,16 @@ def differences(one: Path, other: Path) -> List[str]:
         [{name: value for name, value in record.items() if name != "seconds"} for record in read_log(run / LOG)]
         for run in (one, other)
     ]
-    found = [f"update {ours['step']}" for ours, theirs in zip(*records) if ours != theirs]
+    differing = [f"update {ours['step']}" for ours, theirs in zip(*records) if ours != theirs]
     if len(records[0]) != len(records[1]):
-        found.append(f"{len(records[0])} records and {len(records[1])}")
+        differing.append(f"{len(records[0])} records and {len(records[1])}")
     states = [load_newest(run / CHECKPOINTS) for run in (one, other)]
     if states[0].step != states[1].step or states[0].batches != states[1].batches:
-        found.append("the place in the data")
+        differing.append("the place in the data")
     for name, weight in states[0].engine["model"].items():
         if not torch.equal(weight, states[1].engine["model"][name]):
-            found.append(name)
-    return found
+            differing.append(name)
+    return differing
 
 
 def main() -> int:
@@ -164,19 +164,19 @@ def main() -> int:
             config, folder / "killed", ranks=args.ranks, steps=steps, kills=args.n, seed=args.seed, by=by
         )
         assert plain.status == 0, plain.output
-        found = (
+        faults = (
             differences(folder / "undisturbed", folder / "killed") if killed.status == 0 else [killed.output[-3000:]]
         )
         lines = [line for line in killed.output.splitlines() if line.startswith("error: ")]
         if args.signal == "STOP" and [bool(NAMED.match(line)) for line in lines] != [True] * killed.kills:
-            found.append(f"not one line that names the rank for each: {lines}")
+            faults.append(f"not one line that names the rank for each: {lines}")
         print(
             f"{killed.kills} times SIG{args.signal} to a random one of {args.ranks} ranks, {steps} updates, "
             f"{time.monotonic() - began:.0f} s; the others had ended after {min(killed.seconds, default=0):.1f} to "
             f"{max(killed.seconds, default=0):.1f} s, with {len(lines)} lines: "
-            f"{'; '.join(found) or 'weights and log as undisturbed'}"
+            f"{'; '.join(faults) or 'weights and log as undisturbed'}"
         )
-        return 1 if found or killed.kills < args.n else 0
+        return 1 if faults or killed.kills < args.n else 0
 
 
 if __name__ == "__main__":

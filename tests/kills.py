@@ -167,8 +167,8 @@ def drive(
         if status == 0:
             finished += 1
             with said_in(story, wrong):
-                found = one.result(place)
-                assert calm == found, f"another result: {differences(calm, found)}"
+                result = one.result(place)
+                assert calm == result, f"another result: {differences(calm, result)}"
         for line in wrong[reported:]:
             said(f"wrong: {line}")
         reported = len(wrong)
@@ -274,7 +274,7 @@ def _logged(folder: Path) -> Dict[str, Any]:
     from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
 
     clock = ("seconds",)
-    found: Dict[str, Any] = {
+    records: Dict[str, Any] = {
         name: [
             {key: value for key, value in record.items() if key not in clock}
             for record in read_log(folder / "run" / name, note=lambda text: None)
@@ -283,7 +283,7 @@ def _logged(folder: Path) -> Dict[str, Any]:
     }
     saved = sorted((folder / "run" / "checkpoints").iterdir())
     assert all(path.name.startswith("step_") for path in saved), f"left behind: {[path.name for path in saved]}"
-    return {**found, **{f"checkpoint {name}": sha for name, sha in contents(saved[-1]).items()}}
+    return {**records, **{f"checkpoint {name}": sha for name, sha in contents(saved[-1]).items()}}
 
 
 def _resumable(folder: Path) -> None:

@@ -403,9 +403,9 @@ def drawn(tree: Path, area: str, count: int, seed: int) -> List[Mutant]:
 def found_again(tree: Path, area: str, records: Iterable[Dict[str, Any]]) -> List[Mutant]:
     """Return the changes of another commit's records whose line still exists here, in the area or elsewhere."""
     by_lines: Dict[Tuple[str, str], Mutant] = {}
-    own = sorted((tree / AREAS[area][0]).rglob("*.py"))
+    files = sorted((tree / AREAS[area][0]).rglob("*.py"))
     others = [file for top in ("pack_data", "ipu_packed_bert") for file in sorted((tree / top).rglob("*.py"))]
-    for file in [*own, *others]:
+    for file in [*files, *others]:
         source = file.read_bytes()
         for mutant in mutants_of(file.relative_to(tree).as_posix(), source):
             by_lines.setdefault(mutant.lines(source), mutant)
@@ -431,7 +431,7 @@ def try_area(tree: Path, area: str, mutants: Sequence[Mutant], results: Path) ->
     code, tests = AREAS[area]
     version = digest(tree, area)
     known = {record["key"]: record for record in read_results(results)}
-    own: Optional[OwnTests] = None
+    own_tests: Optional[OwnTests] = None
     records = []
     for number, mutant in enumerate(mutants, start=1):
         place = tree / mutant.path
@@ -441,10 +441,10 @@ def try_area(tree: Path, area: str, mutants: Sequence[Mutant], results: Path) ->
         if key not in known:
             verdict = why_equivalent(mutant.path, after) and "equivalent"
             if not verdict:
-                own = own or OwnTests(tree, code, tests)
+                own_tests = own_tests or OwnTests(tree, code, tests)
                 try:
                     place.write_bytes(mutant.applied(source))
-                    verdict = _verdict(tree, own, mutant, tests)
+                    verdict = _verdict(tree, own_tests, mutant, tests)
                 finally:
                     place.write_bytes(source)
             record = {"key": key, "area": area, "file": mutant.path, "line": mutant.line}
@@ -475,9 +475,9 @@ def print_rates(records: Sequence[Dict[str, Any]]) -> None:
     for area in [*areas, "all"]:
         verdicts = collections.Counter(record["verdict"] for record in records if area in (record["area"], "all"))
         total = sum(verdicts.values()) - verdicts["equivalent"]
-        own = verdicts["own tests"] / max(total, 1)
+        noticed_by_own = verdicts["own tests"] / max(total, 1)
         both = (verdicts["own tests"] + verdicts["others"]) / max(total, 1)
-        print(f"{area:14} {sum(verdicts.values()):8} {verdicts['equivalent']:10} {own:10.0%} {both:11.0%}")
+        print(f"{area:14} {sum(verdicts.values()):8} {verdicts['equivalent']:10} {noticed_by_own:10.0%} {both:11.0%}")
 
 
 def main() -> int:

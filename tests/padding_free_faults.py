@@ -143,11 +143,11 @@ class TinyModel(nn.Module):
         for layer in range(2):
             hidden = hidden + self._attention(hidden, layer, self._view("attention", row))
             for part in self.parts:
-                given = F.layer_norm(hidden, (_WIDTH,))
+                normalised = F.layer_norm(hidden, (_WIDTH,))
                 if part == "experts":
-                    added, auxiliary = self._experts(given, self._view(part, row), auxiliary)
+                    added, auxiliary = self._experts(normalised, self._view(part, row), auxiliary)
                 else:
-                    added = self._mixed(given, part, self._view(part, row)) @ self.mix[layer].T
+                    added = self._mixed(normalised, part, self._view(part, row)) @ self.mix[layer].T
                 hidden = hidden + added
             if self.edit is not None:
                 hidden = self.edit(hidden, row, self)
@@ -208,8 +208,8 @@ def _same(row):
 
 def joined(examples, slots=0):
     """Examples -> one row.  slots: a tail of padding up to so many, an example of its own without labels."""
-    ids = [torch.as_tensor(np.asarray(each["input_ids"])) for each in examples]
-    labels = [torch.as_tensor(np.asarray(each.get("labels", each["input_ids"]))).clone() for each in examples]
+    ids = [torch.as_tensor(np.asarray(example["input_ids"])) for example in examples]
+    labels = [torch.as_tensor(np.asarray(example.get("labels", example["input_ids"]))).clone() for example in examples]
     tail = slots - sum(map(len, ids))
     if tail > 0:
         ids.append(torch.zeros(tail).long())

@@ -54,7 +54,7 @@ def a_model(kind="llama", attention="sdpa", dtype=torch.float64):
 
 def examples_of(ids):
     """Token ids of each example, all of which are predicted, as the mappings that collators take."""
-    return [{"input_ids": np.asarray(each, np.int64)} for each in ids]
+    return [{"input_ids": np.asarray(tokens, np.int64)} for tokens in ids]
 
 
 def some_examples(seed, lengths):

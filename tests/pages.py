@@ -31,26 +31,28 @@ class ReadPage(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attributes: List[Tuple[str, Any]]) -> None:
-        given = dict(attributes)
-        self.references += [given[key] for key in ("href", "src", "xlink:href", "action") if key in given]
+        attribute_values = dict(attributes)
+        for key in ("href", "src", "xlink:href", "action"):
+            if key in attribute_values:
+                self.references.append(attribute_values[key])
         if tag == "img":
-            self.pictures.append(given["alt"])
-            head, _, image = given["src"].partition(",")
+            self.pictures.append(attribute_values["alt"])
+            head, _, image = attribute_values["src"].partition(",")
             drawing = ElementTree.fromstring(base64.b64decode(image))
-            assert head == "data:image/svg+xml;base64" and drawing.find(f"{SVG}title").text == given["alt"]
+            assert head == "data:image/svg+xml;base64" and drawing.find(f"{SVG}title").text == attribute_values["alt"]
         elif tag == "table":
-            self._name = given["id"]
+            self._name = attribute_values["id"]
             self.tables[self._name], self.shown[self._name], self._keys[self._name] = [], [], []
         elif tag == "th":
-            self._keys[self._name].append(given["data-key"])
+            self._keys[self._name].append(attribute_values["data-key"])
         elif tag == "tr" and self._keys.get(self._name):
             self.tables[self._name].append({})
             self.shown[self._name].append({})
         elif tag == "td":
             row = self.tables[self._name][-1]
-            row[self._keys[self._name][len(row)]] = json.loads(given["data-value"])
+            row[self._keys[self._name][len(row)]] = json.loads(attribute_values["data-value"])
             self._words = ""
-        elif tag == "p" and given.get("class") == "note":
+        elif tag == "p" and attribute_values.get("class") == "note":
             self._words = ""
 
     def handle_data(self, data: str) -> None:

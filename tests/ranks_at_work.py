@@ -70,8 +70,8 @@ def pretrained(
             held_out=StoredPacks(evaluation),
         )
         with contextlib.closing(batches):
-            former = processes.of_first(torch.load, folder / after) if after else None
-            return updates_made(engine, task, batches, steps, former)
+            before = processes.of_first(torch.load, folder / after) if after else None
+            return updates_made(engine, task, batches, steps, before)
 
 
 def updates_made(
@@ -82,10 +82,10 @@ def updates_made(
         engine.load_state(former["engine"])
         batches.load_state(former["batches"])
     results = [engine.step(next(batches), 0.01) for _ in range(steps)]
-    log = [{**each.metrics, **each.counts, "gradient_norm": each.gradient_norm} for each in results]
+    log = [{**result.metrics, **result.counts, "gradient_norm": result.gradient_norm} for result in results]
     held_out = task.evaluate(engine, batches.held_out())
-    said = {**held_out.metrics, **held_out.counts}
-    return {"engine": engine.state(), "batches": batches.state(), "log": log, "held_out": said}
+    evaluation = {**held_out.metrics, **held_out.counts}
+    return {"engine": engine.state(), "batches": batches.state(), "log": log, "held_out": evaluation}
 
 
 def fine_tuned(processes: Processes, folder: Path, *, config: Any, steps: int) -> Dict[str, Any]:
@@ -100,7 +100,7 @@ def fine_tuning_made(prepared: Any, steps: int) -> Dict[str, Any]:
     with contextlib.closing(prepared.batches) as batches:
         log = [engine.step(next(batches), 0.01).metrics for _ in range(steps)]
         predicted = task.predict(engine, batches.held_out())
-        outputs = [torch.from_numpy(each) for each in predicted.outputs]
+        outputs = [torch.from_numpy(output) for output in predicted.outputs]
         return {"engine": engine.state(), "log": log, "held_out": predicted.counts, "outputs": outputs}
 
 

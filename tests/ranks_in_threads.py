@@ -13,9 +13,9 @@ def together(rank: Callable[[int, Callable[[int], int]], Any], ranks: int) -> Li
         def least(own: int) -> int:
             given[number] = own
             barrier.wait()
-            found = min(given)
+            least = min(given)
             barrier.wait()
-            return found
+            return least
 
         return rank(number, least)
 

@@ -21,7 +21,7 @@ def texts_of(tree):
     text = text_of(tree)
     if text is not None:
         return [text]
-    return [found for node in ast.iter_child_nodes(tree) for found in texts_of(node)]
+    return [text for node in ast.iter_child_nodes(tree) for text in texts_of(node)]
 
 
 @lru_cache(None)

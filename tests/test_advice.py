@@ -163,7 +163,7 @@ convert data new => --to-format | packed_tfrecord => convert data new --to-forma
 @lru_cache(None)
 def advice_texts():
     """Return {text: file} of the texts in a `raise` or parser error that name what to type; a value is a NUL."""
-    found = {}
+    texts = {}
     typed = re.compile(r"(?<![\w-])--[a-z]|did you mean|packed-bert [a-z]+")
     for path in SOURCES:
         is_product = path.relative_to(ROOT).parts[0] not in ("evidence", "examples")
@@ -174,8 +174,8 @@ def advice_texts():
             if isinstance(node, ast.Raise) or is_error:
                 for text in texts_of(node):
                     if typed.search(text):
-                        found[text] = path.relative_to(ROOT).as_posix()
-    return found
+                        texts[text] = path.relative_to(ROOT).as_posix()
+    return texts
 
 
 # Part of a file and its advice -> why no row follows it.

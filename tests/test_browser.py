@@ -144,9 +144,9 @@ def measured(page, folder, size, *options):
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     command += [f"--user-data-dir={folder}", "--window-size={},{}".format(*size), *options]
     done = subprocess.run([*command, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
-    found = re.search('<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found, done.stderr
-    return json.loads(html.unescape(found[1]))
+    result = re.search('<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert result, done.stderr
+    return json.loads(html.unescape(result[1]))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -155,17 +155,17 @@ def test_a_page_asks_for_nothing_fits_and_can_be_read(page, tmp_path, size, sche
     """No cut title or text, no interval without its value, no empty chart, no "1 packs"."""
     width, height = size
     preferred = int(scheme == "light")
-    found = measured(page, tmp_path, size, f"--blink-settings=preferredColorScheme={preferred}")
-    title, answer, figures, picture = found["bottoms"]
+    sizes = measured(page, tmp_path, size, f"--blink-settings=preferredColorScheme={preferred}")
+    title, answer, figures, picture = sizes["bottoms"]
     assert 0 < title < answer <= height
     assert figures <= height
     assert 0 < picture <= height or size == PHONE  # where the picture comes next
-    assert found["width"] <= width
-    assert found["asked"] == found["cut"] == found["faint"]["found"] == []
-    assert found["faint"]["read"] > 60
-    drawings = found["drawings"]
+    assert sizes["width"] <= width
+    assert sizes["asked"] == sizes["cut"] == sizes["faint"]["found"] == []
+    assert sizes["faint"]["read"] > 60
+    drawings = sizes["drawings"]
     assert len(drawings) >= 4
-    words = [found["words"]]
+    words = [sizes["words"]]
     for drawing in drawings:
         assert drawing["cut"] == [] and drawing["shapes"] > 0 and drawing["missed"] == 0, drawing
         words += drawing["words"]
@@ -179,8 +179,8 @@ def test_what_is_wrong_is_measured(tmp_path):
         "<h1 style='width: 50px; white-space: nowrap'>A long title</h1>"
         "<img src='none.png'><div style='width: 700px'>wide</div>"
     )
-    found = measured(page, tmp_path, PHONE)
-    assert [words for words, _ in found["faint"]["found"]] == ["faint"]
-    assert any("none.png" in name for name in found["asked"])
-    assert found["cut"] == ["A long title"]
-    assert found["width"] > PHONE[0]
+    sizes = measured(page, tmp_path, PHONE)
+    assert [words for words, _ in sizes["faint"]["found"]] == ["faint"]
+    assert any("none.png" in name for name in sizes["asked"])
+    assert sizes["cut"] == ["A long title"]
+    assert sizes["width"] > PHONE[0]

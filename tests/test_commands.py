@@ -167,8 +167,8 @@ def test_another_epoch_pairs_the_same_sequences_differently(tmp_path, capsys):
     stores = []
     for epoch in ("0", "1"):
         out = tmp_path / f"epoch_{epoch}"
-        given = ["--corpus", str(corpus), "--out", str(out), "--epoch", epoch, "--max-sequence-length", "64"]
-        assert main(["build", *given, "--vocabulary-size", "200", "--packer", "spfhp", "--workers", "1"]) == 0
+        options = ["--corpus", str(corpus), "--out", str(out), "--epoch", epoch, "--max-sequence-length", "64"]
+        assert main(["build", *options, "--vocabulary-size", "200", "--packer", "spfhp", "--workers", "1"]) == 0
         stores.append(PackStore.open(out))
     with stores[0] as first, stores[1] as second:
         assert first.manifest.digest == second.manifest.digest and len(first) == len(second)

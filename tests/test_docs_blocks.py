@@ -79,8 +79,8 @@ def test_a_block_of_sphinx_and_one_without_end():
 
 def test_blocks_run_in_order_with_the_names_and_files_of_those_before(tmp_path, monkeypatch, capsys):
     assert run(tmp_path, PAGE, monkeypatch) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"4 blocks of 1 pages run .*not run:\n +1  needs a moon\n", said)
+    printed = capsys.readouterr().out
+    assert re.search(r"4 blocks of 1 pages run .*not run:\n +1  needs a moon\n", printed)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ OWN = (
 
 def commands_not_run():
     """The lines of all blocks that are not run which type a command of this project, each once."""
-    found = {}
+    commands = {}
     for page in run_blocks.all_pages():
         for block in run_blocks.blocks_of((ROOT / page).read_text(encoding="utf-8"), page):
             if block.not_run and block.language == "sh":
@@ -144,8 +144,8 @@ def commands_not_run():
                     words = re.sub(r"^(\S*/srun --ipus=\d+|poprun .*?(?=python)) *", "", words)
                     words = re.sub(r"^run_pretraining.py", "python run_pretraining.py", words)
                     if words.startswith(OWN):
-                        found[" ".join(shlex.split(words, comments=True))] = None
-    return list(found)
+                        commands[" ".join(shlex.split(words, comments=True))] = None
+    return list(commands)
 
 
 @pytest.fixture(scope="module")

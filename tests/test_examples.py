@@ -103,8 +103,8 @@ def test_a_model_that_is_refused_is_one_line(name, tmp_path, monkeypatch, capsys
     runpy.run_path(str(EXAMPLES / "tiny.py"))["tokenizer"]().save_pretrained(tmp_path / "bloom")
     capsys.readouterr()
     run_here(name, monkeypatch, "--model", tmp_path / "bloom", "--examples", "20", status=2)
-    said = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert len(said) == 1 and said[0].startswith("error: ") and "Bloom" in said[0]
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(errors) == 1 and errors[0].startswith("error: ") and "Bloom" in errors[0]
 
 
 def test_own_text_is_trained_in_two_parts_and_fills_in_a_word(tmp_path, monkeypatch):
@@ -132,8 +132,8 @@ def test_own_text_is_trained_in_two_parts_and_fills_in_a_word(tmp_path, monkeypa
 def test_a_mistake_is_one_line(name, mistake, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_here(name, monkeypatch, *mistake, status=2)
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1 and named in said
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and named in error
 
 
 SMALL_IPUS = """

@@ -17,7 +17,7 @@ FEW = [(WRITE, 124), ("fsync", 244), ("replace", 124), ("mkdir", 4), ("unlink", 
 MANY = [(WRITE, 31), ("fsync", 61), ("replace", 31), ("mkdir", 2), ("unlink", 41), ("flock", 1), ("statvfs", 1)]
 
 
-@pytest.mark.parametrize("call, every", FEW + [slow(each) for each in MANY])
+@pytest.mark.parametrize("call, every", FEW + [slow(case) for case in MANY])
 def test_a_build_goes_on_once_the_cause_is_gone(call, every):
     with memory_folder("calls-") as folder:
         problems = list(try_calls("replace", folder, every, [call]))

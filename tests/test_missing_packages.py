@@ -51,9 +51,9 @@ def test_a_command_that_trains_names_torch(tiny, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yml").write_text(tiny.read_text())
     places = {"TINY": tiny, "RUN": tmp_path / "run", "OUT": tmp_path / "out"}
-    rows = [
-        ("torch", target, [places.get(each, each) for each in arguments]) for target, arguments in COMMANDS.values()
-    ]
+    rows = []
+    for target, arguments in COMMANDS.values():
+        rows.append(("torch", target, [places.get(argument, argument) for argument in arguments]))
     for name, done in zip(COMMANDS, without(rows)):
         assert done.returncode == 2, (name, done)
         assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, (name, done)

@@ -53,13 +53,13 @@ def executed(line, where):
 @lru_cache(None)
 def settings_in_sources():
     """{(key, value)} of every `--set key=value` in a text of the program; value None where it is put in later."""
-    found = {}
+    settings = {}
     for path, text in texts_of_the_program():
         for key, value in re.findall(r"--set \0?([\w.]+)=([\w.\[\]-]*\0?)", text):
             known = value.rstrip(".") and not re.search(r"\0|[A-Z]|\.\.", value)
             if key not in _FORMS:
-                found[key, value.rstrip(".") if known else None] = path.relative_to(ROOT).as_posix()
-    return found
+                settings[key, value.rstrip(".") if known else None] = path.relative_to(ROOT).as_posix()
+    return settings
 
 
 def setting(config, key):
@@ -72,9 +72,9 @@ def as_typed(value):
 
 
 def test_there_are_settings_in_sources():
-    found = settings_in_sources()
-    assert len(found) > 25 and {"placement.layers_per_ipu", "engine.executable"} <= {key for key, _ in found}
-    assert ("engine.half_logits", "true") in found and ("engine.offline_export", None) in found
+    settings = settings_in_sources()
+    assert len(settings) > 25 and {"placement.layers_per_ipu", "engine.executable"} <= {key for key, _ in settings}
+    assert ("engine.half_logits", "true") in settings and ("engine.offline_export", None) in settings
 
 
 def test_each_setting_in_a_text_of_the_program_is_one():
@@ -129,8 +129,8 @@ def own_words(line):
 
 def packer_words(line):
     """The packer and its arguments in a line that runs `python -m pack_data.PACKER`."""
-    found = re.match(r"python -m pack_data\.(\w+)(.*)", line)
-    return (found[1], shlex.split(found[2])) if found else None
+    match = re.match(r"python -m pack_data\.(\w+)(.*)", line)
+    return (match[1], shlex.split(match[2])) if match else None
 
 
 def taken(line, where, monkeypatch):
@@ -194,9 +194,9 @@ def options_of(command):
 def test_each_command_in_a_text_of_the_program_exists_with_its_options():
     """Words of this program in a message: `packed-bert NAME ... --option`."""
     commands = re.compile(r"packed-bert (?!from this |in the )([a-z][a-z-]+)\b((?: (?!packed-bert)[^\s;,`:()]+)*)")
-    found = [(path, *words) for path, text in texts_of_the_program() for words in commands.findall(text)]
+    shown = [(path, *words) for path, text in texts_of_the_program() for words in commands.findall(text)]
     with_options = 0
-    for path, name, rest in found:
+    for path, name, rest in shown:
         assert name in packed_bert.COMMANDS, path
         options = re.findall(r"(?<= )--[a-z][a-z-]+", rest)
         assert set(options) <= options_of(name), f"{path}: packed-bert {name}{rest}"
@@ -210,11 +210,11 @@ def make_lines():
     for page in PAGES:
         shown.append((page, page.read_text(encoding="utf-8"), r"(?:`|^|&& )make (?=.* |[a-z-]+`)"))
     shown.append((ROOT / "Makefile", (ROOT / "Makefile").read_text(encoding="utf-8"), r'echo "make '))
-    found = {}
+    targets = {}
     for path, text, before in shown:
         for target in re.findall(before + r"((?:\.venv/)?[a-z][a-z-]+)", text, re.M):
-            found.setdefault(target, path.name)
-    return found
+            targets.setdefault(target, path.name)
+    return targets
 
 
 def test_each_target_that_is_shown_runs_without_an_environment_in_a_directory_with_a_space(tmp_path):

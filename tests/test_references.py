@@ -74,11 +74,11 @@ def names_in(tree):
 @lru_cache(None)
 def modules():
     """Return the names in all files of each module or package name, read once and by one worker only."""
-    found = {}
+    names = {}
     for file in FILES:
         module = file.parent.name if file.stem == "__init__" else file.stem
-        found.setdefault(module, set()).update(names_in(tree_of(file)))
-    return found
+        names.setdefault(module, set()).update(names_in(tree_of(file)))
+    return names
 
 
 @lru_cache(None)

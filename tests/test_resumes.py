@@ -39,8 +39,8 @@ def test_the_table_notices_a_state_that_loses_or_repeats_an_item():
         return opened
 
     for shift in (-1, 0, 1):
-        found = list(faults(case(shift), [[number] for number in range(1, 7)], [(1, 2, 2)], ""))
-        assert (found == [""]) is (shift == 0)
+        outcomes = list(faults(case(shift), [[number] for number in range(1, 7)], [(1, 2, 2)], ""))
+        assert (outcomes == [""]) is (shift == 0)
 
 
 # Pre-training in one process and in two ranks, and fine-tuning in 2, 3, 2 and 1 ranks.

@@ -33,9 +33,9 @@ SELECTED = {
 def test_a_change_selects_the_tests_that_reach_it():
     faults = []
     for changed, (expected, others) in SELECTED.items():
-        found = selected([ROOT / changed])
-        faults += [f"{changed} does not select {name}" for name in expected if ROOT / name not in found]
-        faults += [f"{changed} selects {name}" for name in others if ROOT / name in found]
+        files = selected([ROOT / changed])
+        faults += [f"{changed} does not select {name}" for name in expected if ROOT / name not in files]
+        faults += [f"{changed} selects {name}" for name in others if ROOT / name in files]
     assert not faults, "\n".join(faults)
 
 

@@ -30,7 +30,7 @@ class Installed(NamedTuple):
 
 
 def run(*arguments, status=0, **options):
-    done = subprocess.run([str(each) for each in arguments], capture_output=True, text=True, **options)
+    done = subprocess.run([str(argument) for argument in arguments], capture_output=True, text=True, **options)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout if status == 0 else done.stderr
 
@@ -60,8 +60,8 @@ def wheel(tmp_path_factory):
     out = source.parent / "out"
     options = "--quiet --no-deps --no-build-isolation --no-index -w".split()
     run(sys.executable, "-m", "pip", "wheel", *options, out, source)
-    (found,) = out.glob("*.whl")
-    return found
+    (wheel,) = out.glob("*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +96,8 @@ def trained(installed):
     model = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
     settings = [f"model.{name}={value}" for name, value in model.items()]
     settings += ["placement.layers_per_ipu=[1]", "batch.gradient_accumulation=4", "run.evaluate_every=0"]
-    given = "--config packed_host --data data/own --steps 2 --out run".split()
-    return packed_bert(installed, "pretrain", *given, *(word for setting in settings for word in ("--set", setting)))
+    options = "--config packed_host --data data/own --steps 2 --out run".split()
+    return packed_bert(installed, "pretrain", *options, *(word for setting in settings for word in ("--set", setting)))
 
 
 def test_the_release_has_one_version_and_one_date():

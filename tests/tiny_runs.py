@@ -52,13 +52,13 @@ def _random_data(folder: Path, sequences: int, vocabulary: int, depth: int, seed
     lengths = rng.integers(5, SLOTS + 1, sequences).tolist()
     examples = [
         Example(
-            each.input_ids.tolist(),
-            int((each.segment_ids == 0).sum()),
-            each.masked_positions.tolist(),
-            each.masked_ids.tolist(),
-            each.is_random_next,
+            sequence.input_ids.tolist(),
+            int((sequence.segment_ids == 0).sum()),
+            sequence.masked_positions.tolist(),
+            sequence.masked_ids.tolist(),
+            sequence.is_random_next,
         )
-        for each in random_sequences(rng, lengths=lengths, vocabulary=vocabulary)
+        for sequence in random_sequences(rng, lengths=lengths, vocabulary=vocabulary)
     ]
     packs = random_packs(rng, lengths, slots=SLOTS, depth=depth)
     pack, slot = np.zeros(sequences, np.int64), np.zeros(sequences, np.int64)

@@ -16,7 +16,7 @@ def write_megatron(prefix, sequences, code=4, dtype="<i4"):
     """Both files, one document a sequence; the path of the index."""
     data = [np.array(sequence, dtype).tobytes() for sequence in sequences]
     prefix.with_suffix(".bin").write_bytes(b"".join(data))
-    starts = np.cumsum([0] + [len(each) for each in data])[:-1]
+    starts = np.cumsum([0] + [len(sequence) for sequence in data])[:-1]
     head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(sequences), len(sequences) + 1)
     lengths = np.array([len(sequence) for sequence in sequences], "<i4").tobytes()
     documents = np.arange(len(sequences) + 1, dtype="<i8").tobytes()

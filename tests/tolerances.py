@@ -46,12 +46,12 @@ def same_state(one, several):
     """Weights and both moments of a checkpoint in float64, within 1e-12 of their size."""
     for part in ("model", "exp_avg", "exp_avg_sq"):
         expected = _part(one, part)
-        found = _part(several, part)
-        assert expected.keys() == found.keys()
-        dtypes = {tensor.dtype for tensor in found.values()}
+        part_found = _part(several, part)
+        assert expected.keys() == part_found.keys()
+        dtypes = {tensor.dtype for tensor in part_found.values()}
         assert dtypes == {torch.float64}
         assert_same(
-            found=[found[name] for name in expected],
+            found=[part_found[name] for name in expected],
             expected=expected.values(),
             dtype=torch.float64,
         )

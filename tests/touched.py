@@ -175,9 +175,9 @@ def _print_history(commits):
     shares = []
     for commit in _git("log", "--no-merges", f"-{commits}", "--format=%h"):
         paths = [ROOT / name for name in _git("show", "--name-only", "--format=", commit)]
-        there = list(filter(Path.is_file, paths))
-        shares.append(share(selected(there)))
-        print(f"{commit} {len(there):4} files, {shares[-1]:6.1%} of the test functions", flush=True)
+        existing = list(filter(Path.is_file, paths))
+        shares.append(share(selected(existing)))
+        print(f"{commit} {len(existing):4} files, {shares[-1]:6.1%} of the test functions", flush=True)
     print(f"median of {len(shares)} commits: {statistics.median(shares):.1%}")
 
 

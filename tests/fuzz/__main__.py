@@ -90,9 +90,9 @@ def table(counts: Dict[str, Counter[str]]) -> str:
     width = max(map(len, [*counts, "all readers"]))
     lines = ["  ".join([" " * width, *OUTCOMES, "cases"])]
     total: Counter[str] = sum(counts.values(), collections.Counter())
-    for name, own in [*counts.items(), ("all readers", total)]:
-        cells = [f"{own[outcome]:>{len(outcome)},}" for outcome in OUTCOMES]
-        lines.append("  ".join([f"{name:<{width}}", *cells, f"{sum(own.values()):>5,}"]))
+    for name, outcomes in [*counts.items(), ("all readers", total)]:
+        cells = [f"{outcomes[outcome]:>{len(outcome)},}" for outcome in OUTCOMES]
+        lines.append("  ".join([f"{name:<{width}}", *cells, f"{sum(outcomes.values()):>5,}"]))
     return "\n".join(lines)
 
 
@@ -115,8 +115,8 @@ def fuzz(
     def save(done: int) -> None:
         write_atomically(state_file, json.dumps({"readers": names, "done": done, "counts": counts}).encode())
 
-    with samples(readers) as made:
-        worker = Worker(made, seed)
+    with samples(readers) as made_samples:
+        worker = Worker(made_samples, seed)
         done = int(state["done"])
         try:
             for place, number in numbers_of(readers, count)[done:]:
@@ -125,7 +125,7 @@ def fuzz(
                 counts[names[place]][result.outcome] += 1
                 done += 1
                 if result.outcome in FAILURES:
-                    kept = keep(made[place], seed, number, result, out, counts[names[place]][result.outcome])
+                    kept = keep(made_samples[place], seed, number, result, out, counts[names[place]][result.outcome])
                     with open(failures_file, "a", encoding="utf-8") as file:
                         about = {
                             "reader": names[place],
@@ -138,7 +138,7 @@ def fuzz(
                 now = time.monotonic()
                 if now - said > 30:
                     said = now
-                    failed = sum(own[outcome] for own in counts.values() for outcome in FAILURES)
+                    failed = sum(outcomes[outcome] for outcomes in counts.values() for outcome in FAILURES)
                     print(f"{done:,} of {count:,} cases, {failed} failures, {now - began:,.0f} s", flush=True)
                     save(done)
                 if minutes is not None and now - began > 60 * minutes:
@@ -147,7 +147,7 @@ def fuzz(
             worker.close()
             save(done)
     print(table(counts))
-    return sum(own[outcome] for own in counts.values() for outcome in FAILURES)
+    return sum(outcomes[outcome] for outcomes in counts.values() for outcome in FAILURES)
 
 
 def keep(sample: Sample, seed: int, number: int, result: Result, out: Path, nth: int) -> Optional[str]:
@@ -174,10 +174,10 @@ def summary_of(out: Path) -> List[str]:
     groups: Counter[Tuple[str, ...]] = collections.Counter()
     example: Dict[Tuple[str, ...], int] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
-        found = json.loads(line)
-        key = (found["outcome"], found["reader"], found["detail"].partition(": ")[0][:100])
+        record = json.loads(line)
+        key = (record["outcome"], record["reader"], record["detail"].partition(": ")[0][:100])
         groups[key] += 1
-        example.setdefault(key, found["case"])
+        example.setdefault(key, record["case"])
     return [f"{times:>6}  {' | '.join(key)}  (case {example[key]})" for key, times in groups.most_common(60)]
 
 
@@ -215,8 +215,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def one_case(readers: Sequence[Reader], seed: int, number: int, out: Path) -> int:
-    with samples(readers) as made:
-        for sample in made:
+    with samples(readers) as made_samples:
+        for sample in made_samples:
             for by_command in (False, True)[: 1 + (sample.reader.command is not None)]:
                 result = sample.run(seed, number, by_command=by_command)
                 how = " by command" if by_command else ""

@@ -124,12 +124,12 @@ def _plain(value: Any) -> Any:
         )
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return type(value).__name__, [
-            (each.name, _plain(getattr(value, each.name))) for each in dataclasses.fields(value)
+            (field.name, _plain(getattr(value, field.name))) for field in dataclasses.fields(value)
         ]
     if isinstance(value, Mapping):
-        return "mapping", sorted((repr(_plain(key)), _plain(each)) for key, each in value.items())
+        return "mapping", sorted((repr(_plain(key)), _plain(item)) for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return type(value).__name__ if hasattr(value, "_fields") else "list", [_plain(each) for each in value]
+        return type(value).__name__ if hasattr(value, "_fields") else "list", [_plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return "set", sorted(map(digest, value))
     if isinstance(value, float):
@@ -149,9 +149,9 @@ def typed(value: Any) -> Any:
     for name, hint in hints.items():
         if not _is(getattr(value, name, None), hint):
             raise Mistyped(f"{type(value).__name__}.{name} is {getattr(value, name)!r:.60}, not {hint}")
-        found = getattr(value, name, None)
-        if dataclasses.is_dataclass(found) or hasattr(found, "_fields"):
-            typed(found)
+        part = getattr(value, name, None)
+        if dataclasses.is_dataclass(part) or hasattr(part, "_fields"):
+            typed(part)
     return value
 
 
@@ -160,20 +160,20 @@ def _is(value: Any, hint: Any) -> bool:
     if hint is Any or isinstance(hint, (str, typing.TypeVar)):
         return True
     if origin is typing.Union:
-        return any(_is(value, each) for each in arguments)
+        return any(_is(value, argument) for argument in arguments)
     if hint in (int, float):
         return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
     if origin is tuple:
         if not isinstance(value, tuple):
             return False
         if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return all(_is(each, arguments[0]) for each in value)
+            return all(_is(item, arguments[0]) for item in value)
         return len(value) == len(arguments) and all(map(_is, value, arguments))
     if origin is list:
-        return isinstance(value, list) and all(_is(each, arguments[0]) for each in value)
+        return isinstance(value, list) and all(_is(item, arguments[0]) for item in value)
     if isinstance(origin, type) and issubclass(origin, typing.Mapping):
         return isinstance(value, Mapping) and all(
-            _is(key, arguments[0]) and _is(each, arguments[1]) for key, each in value.items()
+            _is(key, arguments[0]) and _is(item, arguments[1]) for key, item in value.items()
         )
     return isinstance(value, hint) if isinstance(hint, type) else True
 
@@ -187,9 +187,9 @@ def limits() -> Iterator[None]:
 
     with open("/proc/self/statm") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()
-    former = resource.getrlimit(resource.RLIMIT_AS)
+    limit_before = resource.getrlimit(resource.RLIMIT_AS)
     handlers = {number: signal.signal(number, ring) for number in (signal.SIGALRM, signal.SIGPROF)}
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, former[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, limit_before[1]))
     # Again and again: code that catches every exception gets the next one.
     signal.setitimer(signal.ITIMER_PROF, SECONDS, 0.5)
     signal.setitimer(signal.ITIMER_REAL, WAITING, 0.5)
@@ -198,7 +198,7 @@ def limits() -> Iterator[None]:
     finally:
         for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
             signal.setitimer(timer, 0)
-        resource.setrlimit(resource.RLIMIT_AS, former)
+        resource.setrlimit(resource.RLIMIT_AS, limit_before)
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
@@ -217,7 +217,7 @@ class Sample:
             shutil.copytree(self.sample, self.pristine)
         self.restore()
         # Of two forms of a file the sample may have one.
-        self.targets = [each for each in reader.targets if any(self.pristine.glob(each.pattern))]
+        self.targets = [target for target in reader.targets if any(self.pristine.glob(target.pattern))]
         assert self.targets, f"{reader.name}: the sample has none of the files to change"
         self.original = self._found()
         self.right = [self.original[0]]
@@ -231,7 +231,7 @@ class Sample:
         with quiet():
             found = self.reader.read(self.sample)
         must, may = found if isinstance(found, Found) else (found, None)
-        return ([digest(each) for each in must] if isinstance(must, list) else digest(must)), digest(may)
+        return ([digest(part) for part in must] if isinstance(must, list) else digest(must)), digest(may)
 
     def restore(self) -> None:
         """Makes the sample valid again; files that nobody touched stay."""
@@ -250,7 +250,7 @@ class Sample:
         """Makes the changes of a case; what they were, and whether what is read may be another valid value."""
         rng = random.Random(f"{self.reader.name}/{seed}/{number}")
         self.restore()
-        target = rng.choices(self.targets, [each.weight for each in self.targets])[0]
+        target = rng.choices(self.targets, [candidate.weight for candidate in self.targets])[0]
         files = sorted(path for path in self.sample.glob(target.pattern) if path.is_file())
         path, remade, words = rng.choice(files), False, []
         # The changes that a library makes come first: they need a file that is whole.
@@ -329,19 +329,19 @@ class Sample:
 
 def _states(folder: Path) -> Dict[str, Tuple[int, int, int]]:
     """Kind, size and time of every file and folder below; those of a folder do not matter."""
-    found = {}
+    states = {}
     for at, folders, files in os.walk(folder):
         for name in [*folders, *files]:
             path = os.path.join(at, name)
             state = os.lstat(path)
             is_folder = stat.S_ISDIR(state.st_mode)
-            found[os.path.relpath(path, folder)] = (
+            states[os.path.relpath(path, folder)] = (
                 (stat.S_IFMT(state.st_mode), 0, 0)
                 if is_folder
                 else (stat.S_IFMT(state.st_mode), state.st_size, state.st_mtime_ns)
             )
     # What is in a folder before the folder itself, so that nothing is looked for in one that was removed.
-    return dict(sorted(found.items(), reverse=True))
+    return dict(sorted(states.items(), reverse=True))
 
 
 def _copy_missing(source: Path, target: Path) -> None:
@@ -357,17 +357,17 @@ def _copy_missing(source: Path, target: Path) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[io.StringIO]:
     """Nothing of what is printed; gives what goes to stderr."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
-        yield said
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        yield errors
 
 
 def _where(error: BaseException) -> str:
     """Type, words and the innermost line of this project that an error came through."""
     frames = [
-        each
-        for each in traceback.extract_tb(error.__traceback__)
-        if re.search(r"/(pack_data|padding_free|ipu_packed_bert|ipu_profiling)/", each.filename)
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if re.search(r"/(pack_data|padding_free|ipu_packed_bert|ipu_profiling)/", frame.filename)
     ]
     place = f" at {'/'.join(Path(frames[-1].filename).parts[-2:])}:{frames[-1].lineno}" if frames else ""
     try:
@@ -392,14 +392,14 @@ def load_readers(names: Sequence[str] = ()) -> Tuple[List[Reader], List[Reader]]
     from tests.fuzz.data_readers import READERS as of_data
     from tests.fuzz.run_readers import READERS as of_runs
 
-    found = [*of_data, *of_runs]
-    unknown = set(names) - {reader.name for reader in found}
+    readers = [*of_data, *of_runs]
+    unknown = set(names) - {reader.name for reader in readers}
     if unknown:
         raise ValueError(
-            f"no reader {', '.join(sorted(unknown))}; there are {', '.join(reader.name for reader in found)}"
+            f"no reader {', '.join(sorted(unknown))}; there are {', '.join(reader.name for reader in readers)}"
         )
-    chosen = [reader for reader in found if not names or reader.name in names]
-    return [each for each in chosen if not each.missing], [each for each in chosen if each.missing]
+    chosen = [reader for reader in readers if not names or reader.name in names]
+    return [reader for reader in chosen if not reader.missing], [reader for reader in chosen if reader.missing]
 
 
 def numbers_of(readers: Sequence[Reader], count: int) -> List[Tuple[int, int]]:

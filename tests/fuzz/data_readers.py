@@ -284,9 +284,9 @@ def _packs() -> List[Any]:
 def _records(name: str) -> Callable[[Path], Found]:
     def read(folder: Path) -> Found:
         source = open_source(str(folder / name))
-        found = [record.value for record in source.read()]
+        values = [record.value for record in source.read()]
         source.shape()
-        return Found(found, source.kind)
+        return Found(values, source.kind)
 
     return read
 
@@ -298,7 +298,7 @@ def some_of(original: List[str], found: List[str]) -> bool:
 
 def _packed_features(pack: Any) -> Any:
     floats = ("masked_lm_weights", "next_sentence_weights")
-    return {name: [float(each) if name in floats else int(each) for each in pack[name]] for name in FIELDS}
+    return {name: [float(value) if name in floats else int(value) for value in pack[name]] for name in FIELDS}
 
 
 def _tfrecord(kind: str, zipped: bool = False) -> Reader:
@@ -306,7 +306,7 @@ def _tfrecord(kind: str, zipped: bool = False) -> Reader:
 
     def make(folder: Path) -> None:
         rows = {
-            "mlperf": lambda: [mlperf_row(each, S, P) for each in _examples()],
+            "mlperf": lambda: [mlperf_row(example, S, P) for example in _examples()],
             "packed": lambda: list(map(_packed_features, _packs())),
         }[kind]()
         data = b"".join(frame(tf_example(row)) for row in rows)
@@ -372,7 +372,7 @@ HDF5 = tuple([Mutator(STRUCTURE, _structure_of_hdf5, True)] * 10) + free(BYTES)
 
 def _hdf5(kind: str) -> Reader:
     def make(folder: Path) -> None:
-        rows = [mlperf_row(each, S, P) for each in _examples()] if kind == "nvidia" else _examples()
+        rows = [mlperf_row(example, S, P) for example in _examples()] if kind == "nvidia" else _examples()
         write_hdf5(folder / "a.hdf5", rows, kind)
 
     return Reader(
@@ -418,7 +418,7 @@ def _structure_of_arrow(rng: Any, path: Path) -> None:
         )
     elif what < 8 and isinstance(values[0], list):
         row = rng.randrange(rows)
-        changed = [list(each) for each in values]
+        changed = [list(row) for row in values]
         options: Tuple[Callable[[], Any], ...] = (
             lambda: changed[row].append(1),
             lambda: changed[row].clear(),
@@ -441,9 +441,8 @@ def _structure_of_arrow(rng: Any, path: Path) -> None:
             pa.list_(pa.string()),
             pa.list_(pa.bool_()),
         )
-        replacement = _array(
-            [[each % 2 if each is not None else None for each in value] for value in values], rng.choice(kinds[:3])
-        )
+        bits = [[number % 2 if number is not None else None for number in value] for value in values]
+        replacement = _array(bits, rng.choice(kinds[:3]))
     else:
         replacement = pa.array([rng.choice((0, 1, 2, -1, None, 2**31)) for _ in values], pa.int64())
     if replacement is not None:
@@ -460,9 +459,8 @@ def _arrow(name: str, to_format: str) -> Reader:
     def make(folder: Path) -> None:
         from pack_data.formats import sequence_output
 
-        rows = [
-            {"input_ids": np.array(each.input_ids), "loss_mask": np.ones(len(each.input_ids))} for each in _examples()
-        ]
+        tokens = [np.array(example.input_ids) for example in _examples()]
+        rows = [{"input_ids": ids, "loss_mask": np.ones(len(ids))} for ids in tokens]
         if to_format == "packed_parquet":
             rows = [{**row, "seq_start_id": np.array([0, 2], np.int32)} for row in rows]
         sequence_output.write(str(folder / name), lambda: records(rows), to_format)
@@ -480,7 +478,7 @@ def _arrow(name: str, to_format: str) -> Reader:
 
 def _json(name: str) -> Reader:
     def make(folder: Path) -> None:
-        rows = [{"input_ids": each.input_ids, "text": '"]}\\'} for each in _examples()]
+        rows = [{"input_ids": example.input_ids, "text": '"]}\\'} for example in _examples()]
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / name).write_text(json.dumps(rows) if name.endswith(".json") else lines)
         if name.endswith(".gz"):

@@ -43,12 +43,12 @@ def on_bytes(name: str, change: Change, remade: bool = False) -> Mutator:
 
 def free(mutators: Sequence[Mutator]) -> Tuple[Mutator, ...]:
     """The same for a format without any redundancy: what is read may be another valid value."""
-    return tuple(each._replace(remade=True) for each in mutators)
+    return tuple(mutator._replace(remade=True) for mutator in mutators)
 
 
 def bound(mutators: Sequence[Mutator]) -> Tuple[Mutator, ...]:
     """The same for a file whose checksum stands in another one: what is read must be what was written."""
-    return tuple(each._replace(remade=False) for each in mutators)
+    return tuple(mutator._replace(remade=False) for mutator in mutators)
 
 
 def sealed_by(seal: Callable[[Path], None], mutators: Sequence[Mutator], *, remade: bool) -> Tuple[Mutator, ...]:
@@ -199,16 +199,16 @@ def any_value(rng: random.Random) -> Any:
 
 def _other_type(rng: random.Random, value: Any) -> Any:
     """The same value as another type would hold it."""
-    made: List[Any] = [[value], {"a": value}, str(value), None, bool(value)]
+    others: List[Any] = [[value], {"a": value}, str(value), None, bool(value)]
     if isinstance(value, (int, float)) and value == value and abs(value) < 2**60:
-        made += [float(value), value + 0.5, -value, value + 1, value - 1, value * 2, value * 10**6]
+        others += [float(value), value + 0.5, -value, value + 1, value - 1, value * 2, value * 10**6]
     if isinstance(value, str):
-        made += [value + "x", value[:-1], value.upper(), value * 50, value.encode().hex()]
+        others += [value + "x", value[:-1], value.upper(), value * 50, value.encode().hex()]
     if isinstance(value, list):
-        made += [value[:-1], value + value, value[::-1], {str(n): each for n, each in enumerate(value)}, len(value)]
+        others += [value[:-1], value + value, value[::-1], {str(n): item for n, item in enumerate(value)}, len(value)]
     if isinstance(value, dict):
-        made += [list(value), list(value.values()), len(value)]
-    return rng.choice(made)
+        others += [list(value), list(value.values()), len(value)]
+    return rng.choice(others)
 
 
 Step = Tuple[Any, Any]  # a container and the key or index in it
@@ -216,7 +216,7 @@ Step = Tuple[Any, Any]  # a container and the key or index in it
 
 def places(tree: Any) -> List[Step]:
     """Every place in a tree of dictionaries and lists; at most some of a long list's."""
-    found: List[Step] = []
+    steps: List[Step] = []
     waiting = [tree]
     while waiting:
         value = waiting.pop()
@@ -227,19 +227,19 @@ def places(tree: Any) -> List[Step]:
         else:
             continue
         for key, child in items:
-            found.append((value, key))
+            steps.append((value, key))
             waiting.append(child)
-    return found
+    return steps
 
 
 def change_tree(rng: random.Random, tree: Any) -> Any:
     """One change somewhere in the tree, which is changed in place where it is no scalar."""
-    found = places(tree)
-    if not found or rng.random() < 0.02:
+    steps = places(tree)
+    if not steps or rng.random() < 0.02:
         return any_value(rng)
     # A long list has most places: half of the changes are in dictionaries.
-    of_dictionaries = [step for step in found if isinstance(step[0], dict)]
-    container, key = rng.choice(of_dictionaries if of_dictionaries and rng.random() < 0.5 else found)
+    of_dictionaries = [step for step in steps if isinstance(step[0], dict)]
+    container, key = rng.choice(of_dictionaries if of_dictionaries and rng.random() < 0.5 else steps)
     what = rng.randrange(8)
     if what < 2:
         container[key] = any_value(rng)
@@ -252,7 +252,7 @@ def change_tree(rng: random.Random, tree: Any) -> Any:
     elif what == 5:
         container[rng.choice((str(key) + "x", "", str(key).upper(), "a", "__class__", "1"))] = container.pop(key)
     elif what == 6:
-        other, place = rng.choice(found)
+        other, place = rng.choice(steps)
         if place in other if isinstance(other, dict) else place < len(other):
             # A deep copy, so that no tree contains itself.
             container[key] = json.loads(json.dumps(other[place], default=str))
@@ -314,7 +314,7 @@ _OF_JSON = "flip_bits cut splice blank nothing one_character noise".split()
 JSON = (
     *[on_bytes("tree", _json_tree)] * 2,
     on_bytes("text", _raw_text),
-    *(each for each in BYTES if each.name in _OF_JSON),
+    *(mutator for mutator in BYTES if mutator.name in _OF_JSON),
 )
 
 

@@ -60,8 +60,8 @@ def _make_settings(folder: Path) -> None:
 def _settings(folder: Path) -> Found:
     config = load_config(folder / "run.yml")
     typed(config)
-    made = plan(config, packing_factor=1.5)
-    return Found([], (config.as_dict(), config.to_yaml(), repr(made.fits)))
+    planned = plan(config, packing_factor=1.5)
+    return Found([], (config.as_dict(), config.to_yaml(), repr(planned.fits)))
 
 
 def _make_finetune_settings(folder: Path) -> None:
@@ -313,29 +313,29 @@ def _task(name: str, kind: str, suffix: str) -> Reader:
 
 
 def _table(folder: Path, kind: str, suffix: str) -> Path:
-    made = fine_tuning_files.tiny_table(folder / "made", kind, texts=12)
+    table = fine_tuning_files.tiny_table(folder / "made", kind, texts=12)
     if suffix.startswith(".jsonl"):
-        rows = [line.rpartition(",") for line in made.read_text().splitlines()[1:]]
-        made.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, _, label in rows))
+        rows = [line.rpartition(",") for line in table.read_text().splitlines()[1:]]
+        table.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, _, label in rows))
     elif suffix.startswith(".tsv"):
-        made.write_text(
-            "\n".join("\t".join(line.rpartition(",")[::2]) for line in made.read_text().splitlines()) + "\n"
+        table.write_text(
+            "\n".join("\t".join(line.rpartition(",")[::2]) for line in table.read_text().splitlines()) + "\n"
         )
-    return made
+    return table
 
 
 def _sentences(folder: Path, suffix: str) -> Path:
-    made = fine_tuning_files.tiny_sentences(folder / "made", sentences=6)
+    sentences = fine_tuning_files.tiny_sentences(folder / "made", sentences=6)
     if suffix.startswith(".jsonl"):
-        blocks = [[line.split() for line in block.split("\n") if line] for block in made.read_text().split("\n\n")]
-        made.write_text(
+        blocks = [[line.split() for line in block.split("\n") if line] for block in sentences.read_text().split("\n\n")]
+        sentences.write_text(
             "".join(
                 json.dumps({"words": [cells[0] for cells in block], "labels": [cells[1] for cells in block]}) + "\n"
                 for block in blocks
                 if block
             )
         )
-    return made
+    return sentences
 
 
 TASKS = (

@@ -47,11 +47,11 @@ def test_damage_is_said_in_one_line_or_changes_nothing(made, reader):
     assert outcomes[REFUSED] and len(numbers) >= 5
 
 
-@pytest.mark.parametrize("reader", [each for each in FOUND if each.command], ids=lambda reader: reader.name)
+@pytest.mark.parametrize("reader", [reader for reader in FOUND if reader.command], ids=lambda reader: reader.name)
 def test_a_command_says_it_in_one_line_with_status_2(made, reader):
-    each = BY_COMMAND // sum(other.command is not None for other in FOUND) + 1
+    cases = BY_COMMAND // sum(other.command is not None for other in FOUND) + 1
     sample = made[reader.name]
-    results = [(number, sample.run(SEED + 1, number, by_command=True)) for number in range(each)]
+    results = [(number, sample.run(SEED + 1, number, by_command=True)) for number in range(cases)]
     failures = [f"case {number}: {' | '.join(result)}" for number, result in results if result.outcome in FAILURES]
     assert not failures, "\n".join(failures)
 
@@ -60,8 +60,12 @@ def test_readers_that_need_packages_are_counted():
     if SKIPPED:
         pytest.skip(
             f"{len(SKIPPED)} of {len(FOUND) + len(SKIPPED)} readers need a package: "
-            + ", ".join(each.name for each in SKIPPED)
+            + ", ".join(reader.name for reader in SKIPPED)
         )
+
+
+def _named(name):
+    return [mutator for mutator in BYTES if mutator.name == name]
 
 
 def _sample(tmp_path, read, mutators=BYTES):
@@ -98,12 +102,12 @@ def _raising(error):
     ],
 )
 def test_what_a_reader_raises_is_judged(tmp_path, error, outcome):
-    sample = _sample(tmp_path, _raising(error), [each for each in BYTES if each.name == "flip_bits"])
+    sample = _sample(tmp_path, _raising(error), _named("flip_bits"))
     assert [sample.run(0, number).outcome for number in range(5)] == [outcome] * 5
 
 
 def test_what_a_reader_accepts_is_judged(tmp_path):
-    first = [each for each in BYTES if each.name == "cut"]
+    first = _named("cut")
     read = lambda folder: (folder / "a").read_bytes()  # noqa: E731
     for number, (reader, mutators, outcome) in enumerate(
         (
@@ -126,7 +130,7 @@ def test_a_hang_and_a_large_allocation_end(tmp_path, monkeypatch):
         while (folder / "a").read_bytes() != bytes(range(100)):
             pass
 
-    assert _sample(tmp_path / "1", endless, [each for each in BYTES if each.name == "cut"]).run(0, 1).outcome == "hang"
+    assert _sample(tmp_path / "1", endless, _named("cut")).run(0, 1).outcome == "hang"
     monkeypatch.setattr(cases, "SECONDS", 5.0)
     large = _sample(tmp_path / "2", lambda folder: len(bytes((len((folder / "a").read_bytes()) != 100) << 33)))
     assert "MemoryError" in large.run(0, 1).detail

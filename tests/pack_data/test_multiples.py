@@ -168,11 +168,11 @@ def sequences_between(ends, ids, labels, positions, *, predicts_next):
 
 def test_rows_of_a_data_set_and_of_a_collator():
     rows = pack_dataset(EXAMPLES, max_sequence_length=S, multiple_of=M)
-    found = []
+    sequences = []
     for number in range(len(rows)):
         row = rows[number]
-        found += sequences_of_row(row["input_mask"], row["positions"], row["input_ids"])
-    assert sorted(found) == sorted(GIVEN)
+        sequences += sequences_of_row(row["input_mask"], row["positions"], row["input_ids"])
+    assert sorted(sequences) == sorted(GIVEN)
     assert len(rows) == PACKS
     assert rows.lengths.sum() == sum(map(len, GIVEN))
     collated = padding_free_batch(EXAMPLES, multiple_of=M)
@@ -186,13 +186,13 @@ def test_rows_for_datasets():
     mapped = [dict(zip(columns, values)) for values in zip(*columns.values())]
     assert len(mapped) == PACKS
     for rows in (mapped, packed_rows(EXAMPLES, S, multiple_of=M, buffer_sequences=20)):
-        found = []
+        sequences = []
         for row in rows:
             ends = np.cumsum([0, *row["seq_lengths"]]).tolist()
             assert ends[-1] == len(row["input_ids"]) <= S
             values = [row[name] for name in ("input_ids", "labels", "position_ids")]
-            found += sequences_between(ends, *values, predicts_next=False)
-        assert sorted(found) == sorted(GIVEN)
+            sequences += sequences_between(ends, *values, predicts_next=False)
+        assert sorted(sequences) == sorted(GIVEN)
 
 
 def test_a_stream_rounds_up_and_goes_on_from_its_state():

@@ -142,11 +142,11 @@ def test_prices_of_the_programme_account_for_scarce_short_sequences():
     # granted; those of the programme do not.
     histogram = clipped(np.random.default_rng(0).lognormal(6.2, 1.0, 20_000), 2048)
     plain = pack_quickly(histogram, Limits.of(histogram, 3, None))
-    found = programmes.improved(plain)
-    assert found.lower_bound > plain.lower_bound
-    assert found.gap <= 2
-    proof = {"certificate": found.certificate, "lower_bound": found.lower_bound}
-    prove(Packing.of("found", histogram, 3, found.packs, **proof))
+    improved = programmes.improved(plain)
+    assert improved.lower_bound > plain.lower_bound
+    assert improved.gap <= 2
+    proof = {"certificate": improved.certificate, "lower_bound": improved.lower_bound}
+    prove(Packing.of("found", histogram, 3, improved.packs, **proof))
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------
@@ -156,15 +156,15 @@ def test_a_spent_budget_gives_the_best_found_with_its_proof(monkeypatch):
     """Whenever time is up: all is packed, and the bound is proved. A clock that ticks at each look stands in."""
     histogram = synthetic_histogram("uniform:max=256,n=3000,seed=1")
     full = proved(histogram, 4)
-    found = []
+    results = []
     for looks in (1, 4, 8, 16, 64, 10_000):
         clock = iter(range(1_000_000))
         monkeypatch.setattr(optimal.time, "perf_counter", lambda clock=clock: float(next(clock)))
         packing = proved(histogram, 4, budget=looks)
         assert packing.lower_bound <= full.packs <= packing.packs
-        found.append((packing.packs, -packing.lower_bound))
-    assert found[0] > found[-1] == min(found)  # it was cut short, and was not
-    assert found[-1] == (full.packs, -full.lower_bound)
+        results.append((packing.packs, -packing.lower_bound))
+    assert results[0] > results[-1] == min(results)  # it was cut short, and was not
+    assert results[-1] == (full.packs, -full.lower_bound)
 
 
 def test_without_a_budget_no_step_asks_the_clock(monkeypatch):

@@ -256,8 +256,8 @@ def test_lengths_of_loaders_are_those_of_an_epoch():
     mixed = mixture()
     assert len(torch_data.DataLoader(mixed, batch_sampler=mixed.batches(4))) == -(-len(mixed) // 4)
     assert len(torch_data.DataLoader(mixed, batch_sampler=mixed.batches(4, rank=1, ranks=2))) == -(-len(mixed) // 4)
-    one = sampler()
-    assert len(torch_data.DataLoader(Numbers(), batch_sampler=one)) == len(list(one))
+    batches = sampler()
+    assert len(torch_data.DataLoader(Numbers(), batch_sampler=batches)) == len(list(batches))
 
 
 def written(path, sequences):

@@ -36,10 +36,10 @@ def test_every_token_comes_once_an_epoch_and_ranks_have_equal_steps(way, ranks):
         steps = len(of_ranks[0])
         length = len(dealt)
         batches = [list(sampler) for sampler in of_ranks]
-        assert {len(found) for found in batches} == {steps}
+        assert {len(of_rank) for of_rank in batches} == {steps}
         assert length == steps * ranks
         view = of_ranks[0].view(dataset)
-        items = [view.__getitems__(batch) for found in batches for batch in found]
+        items = [view.__getitems__(batch) for of_rank in batches for batch in of_rank]
         assert Counter(int(token) for batch in items for item in batch for token in item["input_ids"]) == every
         assert all(sum(len(item["input_ids"]) for item in batch) <= 2 * MSL for batch in items)
         # What Accelerate deals out: batch number n goes to rank n % ranks.
@@ -56,12 +56,12 @@ def test_the_numbers_are_the_examples_where_none_is_broken(way):
     options = BatchOptions(2, MSL, 2, 3)
     plan = way.plan(lengths, options)
     rows = [plan.batch(step, 1) for step in range(plan.steps)]
-    found = list(IndexBatchSampler(way.name, lengths, options, rank=1))
-    assert all(type(number) is int for batch in found for number in batch)
+    numbers = list(IndexBatchSampler(way.name, lengths, options, rank=1))
+    assert all(type(number) is int for batch in numbers for number in batch)
     if way.name.startswith("FixedLengthPacking"):
-        assert max(number for batch in found for number in batch) >= len(lengths)  # a plain list raises IndexError
+        assert max(number for batch in numbers for number in batch) >= len(lengths)  # a plain list raises IndexError
     else:
-        assert found == [[piece.example for row in batch for piece in row] for batch in rows]
+        assert numbers == [[piece.example for row in batch for piece in row] for batch in rows]
 
 
 @every_way
@@ -94,14 +94,14 @@ def test_longer_examples_are_truncated_split_or_dropped(way, longer):
     view = of_ranks[0].view(dataset)
     assert [len(example["input_ids"]) for example in view] == lengths.tolist()  # and there it ends
     items = [view[number]["input_ids"] for sampler in of_ranks for batch in sampler for number in batch]
-    found = Counter(int(token) for ids in items for token in ids)
+    counts = Counter(int(token) for ids in items for token in ids)
     kept = {
         "truncate": np.minimum(lengths, MSL),
         "split": lengths,
         "drop": np.where(lengths > MSL, 0, lengths),
     }[longer]
     begins = np.cumsum(lengths) - lengths
-    assert found == Counter(int(begin) + at for begin, count in zip(begins, kept) for at in range(count))
+    assert counts == Counter(int(begin) + at for begin, count in zip(begins, kept) for at in range(count))
     assert max(map(len, items)) <= MSL
     assert of_ranks[0].longer.longer == (lengths > MSL).sum() > 10
     assert of_ranks[0].longer.lost_tokens == (lengths - kept).sum()
@@ -127,12 +127,12 @@ def test_only_columns_with_a_value_for_each_token_are_cut(kind, together):
     dataset = [{"input_ids": text.tolist(), "labels": text, "text": "four", "name": [1]} for text in texts]
     sampler = IndexBatchSampler("Multipack+PosID", list(map(len, texts)), BatchOptions(2, MSL), longer="split")
     view = sampler.view(kind(dataset))
-    found = []
+    tokens = []
     for numbers in sampler:
         for item in view.__getitems__(numbers) if together else map(view.__getitem__, numbers):
             assert item["input_ids"] == item["labels"].tolist()
             assert item["text"] == "four"
             assert item["name"] == [1]
-            found += item["input_ids"]
-    assert sorted(found) == np.concatenate(texts).tolist()
+            tokens += item["input_ids"]
+    assert sorted(tokens) == np.concatenate(texts).tolist()
     assert [len(example["input_ids"]) for example in dataset] == list(map(len, texts))

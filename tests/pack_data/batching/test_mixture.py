@@ -17,11 +17,11 @@ ORDER = [46, 3, 71, 70, 14, 93, 34, 88, 19, 62, 68, 22]
 @pytest.fixture(scope="module")
 def data_sets():
     """26, 8 and 60 rows or so; the tokens of a row say whose it is."""
-    found = []
+    data_sets = []
     for number, count in enumerate((50, 15, 110)):
         rows = [{"input_ids": [1000 * number + token for token in row]} for row in random_sequences(count, S, number)]
-        found.append(pack_dataset(rows, max_sequence_length=S))
-    return found
+        data_sets.append(pack_dataset(rows, max_sequence_length=S))
+    return data_sets
 
 
 def source_of(mixture, numbers):
@@ -40,8 +40,8 @@ def test_shares_and_passes(data_sets, weights):
         drawn = np.bincount(source[:place], minlength=3)
         assert np.abs(drawn - shares * place).max() <= 3
     for which, size in enumerate(sizes):
-        own = numbers[source == which]
-        passes = own[: len(own) // size * size].reshape(-1, size)
+        rows_of_source = numbers[source == which]
+        passes = rows_of_source[: len(rows_of_source) // size * size].reshape(-1, size)
         # Every pass shows every row once, in another order.
         assert all(len(np.unique(rows)) == size for rows in passes)
         assert len({tuple(rows) for rows in passes.tolist()}) == len(passes)
@@ -59,8 +59,8 @@ def test_any_place_is_computed_alone(data_sets, begin):
     assert len(np.unique(whole)) > 8
     rng = np.random.default_rng(0)
     for first, count in rng.integers(1, [480, 20], (50, 2)).tolist():
-        found = mixture.order(begin + first, count)
-        assert np.array_equal(found, whole[first : first + count])
+        order = mixture.order(begin + first, count)
+        assert np.array_equal(order, whole[first : first + count])
 
 
 def test_the_order_does_not_change_with_versions_of_anything(data_sets):
@@ -73,7 +73,7 @@ def test_any_ranks_and_a_resume_see_the_same_rows(data_sets):
     alone = list(islice(mixture.batches(12), 9))
     for ranks in (2, 3, 12):
         shared = [list(islice(mixture.batches(12, rank=rank, ranks=ranks), 9)) for rank in range(ranks)]
-        assert [[number for own in update for number in own] for update in zip(*shared)] == alone
+        assert [[number for of_rank in update for number in of_rank] for update in zip(*shared)] == alone
     state = mixture.state_at(5 * 12)
     again = PackMixture(pickle.loads(pickle.dumps(data_sets)), [4, 2, 2], seed=3)  # the same shares
     parts = [next(again.batches(12, rank=rank, ranks=2, state=state)) for rank in range(2)]
@@ -83,8 +83,8 @@ def test_any_ranks_and_a_resume_see_the_same_rows(data_sets):
 def test_places_are_shuffled_one_to_one():
     for size in (1, 2, 3, 4, 5, 63, 64, 65, 1000, 4097):
         places = np.arange(size)
-        found = _shuffled(places, np.full(size, size), np.full(size, 99, np.uint64))
-        assert np.array_equal(np.sort(found), places)
+        shuffled = _shuffled(places, np.full(size, size), np.full(size, 99, np.uint64))
+        assert np.array_equal(np.sort(shuffled), places)
     # Where the first place goes, over keys: every place about as often.
     keys = np.arange(64_000, dtype=np.uint64)
     firsts = _shuffled(np.zeros(64_000, np.int64), np.full(64_000, 64), keys)

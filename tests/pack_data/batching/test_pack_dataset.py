@@ -17,28 +17,28 @@ GIVEN = random_sequences(60)
 
 
 def jsonl(path, sequences=GIVEN):
-    path.write_text("".join(json.dumps({"input_ids": each}) + "\n" for each in sequences))
+    path.write_text("".join(json.dumps({"input_ids": tokens}) + "\n" for tokens in sequences))
     return path
 
 
 def sequences_in(rows):
     """The sequences of rows, as input_mask and positions tell them."""
-    found = []
+    sequences = []
     for row in rows:
         for number in range(1, int(row["input_mask"].max()) + 1):
             slots = row["input_mask"] == number
             assert row["positions"][slots].tolist() == list(range(slots.sum()))
-            found.append(row["input_ids"][slots].tolist())
-    return sorted(found)
+            sequences.append(row["input_ids"][slots].tolist())
+    return sorted(sequences)
 
 
 def sequences_of_batches(batches):
-    found = []
+    sequences = []
     for batch in batches:
         ends = [int(end) for end in batch["cumulative_lengths"]]
         ids = batch["input_ids"][0].tolist()
-        found += [ids[start:end] for start, end in zip(ends, ends[1:])]
-    return sorted(found)
+        sequences += [ids[start:end] for start, end in zip(ends, ends[1:])]
+    return sorted(sequences)
 
 
 def built(tmp_path):
@@ -60,13 +60,13 @@ def test_each_sequence_stands_in_one_row(tmp_path, how):
         source = {
             "jsonl": lambda: jsonl(tmp_path / "a.jsonl"),
             "megatron": lambda: write_megatron(tmp_path / "a", GIVEN),
-            "examples": lambda: [{"input_ids": each} for each in GIVEN],
+            "examples": lambda: [{"input_ids": tokens} for tokens in GIVEN],
         }[how]()
         rows = pack_dataset(source, max_sequence_length=S)
     every = [rows[number] for number in range(len(rows))]
     assert sequences_in(every) == sorted(GIVEN)
     assert rows.lengths.tolist() == [np.count_nonzero(row["input_mask"]) for row in every]
-    assert len(rows) == len(pack([len(each) for each in GIVEN], max_sequence_length=S).bins)
+    assert len(rows) == len(pack([len(tokens) for tokens in GIVEN], max_sequence_length=S).bins)
     assert sequences_of_batches([rows.collate(every)]) == sorted(GIVEN)
     for one, other in zip(every, rows.__getitems__(list(range(len(rows))))):
         assert all(np.array_equal(one[name], other[name]) for name in one)
@@ -74,12 +74,13 @@ def test_each_sequence_stands_in_one_row(tmp_path, how):
 
 
 def test_the_rows_of_pack_are_its_bins():
-    packed = pack([len(each) for each in GIVEN], max_sequence_length=8, longer="split")
-    rows = PackDataset([{"input_ids": each, "text": "x"} for each in GIVEN], packed=packed)
+    packed = pack([len(tokens) for tokens in GIVEN], max_sequence_length=8, longer="split")
+    rows = PackDataset([{"input_ids": tokens, "text": "x"} for tokens in GIVEN], packed=packed)
     assert len(rows) == len(packed.bins)
     for row, bin_ in zip((rows[number] for number in range(len(rows))), packed.bins):
         pieces = zip(*(values[bin_] for values in (packed.fitted.example, packed.fitted.start, packed.fitted.stop)))
-        assert row["input_ids"].tolist() == [token for one, start, stop in pieces for token in GIVEN[one][start:stop]]
+        tokens = [token for example, start, stop in pieces for token in GIVEN[example][start:stop]]
+        assert row["input_ids"].tolist() == tokens
         assert set(row) == {"input_ids", "input_mask", "positions"}
 
 
@@ -109,13 +110,13 @@ def test_a_loader_with_ranks_and_resume(tmp_path, workers):
     def loader(rank):
         options = BatchOptions(2, S, ranks=2, seed=1)
         sampler = IndexBatchSampler("RandomSampling+Padding", rows.lengths, options, rank=rank)
-        made = torch.utils.data.DataLoader(rows, batch_sampler=sampler, collate_fn=rows.collate, num_workers=workers)
-        return sampler, made
+        options = dict(batch_sampler=sampler, collate_fn=rows.collate, num_workers=workers)
+        return sampler, torch.utils.data.DataLoader(rows, **options)
 
     whole = [list(loader(rank)[1]) for rank in range(2)]
     assert len(whole[0]) == len(whole[1])
     full = [batch for batches in whole for batch in batches if len(batch["cumulative_lengths"]) > 1]
-    assert [each for each in sequences_of_batches(full) if each != [0]] == sorted(GIVEN)
+    assert [tokens for tokens in sequences_of_batches(full) if tokens != [0]] == sorted(GIVEN)
     assert all(torch.is_tensor(values) for values in full[0].values())
     sampler, again = loader(1)
     sampler.load_state_dict(sampler.state_at(0, 3))
@@ -130,9 +131,9 @@ def test_rows_of_bert_are_stacked(tmp_path):
     with build(options) as store:
         rows = PackDataset(tmp_path / "out")
         batch = store.batch(np.array([2, 0]))
-        made = rows.collate([rows[2], rows[0]])
-        assert made.keys() == batch.keys()
-        assert all(np.array_equal(made[name], batch[name]) for name in batch)
+        collated = rows.collate([rows[2], rows[0]])
+        assert collated.keys() == batch.keys()
+        assert all(np.array_equal(collated[name], batch[name]) for name in batch)
         store_of_bert = PackDataset(store)
         assert store_of_bert.is_bert
         assert store_of_bert.identity == rows.identity
@@ -140,7 +141,7 @@ def test_rows_of_bert_are_stacked(tmp_path):
 
 def test_data_sets_of_hugging_face(tmp_path):
     datasets = pytest.importorskip("datasets")
-    lengths = [len(each) for each in GIVEN]
+    lengths = [len(tokens) for tokens in GIVEN]
     dataset = datasets.Dataset.from_dict({"input_ids": GIVEN, "text": ["x"] * len(GIVEN)})
     wanted = pack(lengths, max_sequence_length=S)
     for given in (
@@ -181,15 +182,15 @@ def test_what_is_cut_off_is_said_and_examples_without_a_label_are_named(caplog):
             }
         )
     rows = pack_dataset(examples, max_sequence_length=5, longer="truncate")
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert str(rows.longer) in said
-    assert "20 of 44 tokens" in said
-    assert "2 examples" in said
-    assert "1, 3" in said
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert str(rows.longer) in message
+    assert "20 of 44 tokens" in message
+    assert "2 examples" in message
+    assert "1, 3" in message
     assert rows.collate([rows[number] for number in range(len(rows))])["labels"].max() == 41
 
     caplog.clear()
     dropped = pack_dataset(examples, max_sequence_length=5, longer="drop")
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said == str(dropped.longer)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == str(dropped.longer)
     assert dropped.longer.lost_tokens == 40

@@ -83,8 +83,8 @@ def test_group_by_length_begins_with_the_longest_and_sorts_within_groups():
 def test_sorted_packing_goes_from_the_longest_to_the_shortest():
     """Bins of 10: 7 | 6 3 | 3 2 2: the 3 that fits beside 6 goes there, the next opens a bin."""
     plan = get_way("SortedPacking+PosID").plan([2, 7, 3, 6, 2, 3], BatchOptions(1, 10))
-    found = [[piece.stop for row in batch for piece in row] for batch in batches(plan)]
-    assert found == [[7], [6, 3], [3, 2, 2]]
+    stops = [[piece.stop for row in batch for piece in row] for batch in batches(plan)]
+    assert stops == [[7], [6, 3], [3, 2, 2]]
 
 
 def test_multipack_fills_each_step_as_far_as_first_fit_decreasing_can():
@@ -122,7 +122,7 @@ def test_long_examples_seldom_meet_again_in_the_next_epoch(median, spread, slots
         pairs.append(set())
         for batch in batches(plan):
             members = [piece.example for row in batch for piece in row if piece.example in long]
-            pairs[-1] |= {(one, other) for one in members for other in members if one < other}
+            pairs[-1] |= {(example, other) for example in members for other in members if example < other}
     assert len(pairs[0] & pairs[1]) <= most_again * len(pairs[0]) > 0
 
 
@@ -155,8 +155,8 @@ def test_optimal_packing_gives_ranks_equally_many_rows_whatever_their_work():
 def test_optimal_packing_shares_out_a_last_step_with_fewer_rows_than_ranks():
     """Three rows of 10 for two ranks: the last step has one row, and its two examples go to a rank each."""
     plan = get_way("OptimalPacking+PosID").plan([5] * 6, BatchOptions(1, 10, ranks=2))
-    found = [[[piece.stop for piece in row] for row in batch] for batch in batches(plan)]
-    assert found == [[[5, 5]], [[5, 5]], [[5]], [[5]]]
+    stops = [[[piece.stop for piece in row] for row in batch] for batch in batches(plan)]
+    assert stops == [[[5, 5]], [[5, 5]], [[5]], [[5]]]
 
 
 def test_optimal_packing_leaves_no_rank_idle_for_a_row_of_one_example():

@@ -81,17 +81,17 @@ class Node:
 
 
 def files(folder, kind, shards=5):
-    given = numbered()
+    examples = numbered()
     paths = []
     for shard in range(shards):
-        own = given[shard::shards]
+        of_shard = examples[shard::shards]
         path = folder / f"part-{shard}.{kind}"
         if kind == "parquet":
             parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
             arrow = pytest.importorskip("pyarrow")
-            parquet.write_table(arrow.Table.from_pylist(own), path, row_group_size=2)
+            parquet.write_table(arrow.Table.from_pylist(of_shard), path, row_group_size=2)
         else:
-            text = ("\n".join(json.dumps(each) for each in own) + "\n\n").encode()
+            text = ("\n".join(json.dumps(example) for example in of_shard) + "\n\n").encode()
             path.write_bytes(gzip.compress(text) if kind.endswith("gz") else text)
         paths.append(path)
     return paths
@@ -196,7 +196,7 @@ def test_it_goes_on_after_a_hundred_million_examples_and_reads_none_of_them():
     share = Share(node, 3, 4)
     process = {"process": [3, 4], "seen": 100_000_000, "ended": False}
     share.load_state_dict({**process, "source": {"at": 100_000_000}})
-    assert [number_of(each) for each in itertools.islice(share, 2)] == [100_000_003, 100_000_007]
+    assert [number_of(example) for example in itertools.islice(share, 2)] == [100_000_003, 100_000_007]
     assert node.read == 8
     numbers = MagicMock(spec=abc.Sequence, **{"__len__.return_value": 100_000_100})
     share = Share(numbers, 3, 4)

@@ -63,7 +63,7 @@ def ways(examples):
         yield padding_free_batch([dict(zip(table, values)) for values in zip(*table.values())])
     sampler = IndexBatchSampler(
         "OptimalPacking+PosID",
-        [len(each["input_ids"]) for each in examples],
+        [len(example["input_ids"]) for example in examples],
         BatchOptions(1, S),
     )
     view = sampler.view(examples)
@@ -75,7 +75,7 @@ def ways(examples):
 def test_labels_trained_are_labels_wanted(given):
     """A causal padding-free row leaves out the first token of each example."""
     examples, wanted = given
-    firsts = {int(each["input_ids"][0]) for each in examples}
+    firsts = {int(example["input_ids"][0]) for example in examples}
     for number, batch in enumerate(ways(examples)):
         trained = batch["labels"][batch["labels"] != -100].tolist()
         assert len(trained) == len(set(trained))

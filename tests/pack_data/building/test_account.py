@@ -110,15 +110,15 @@ def test_tokens_that_are_in_no_sequence_are_refused(tmp_path, monkeypatch):
 @given(st.integers(2, 20_000), st.floats(0.001, 0.999))
 def test_stretches_are_long_and_nothing_is_lost(count, share):
     paragraphs = [Document("", [str(place)]) for place in range(count)]
-    found = list(runs(paragraphs, count, share))
-    places = [[int(line) for line in run.lines] for run, _ in found]
+    stretches = list(runs(paragraphs, count, share))
+    places = [[int(line) for line in run.lines] for run, _ in stretches]
     # Every run is consecutive, sides alternate, and all together are the text.
     assert [place for run in places for place in run] == list(range(count))
-    assert len(found) > 1
-    assert all(one[1] != other[1] for one, other in zip(found, found[1:]))
+    assert len(stretches) > 1
+    assert all(before[1] != other[1] for before, other in zip(stretches, stretches[1:]))
     least = 20 if count >= 400 else count // 20
     assert all(least <= len(run) for run in places)
-    held_out = held_out_places(found)
+    held_out = held_out_places(stretches)
     assert abs(len(held_out) - share * count) <= 2 * max(least, count // 100, 1) + 1
     assert held_out_places(runs(paragraphs, count, share / 2)) <= held_out
 
@@ -168,8 +168,8 @@ def account_of_conversion(capsys, *arguments):
     """The units of the first line that `convert` prints: (what goes out, what came in) of each."""
     assert run_main(convert, [str(argument) for argument in arguments]) == 0
     line = capsys.readouterr().out.splitlines()[0]
-    found = re.findall(r"(?:(\d+) of )?(\d+) (record|token)", line)
-    return {unit: (int(out or came_in), int(came_in)) for out, came_in, unit in found}
+    amounts = re.findall(r"(?:(\d+) of )?(\d+) (record|token)", line)
+    return {unit: (int(out or came_in), int(came_in)) for out, came_in, unit in amounts}
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -185,10 +185,10 @@ def test_a_conversion_of_tokens_says_what_does_not_come_out(tmp_path, capsys, li
     rows = [line for line in lines if isinstance(line, tuple)]
     bad = sum(line in BAD_LINES for line in lines)
     source.write_text("".join(f"{line if isinstance(line, str) else line_of(*line)}\n" for line in lines))
-    found = account_of_conversion(capsys, source, target, "--skip-bad", bad)
+    account = account_of_conversion(capsys, source, target, "--skip-bad", bad)
     written = [len(record.value["input_ids"]) for record in open_source(target).read()]
     assert written == [length for lengths, _ in rows for length in lengths]
-    assert found == {
+    assert account == {
         "record": (len(rows), len(rows) + bad),
         "token": (sum(written), sum(written)),
     }
@@ -224,10 +224,10 @@ def test_a_conversion_of_packs_says_what_does_not_come_out(tmp_path, capsys, dep
         source = tmp_path / "out"
         bad = 0
         target = tmp_path / "b.tfrecord"
-    found = account_of_conversion(capsys, source, target, *options, "--skip-bad", bad)
-    tokens = sum(len(each.input_ids) for each in examples)
+    account = account_of_conversion(capsys, source, target, *options, "--skip-bad", bad)
+    tokens = sum(len(an_example.input_ids) for an_example in examples)
     assert [record.value for record in open_source(target).examples()] == examples
-    assert found == {"record": (len(packs), len(packs) + bad), "token": (tokens, tokens)}
+    assert account == {"record": (len(packs), len(packs) + bad), "token": (tokens, tokens)}
 
 
 def test_tokens_that_a_conversion_loses_are_an_error(tmp_path, capsys, monkeypatch):

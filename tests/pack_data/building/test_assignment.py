@@ -56,13 +56,13 @@ def test_every_sequence_gets_its_own_place_in_a_pack_of_the_recipe(lengths, dept
 def test_by_seed_and_in_several_blocks_alike():
     lengths = np.random.default_rng(0).integers(1, 100, 200_000)
     packing = packed(lengths, 128)
-    one = assign(lengths, packing, 1)
+    places = assign(lengths, packing, 1)
     again = assign(lengths, packing, 1)
     other = assign(lengths, packing, (1, 1))
-    assert np.array_equal(one.pack, again.pack)
-    assert np.array_equal(one.slot, again.slot)
-    assert (one.pack != other.pack).mean() > 0.99
-    assert np.bincount(one.pack, weights=lengths).max() <= 128
+    assert np.array_equal(places.pack, again.pack)
+    assert np.array_equal(places.slot, again.slot)
+    assert (places.pack != other.pack).mean() > 0.99
+    assert np.bincount(places.pack, weights=lengths).max() <= 128
 
 
 def test_neighbours_are_spread():

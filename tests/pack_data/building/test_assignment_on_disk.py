@@ -40,7 +40,7 @@ class Job:
         for number, each in enumerate(parts):
             columns = np.stack([each, np.zeros_like(each)]).astype(SpillFormat.of(self.schema).lengths_type)
             columns.tofile(folder / file_of("examples", number, "bin"))
-        self.totals = [RunningTotals(len(each), int(each.sum()), 0) for each in parts]
+        self.totals = [RunningTotals(len(part), int(part.sum()), 0) for part in parts]
 
     def run(self, runner=None):
         on_disk.assign_on_disk(self.folder, self.schema, self.totals, self.seed, runner or TaskRunner())
@@ -120,8 +120,8 @@ def test_after_any_kill_it_goes_on_to_the_same_places(tmp_path):
             job.run(Stops(tasks))
             break
         except Killed:
-            found = job.run()
-            assert all(np.array_equal(one, other) for one, other in zip(found, calm)), tasks
+            places = job.run()
+            assert all(np.array_equal(array, other) for array, other in zip(places, calm)), tasks
         tasks += 7
     assert tasks > 40
 

@@ -111,8 +111,8 @@ def test_packing_changes_no_sequence(corpus, one, tmp_path):
 
 
 def test_a_given_vocabulary_and_a_given_recipe(corpus, one, tmp_path):
-    given = dict(vocabulary=one / "vocab.txt", recipe=one / "recipe.json", packer="none")
-    with build_small(corpus, tmp_path / "two", **given) as store:
+    options = dict(vocabulary=one / "vocab.txt", recipe=one / "recipe.json", packer="none")
+    with build_small(corpus, tmp_path / "two", **options) as store:
         assert store.manifest.algorithm == "spfhp"
         assert store.manifest.shards == read_manifest(one).shards
     with refused("the histogram has"):

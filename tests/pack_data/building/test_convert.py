@@ -215,7 +215,7 @@ def test_what_a_killed_conversion_leaves_the_next_one_removes(tmp_path, packed):
     program = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert program.returncode == -9, program.stderr
     left = {path.name for path in place.iterdir()} - others
-    assert any(each.endswith(".tmp") for each in left), "the kill came too early to leave anything"
+    assert any(file.endswith(".tmp") for file in left), "the kill came too early to leave anything"
     assert command(packed, place / name) == 0
     assert {path.name for path in place.iterdir()} == {name} | others
 

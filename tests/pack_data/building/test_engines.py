@@ -57,13 +57,13 @@ def command_of(engine, folder, out):
 
 def at_work(driver):
     """The processes below a driver that run tasks: those that hold the lock of a build, and the workers of Dask."""
-    found = []
+    processes = []
     with suppress(psutil.Error):
-        for each in driver.children(recursive=True):
+        for process in driver.children(recursive=True):
             with suppress(psutil.Error):
-                found += [each for file in each.open_files() if "building/lock" in file.path]
-                found += [each for word in each.cmdline() if "spawn_main" in word]
-    return found
+                processes += [process for file in process.open_files() if "building/lock" in file.path]
+                processes += [process for word in process.cmdline() if "spawn_main" in word]
+    return processes
 
 
 @pytest.mark.parametrize("engine", ["ray", "datatrove", slow("distributed")])

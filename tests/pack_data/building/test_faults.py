@@ -84,7 +84,7 @@ def test_other_options_or_another_corpus_do_not_continue(corpus, tmp_path, monke
 
 def test_a_spilled_byte_that_changes_is_found_before_the_data_set_is_replaced(corpus, tmp_path, monkeypatch):
     build_small(corpus, tmp_path / "data", seed=9).close()
-    former = content(tmp_path / "data")
+    before = content(tmp_path / "data")
 
     def spoil(task):
         tasks.sort_part(task)
@@ -100,7 +100,7 @@ def test_a_spilled_byte_that_changes_is_found_before_the_data_set_is_replaced(co
         build_small(corpus, tmp_path / "data", overwrite=True)
     assert PackStore.open(tmp_path / "data").manifest.seed == 9
     assert all(
-        (tmp_path / "data" / name).read_bytes() == data for name, data in former.items() if name.endswith(".npy")
+        (tmp_path / "data" / name).read_bytes() == data for name, data in before.items() if name.endswith(".npy")
     )
 
 

@@ -249,8 +249,8 @@ def test_features_of_a_tfrecord_there_and_back(suffix, rows):
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "a.tfrecord")
         source.write_bytes(b"".join(frame(tf_example({**own, **row})) for row in rows))
-        there = converted(source, Path(folder, f"b.{suffix}"))
-        assert repr(foreign(there)) == repr([dict(sorted(row.items())) for row in rows])
+        values = converted(source, Path(folder, f"b.{suffix}"))
+        assert repr(foreign(values)) == repr([dict(sorted(row.items())) for row in rows])
 
 
 @pytest.mark.parametrize(

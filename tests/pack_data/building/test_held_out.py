@@ -57,8 +57,8 @@ def few(tmp_path_factory):
 
 
 def names_its_training_side(training, held_out):
-    said = held_out.made_with[TRAINING_DIGEST]
-    return said == f"{training.digest:016x}" and TRAINING_DIGEST not in training.made_with
+    stated = held_out.made_with[TRAINING_DIGEST]
+    return stated == f"{training.digest:016x}" and TRAINING_DIGEST not in training.made_with
 
 
 def word_sequences(folder):
@@ -132,10 +132,10 @@ def test_two_shares_are_apart_where_the_manifests_say_so(share, other, texts):
             "side": side if fraction else None,
         }
 
-    found = [Document("", [text]) for text in texts]
-    training = {document.lines[0] for document, held in split(found, share) if not held}
-    evaluation = {document.lines[0] for document, held in split(found, other) if held}
-    held_out = {document.lines[0] for document, held in split(found, share) if held}
+    texts_as_documents = [Document("", [text]) for text in texts]
+    training = {document.lines[0] for document, held in split(texts_as_documents, share) if not held}
+    evaluation = {document.lines[0] for document, held in split(texts_as_documents, other) if held}
+    held_out = {document.lines[0] for document, held in split(texts_as_documents, share) if held}
     assert len(training) + len(held_out) == len(set(texts))
     if other and not overlap(made_with(share, TRAINING), made_with(other, HELD_OUT)):
         assert not training & evaluation
@@ -179,7 +179,7 @@ def test_stopped_between_any_two_files_both_are_old_or_both_new(few, tmp_path, m
         build_small(few, tmp_path / "counted", **QUICK).close()
     out = tmp_path / "x" / "data"
     total = done[0]
-    found = set()
+    states = set()
     for count in [*range(3, total - 14, 11), *range(total - 14, total + 1, 2), total]:
         shutil.rmtree(out.parent, ignore_errors=True)
         out.parent.mkdir()
@@ -193,7 +193,7 @@ def test_stopped_between_any_two_files_both_are_old_or_both_new(few, tmp_path, m
         seeds = []
         for folder in (out, held_out_folder(out)):
             seeds.append(seed_of(folder))
-        found.add(tuple(seeds))
+        states.add(tuple(seeds))
         if seeds[0] != seeds[1]:
             # Between two renames: what the next build does first is written down.
             assert seeds[1] == 3
@@ -202,7 +202,7 @@ def test_stopped_between_any_two_files_both_are_old_or_both_new(few, tmp_path, m
         assert both(out) == expected
         assert len(list(out.parent.iterdir())) == 2
     before = 9 if former else None
-    assert found == {(before, before), (before, 3)}
+    assert states == {(before, before), (before, 3)}
 
 
 def test_a_change_that_was_begun_is_completed_by_any_build(few, tmp_path, monkeypatch):

@@ -33,11 +33,11 @@ def test_files_of_others_stay(corpus, tmp_path):
     (out / "sub").mkdir(parents=True)
     for name in FOREIGN:
         (out / name).write_text(name)
-    former = {entry.file for entry in read_manifest(out).shards}
+    shards = {entry.file for entry in read_manifest(out).shards}
     build_small(corpus, out, seed=9, overwrite=True).close()
     assert all((out / name).read_text() == name for name in FOREIGN)
-    assert former
-    assert not any((out / name).exists() for name in former)  # its own former files went
+    assert shards
+    assert not any((out / name).exists() for name in shards)  # its own former files went
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -89,15 +89,15 @@ def test_calls_are_refused(tmp_path):
 def test_a_task_of_another_build_is_refused(tmp_path):
     source = tmp_path / "a.jsonl"
     source.write_text('{"input_ids": [1, 2]}\n')
-    given = dict(out=tmp_path / "data", source=source, max_sequence_length=8)
+    settings = dict(out=tmp_path / "data", source=source, max_sequence_length=8)
     rows = [("run_task(options(**given), 'deal')", ["data.building", "--stage count"])]
-    faults = faults_of_refusals(rows, {**globals(), "given": given})
-    run_task(options(**given), "count", 0, 2)
+    faults = faults_of_refusals(rows, {**globals(), "given": settings})
+    run_task(options(**settings), "count", 0, 2)
     rows = [("run_task(options(**given, seed=5), 'count', 1, 2)", ["data.building", "another build"])]
-    faults += faults_of_refusals(rows, {**globals(), "given": given}, unchanged=tmp_path)
+    faults += faults_of_refusals(rows, {**globals(), "given": settings}, unchanged=tmp_path)
     source.write_text('{"input_ids": [1, 3]}\n')
     rows = [("run_task(options(**given), 'count', 1, 2)", ["data.building", "another build"])]
-    faults += faults_of_refusals(rows, {**globals(), "given": given})
+    faults += faults_of_refusals(rows, {**globals(), "given": settings})
     assert not faults, "\n".join(faults)
 
 

@@ -70,7 +70,7 @@ def expected(small, tmp_path_factory):
 def test_any_number_of_tasks_gives_the_bytes_of_one_process(tmp_path, expected, counting, dealing):
     options = options_of(tmp_path)
     done = in_tasks(options, counting, dealing)
-    (built,) = [each.built for each in done if each.built]
+    (built,) = [task.built for task in done if task.built]
     assert built.store.manifest.sequences == sum((number * 7 + 5) % 40 for number in range(FILES))
     built.store.close()
     assert content(tmp_path / "data") == expected

@@ -58,21 +58,21 @@ def on_a_terminal(task, *, size=(24, 80)):
         sys.stderr = os.fdopen(writes, "w")
         task()
         os.write(sys.stderr.fileno(), b".")
-        said = ""
-        while not said.endswith("."):  # a terminal gives what it has, which may be a part
-            said += os.read(reads, 1 << 20).decode()
+        printed = ""
+        while not printed.endswith("."):  # a terminal gives what it has, which may be a part
+            printed += os.read(reads, 1 << 20).decode()
         sys.stderr.close()
     finally:
         sys.stderr = before
         os.close(reads)
-    return said
+    return printed
 
 
 @pytest.mark.parametrize("size", [(24, 80), (0, 0)])  # one that does not know its size has a bar too
 def test_a_terminal_has_a_bar_of_what_takes_long_and_it_is_taken_away(clock, size):
     assert on_a_terminal(lambda: work(clock, 0.0001)) == "."
-    said = on_a_terminal(lambda: work(clock, 0.3, of=20), size=size)
-    assert "/400" in said and re.search(r"\r +\r\.$", said)
+    printed = on_a_terminal(lambda: work(clock, 0.3, of=20), size=size)
+    assert "/400" in printed and re.search(r"\r +\r\.$", printed)
 
 
 @pytest.mark.parametrize("closed", [False, True])

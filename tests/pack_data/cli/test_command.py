@@ -114,9 +114,9 @@ def test_no_control_character_comes_to_a_terminal_but_those_of_bars(monkeypatch)
         sys.stdout.close()
     finally:
         sys.stdout, sys.stderr = streams
-    said = everything_in(reads)
-    assert said.count("gnp.csv") >= 3 and "0/2" in said
-    assert set(re.findall(r"[^ -~]", said)) <= {"\r", "\n", *"█▏▎▍▌▋▊▉"}
+    printed = everything_in(reads)
+    assert printed.count("gnp.csv") >= 3 and "0/2" in printed
+    assert set(re.findall(r"[^ -~]", printed)) <= {"\r", "\n", *"█▏▎▍▌▋▊▉"}
     assert sys.stdout is streams[0] and sys.stderr is streams[1]
 
 

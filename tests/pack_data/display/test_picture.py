@@ -76,14 +76,14 @@ def test_the_same_picture_is_the_same_bytes(tmp_path):
     code = "import sys; from tests.pack_data.display.test_picture import write_each_kind; write_each_kind(sys.argv[1])"
     environment = {"PYTHONHASHSEED": "7", "MATPLOTLIBRC": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
     here = tmp_path / "here"
-    there = tmp_path / "there"
-    for folder in (here, there):
+    path = tmp_path / "there"
+    for folder in (here, path):
         folder.mkdir()
-    subprocess.run([sys.executable, "-c", code, str(there)], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", code, str(path)], env=environment, check=True)
     write_each_kind(here)
     for kind in KINDS:
         name = f"picture.{kind}"
-        assert (here / name).read_bytes() == (there / name).read_bytes()
+        assert (here / name).read_bytes() == (path / name).read_bytes()
 
 
 @settings(max_examples=10, deadline=None, phases=(Phase.generate,))  # half a second each

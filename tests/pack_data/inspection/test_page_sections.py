@@ -71,9 +71,9 @@ def test_the_tables_are_those_of_the_commands(histogram, depth):
         assert value == getattr(packing, key), key
     rows = compare(histogram, look._DEPTHS, PACKERS)
     assert len(tables["packers"]) == len(rows) == 6
-    for found, row in zip(tables["packers"], rows):
-        found.pop("solve_seconds")
-        assert found == {key: getattr(row, key) for key in found}
+    for shown, row in zip(tables["packers"], rows):
+        shown.pop("solve_seconds")
+        assert shown == {key: getattr(row, key) for key in shown}
 
     words, prices = parts_of(page, "The proof")
     priced = packing.certificate

@@ -27,8 +27,8 @@ def test_pairs_by_decreasing_fit_are_optimal_so_no_search_follows(lengths, S):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProvedPacks, "mended", None)  # a search would raise an error
         patch.setattr(ProvedPacks, "exchanged", None)
-        found = pack_quickly(histogram, Limits.of(histogram, 2, None))
-    assert count_packs(found.packs) == fewest_packs(lengths, S, 2)
+        packs = pack_quickly(histogram, Limits.of(histogram, 2, None))
+    assert count_packs(packs.packs) == fewest_packs(lengths, S, 2)
 
 
 def cut_rows(rows, depth, S, seed):

@@ -25,6 +25,6 @@ def test_sequences_are_those_of_any_statements_without_padding_and_empty_ones(le
         row[name] = STATEMENTS[name](lengths)
         if "positions" in name or name == "position_ids":
             row[name] = np.append(row[name], np.zeros(padding, np.int64))
-    span, found = sequences_in(row, "a row")
+    span, sequences = sequences_in(row, "a row")
     assert (span.start, span.stop) == (0, tokens)
-    assert found.tolist() == [length for length in (lengths.tolist() if names else [tokens]) if length]
+    assert sequences.tolist() == [length for length in (lengths.tolist() if names else [tokens]) if length]

@@ -50,10 +50,10 @@ def test_what_was_written_is_read_in_any_order(folder):
         order = np.random.default_rng(1).permutation(20)
         assert np.array_equal(store.records(order), records(20)[order])
         batch = store.batch(np.array([19, 0, 7, 7]))
-        for each in (store.records, store.batch, store.lengths):
-            assert len(each([])) in (0, len(batch))
+        for read in (store.records, store.batch, store.lengths):
+            assert len(read([])) in (0, len(batch))
             with refused("pack numbers", "bool"):
-                each(order > 9)
+                read(order > 9)
         assert {values.shape[0] for values in batch.values()} == {4}
         assert np.array_equal(batch["input_ids"][2], batch["input_ids"][3])
         assert all(

@@ -9,11 +9,11 @@ from pack_data.stream.rows import PackRows, _row_of, packed_rows
 def examples(n, S=64, seed=0):
     """Each example's tokens are its number, so that a row tells whose they are."""
     lengths = np.random.default_rng(seed).integers(1, S, n).tolist()
-    made = []
+    rows = []
     for number, length in enumerate(lengths, start=1):
         labels = [-1] * length
-        made.append({"input_ids": [number] * length, "labels": labels, "text": "x"})
-    return made
+        rows.append({"input_ids": [number] * length, "labels": labels, "text": "x"})
+    return rows
 
 
 def columns_of(rows):
@@ -26,7 +26,7 @@ def rows_of(columns):
 
 def check_rows(rows, expected, S, depth):
     """Each example once and whole; positions begin anew in each."""
-    found = []
+    sequences = []
     for row in rows:
         tokens = len(row["input_ids"])
         assert tokens == sum(row["seq_lengths"]) <= S
@@ -37,9 +37,9 @@ def check_rows(rows, expected, S, depth):
         for length in row["seq_lengths"]:
             (number,) = set(row["input_ids"][start : start + length])
             assert row["position_ids"][start : start + length] == list(range(length))
-            found.append((number, length))
+            sequences.append((number, length))
             start += length
-    assert sorted(found) == [(example["input_ids"][0], len(example["input_ids"])) for example in expected]
+    assert sorted(sequences) == [(example["input_ids"][0], len(example["input_ids"])) for example in expected]
 
 
 def test_batches_and_streams_become_rows():
