@@ -218,6 +218,7 @@ pack --packer spfhp --out nowhere/r.json => --out nowhere/r.json | nowhere
 pack --packer spfhp --depth 3 => --depth | --help
 pack --packer nnlshp --max-sequences-per-pack unlimited => optimal | spfhp
 pack --packer nnlshp --rounds x => --rounds | 'x'
+pack --packer optimal --budget 0 => --budget | '0'
 pack --packer optimal --out . => --out . | file
 pack --packer optimal --histogram . --out l.csv => --out l.csv
 pack --packer optimal --histogram l.csv --out ./l.csv => --out ./l.csv

@@ -15,6 +15,7 @@ from tests.refusals import faults_of_refusals, rows_of
 ONE = LengthHistogram.from_lengths([3], 8)
 PACKED = pack([5, 3], max_sequence_length=8)
 IN_ORDER = pack_in_order([5, 3, 2, 7], max_sequence_length=8)
+ALONE = pack_in_order([5, 3], max_sequence_length=8, max_sequences_per_pack=1)
 
 
 def packed(*lengths, **options):
@@ -48,6 +49,9 @@ grouped(1, 1) => 2 groups | 3 lengths
 grouped(1, np.nan, np.nan) => groups | float64
 grouped(1, 1, 2) => group of sequence 0 | 13 tokens
 replace(IN_ORDER, pack=np.array([0, 1, 1, 2])).prove() => in order
+replace(IN_ORDER, packing=replace(IN_ORDER.packing, lower_bound=1)).prove() => 3 packs | lower_bound is 1
+replace(ALONE, packing=replace(ALONE.packing, max_sequences_per_pack=None)).prove() => in order | next sequence
+replace(PACKED, packing=packed(5, 2).packing).prove() => packing | strategies | lengths
 PACKED.save(files / 'packs.pkl') => packs.pkl | .npz
 PACKED.save_rows(files / 'rows.csv') => rows.csv | .parquet | .npy
 # The packers.

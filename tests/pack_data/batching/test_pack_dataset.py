@@ -9,6 +9,7 @@ import pytest
 from pack_data import BuildOptions, PackDataset, build, pack, pack_dataset
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
+from tests.format_samples import example, mlperf_row, write_hdf5
 from tests.refusals import refused
 from tests.token_sequences import random_sequences, sequences_of, write_megatron
 
@@ -137,6 +138,13 @@ def test_rows_of_bert_are_stacked(tmp_path):
         store_of_bert = PackDataset(store)
         assert store_of_bert.is_bert
         assert store_of_bert.identity == rows.identity
+
+
+def test_examples_of_bert_are_packed_by_a_build(tmp_path):
+    pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
+    path = write_hdf5(tmp_path / "a.hdf5", [mlperf_row(example(), S, 2)])
+    with refused(path, f"packed-bert build --from {path}"):
+        pack_dataset(path, max_sequence_length=S)
 
 
 def test_data_sets_of_hugging_face(tmp_path):

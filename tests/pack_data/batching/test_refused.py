@@ -89,6 +89,7 @@ REFUSED = rows_of(
 rows([[1, 2], [3]]) => example 0 | input_ids
 rows([{"text": "a"}]) => example 0 | input_ids
 rows([{"input_ids": [1]}, {"input_ids": 7}]) => example 1 | input_ids
+rows([{"input_ids": [[1, 2], [3, 4]]}])[0] => example 0 | input_ids | (2, 2)
 rows(iter(EXAMPLES)) => list_iterator | list(examples)
 # plans and samplers
 get_way("Sorted") => 'Sorted' | RandomSampling

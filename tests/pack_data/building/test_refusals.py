@@ -124,6 +124,11 @@ def falling(path):
     np.save(path, index)
 
 
+def one_digest_less(path):
+    note = json.loads(path.read_text())
+    path.write_text(json.dumps({**note, "sha256": note["sha256"][1:]}))
+
+
 def another_digest(path):
     note = json.loads(path.read_text())
     path.write_text(json.dumps({**note, "digest": note["digest"] ^ 1}))
@@ -133,6 +138,7 @@ def another_digest(path):
     "step, name, damage, names",
     [
         ("spread", "text.json", no_object, ["text.json", "parts"]),
+        ("spread", "text.json", one_digest_less, ["text.json", "sha256"]),
         ("counted", "examples-00000.json", no_object, ["examples-00000.json", "digest"]),
         ("counted", "examples-00000.bin", flip_first, ["examples-00000.bin"]),
         ("counted", "examples-00000.bin", too_long, ["examples-00000.bin"]),

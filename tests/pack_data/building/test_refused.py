@@ -13,8 +13,9 @@ from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.store.data_set import StoreWriter
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn
+from pack_data.text.vocabulary import SPECIAL_TOKENS
 from tests.pack_data.text_corpus import build_small, write_corpus
-from tests.refusals import faults_of_refusals, rows_of
+from tests.refusals import faults_of_refusals, refused, rows_of
 
 PUBLISHED = "squad_1_1_384"
 
@@ -84,6 +85,15 @@ def test_calls_are_refused(tmp_path):
     StoreWriter(tmp_path / "none", schema).finish(algorithm="none").close()
     faults = faults_of_refusals(REFUSED, {**globals(), "corpus": corpus, "here": tmp_path}, unchanged=tmp_path)
     assert not faults, "\n".join(faults)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(tmp_path):
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"input_ids": [1, 500]}\n')
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(SPECIAL_TOKENS))
+    with refused("a.jsonl", "500", "vocabulary of 5"):
+        build(options(out=tmp_path / "out", source=source, vocabulary=vocabulary))
 
 
 def test_a_task_of_another_build_is_refused(tmp_path):

@@ -12,7 +12,7 @@ from pack_data.cli.command import ArgumentParser
 from pack_data.lengths import packer_command
 from pack_data.lengths.counting import count, lengths_in
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
-from pack_data.lengths.overlong import RULES, fit
+from pack_data.lengths.overlong import RULES, Longer, fit
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing.histogram import PUBLISHED
 from tests.refusals import faults_of_refusals, rows_of
@@ -47,6 +47,7 @@ count([file('manifest.json', b'{}').rpartition('/')[0]], 10) => manifest.json | 
 count(['squad_1_1_384'], split='train') => squad_1_1_384 | --split train
 count([file('x.txt', b'3\n')], 10, columns=('a',)) => x.txt | --columns
 lengths_in(['squad_1_1_384']) => squad_1_1_384 | order
+Longer('raise', 8).spans(0, 'example 3') => example 3 | length 0 | max_sequence_length = 8
 lengths_in([file('x.csv', b'length,count\n3,1\n')]) => x.csv | order
 # ---- options
 histogram('--histogram', file('x.txt', b''), '--max-sequence-length', '8') => x.txt | no sequences

@@ -123,7 +123,7 @@ lengths_of(data_set(length=[1.5])) => datasets.Dataset | length | double|float64
 check_encoding('a.txt', b'abc\0' * 10 + b'\0') => a.txt | UTF-16
 load_package('no_such_module.part', 'a thing') => a thing | no_such_module
 require('a thing', 'no_such_module', 'numpy', 'no_such_other') => a thing | no_such_module and no_such_other
-# A lost compressed file is not an empty one.
+check_regular(f"{file('plain', b'')}/below") => plain/below | Not a directory
 """
     ),
     *((f"read_object(file('a.json', JSON[{number}]), way_out=WAY_OUT)", ["a.json", WAY_OUT]) for number in range(14)),
@@ -146,6 +146,7 @@ require('a thing', 'no_such_module', 'numpy', 'no_such_other') => a thing | no_s
     ),
     ("read_json('a\\0b', way_out=WAY_OUT)", ["a", "null|NUL", WAY_OUT]),
     ("read_json(device_link, way_out=WAY_OUT)", ["a device", WAY_OUT]),
+    # A lost compressed file is not an empty one.
     *(
         (f"{reader}(file('a.txt{suffix}', {content!r}))", [f"a.txt{suffix}", "copy it again"])
         for suffix in (".gz", ".xz", ".bz2")
