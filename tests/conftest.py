@@ -60,7 +60,7 @@ def pytest_addoption(parser):
     )
 
 
-def _names_slow(path) -> bool:
+def _names_slow(path):
     return bool(NAMES_SLOW.search(path.read_text(encoding="utf-8")))
 
 
@@ -109,7 +109,7 @@ def pytest_collection_finish(session):
 
 
 @pytest.fixture(scope="session")
-def data_dir(request) -> Path:
+def data_dir(request):
     """The folder given with --data-dir; a test that asks for it is skipped, and counted, without one."""
     folder = request.config.getoption("--data-dir")
     if folder is None:
@@ -117,7 +117,7 @@ def data_dir(request) -> Path:
     return folder
 
 
-def _show_gpus(visible) -> None:
+def _show_gpus(visible):
     os.environ.pop("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
@@ -176,7 +176,7 @@ def gpu_shown(request, gpu_hidden, monkeypatch):
 def nothing_waits_for_the_disk():
     """No test takes the power away: files that are to be on the disk before a test goes on need not be there."""
 
-    def checked(file) -> None:
+    def checked(file):
         os.fstat(file if isinstance(file, int) else file.fileno())  # raises where it is not open
 
     fsync, os.fsync = os.fsync, checked

@@ -26,11 +26,11 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple
 from unittest import mock
 
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
-from tests.kills import DRIVES, Drive, differences, in_child, load_all, memory_folder, wait
+from tests.kills import DRIVES, differences, in_child, load_all, memory_folder, wait
 
 HOOKED = ("fsync", "replace", "rename", "unlink", "rmdir")
 MODELS = ("ordered", "strict")
@@ -51,23 +51,23 @@ class Moment(NamedTuple):
 class Recorder:
     """Every moment of a piece of work in a directory."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self._root = root
         self.inode = root.stat().st_ino
-        self.moments: List[Moment] = []
-        self._synced: Dict[int, bytes] = {}
-        self._synced_listings: Dict[int, int] = {}
+        self.moments = []
+        self._synced = {}
+        self._synced_listings = {}
         self._last_sync = 0
-        self._known: Dict[Tuple[int, int, int], bytes] = {}
+        self._known = {}
         self.picture()
         # What is there before the work is synced.
         self._synced.update(self.moments.pop().contents)
         self.picture()
 
-    def picture(self) -> None:
+    def picture(self):
         """Add the present moment."""
-        listings: Dict[int, Dict[str, int]] = {}
-        contents: Dict[int, bytes] = {}
+        listings = {}
+        contents = {}
         for folder, folders, files in os.walk(self._root):
             inodes = {name: os.stat(os.path.join(folder, name)) for name in folders + files}
             listings[os.stat(folder).st_ino] = {name: status.st_ino for name, status in inodes.items()}
@@ -86,13 +86,13 @@ class Recorder:
         )
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self):
         """Take a picture before each call in the block that changes what a power cut leaves."""
         with contextlib.ExitStack() as patches:
             for name in HOOKED:
                 original = getattr(os, name)
 
-                def hooked(*args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:
+                def hooked(*args, _original=original, _name=name, **kwargs):
                     self.picture()
                     result = _original(*args, **kwargs)
                     if _name == "fsync":
@@ -105,7 +105,7 @@ class Recorder:
             yield
         self.picture()
 
-    def _sync(self, descriptor: int) -> None:
+    def _sync(self, descriptor):
         path = Path(os.path.realpath(f"/proc/self/fd/{descriptor}"))
         if path != self._root and self._root not in path.parents:
             return
@@ -116,7 +116,7 @@ class Recorder:
             self._synced[path.stat().st_ino] = path.read_bytes()
 
 
-def state(recorder: Recorder, seed: str) -> Dict[str, Optional[bytes]]:
+def state(recorder, seed):
     """Draw what a power cut leaves: each path with the bytes of a file, or None of a directory."""
     rng = random.Random(seed)
     moments = recorder.moments
@@ -126,7 +126,7 @@ def state(recorder: Recorder, seed: str) -> Dict[str, Optional[bytes]]:
     seen = rng.randint(min(at.last_sync, now), now)
     # Most power cuts lose all that is not synced, or nothing of it.
     share_of_now = rng.choice((0.0, 0.5, 1.0))
-    left: Dict[str, Optional[bytes]] = {"": None}
+    left = {"": None}
     waiting = [("", recorder.inode)]
     while waiting:
         folder, number = waiting.pop()
@@ -146,7 +146,7 @@ def state(recorder: Recorder, seed: str) -> Dict[str, Optional[bytes]]:
     return left
 
 
-def content_left(content: bytes, synced: bytes, rng: random.Random) -> bytes:
+def content_left(content, synced, rng):
     """Draw what a power cut leaves of a file."""
     # What was appended cannot take the synced bytes before it away.
     kept = synced if content.startswith(synced) else b""
@@ -154,7 +154,7 @@ def content_left(content: bytes, synced: bytes, rng: random.Random) -> bytes:
     return rng.choice((synced, content, kept + tail[: len(tail) // 2], kept + bytes(len(tail))))
 
 
-def put(left: Dict[str, Optional[bytes]], root: Path) -> None:
+def put(left, root):
     """Make the directory what is left."""
     shutil.rmtree(root)
     root.mkdir()
@@ -174,10 +174,10 @@ class Tried(NamedTuple):
     wrong: List[str]
 
 
-def again(one: Drive, root: Path, output: Path) -> Tuple[int, str]:
+def again(one, root, output):
     """Do the work in a child; return its exit status and what it printed."""
 
-    def work() -> Optional[int]:
+    def work():
         file = open(output, "w", buffering=1)  # noqa: SIM115 (until the child ends)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -189,7 +189,7 @@ def again(one: Drive, root: Path, output: Path) -> Tuple[int, str]:
     return status, output.read_text(errors="replace")
 
 
-def try_states(name: str, folder: Path, *, states: int, seed: int, first: int = 0) -> Iterator[Tried]:
+def try_states(name, folder, *, states, seed, first=0):
     """Yield the result after each state, from number `first` on."""
     drive = DRIVES[name]
     root = folder / "work"
@@ -204,7 +204,7 @@ def try_states(name: str, folder: Path, *, states: int, seed: int, first: int = 
         assert drive.work(root) in (0, None), "the undisturbed work fails"
     calm = drive.result(root)
     refused = 0
-    wrong: List[str] = []
+    wrong = []
     for number in range(first, first + states):
         left = state(recorder, f"{seed} {name} {number}")
         put(left, root)
@@ -230,7 +230,7 @@ def try_states(name: str, folder: Path, *, states: int, seed: int, first: int = 
         yield Tried(len(recorder.moments), number + 1 - first, refused, wrong)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None):
     parser = ArgumentParser(
         prog="python -m tests.crash", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -19,9 +19,8 @@ import os
 import shutil
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import NamedTuple
 from unittest import mock
 
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
@@ -33,7 +32,7 @@ WRITE = "write"
 # An error that stands for 0 free bytes, as object stores report.
 NO_FREE_BYTES = 0
 # Call -> the errors that it may give.
-ERRORS: Dict[str, Sequence[int]] = {
+ERRORS = {
     WRITE: (errno.ENOSPC, errno.EIO),
     "mkdir": (errno.ENOSPC,),
     "fsync": (errno.EIO, errno.EINVAL),
@@ -60,15 +59,15 @@ class Failure(NamedTuple):
 class UnwritableFile(io.FileIO):
     """A file on a broken disk: every write is an I/O error."""
 
-    def write(self, data: Any) -> int:
+    def write(self, data):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 @contextlib.contextmanager
-def failing(failure: Failure, root: Path, count: List[int]) -> Iterator[None]:
+def failing(failure, root, count):
     """Let the calls that concern `root` fail in the block; count[0] becomes their number."""
 
-    def fails(path: Any) -> bool:
+    def fails(path):
         if hasattr(path, "fileno"):
             path = path.fileno()
         if isinstance(path, int):
@@ -82,7 +81,7 @@ def failing(failure: Failure, root: Path, count: List[int]) -> Iterator[None]:
         count[0] += 1
         return bool(failure.at) and (count[0] == failure.at or failure.lasts and count[0] > failure.at)
 
-    def opened(path: Any, mode: str = "r", *args: Any, _open: Any = io.open, **kwargs: Any) -> Any:
+    def opened(path, mode="r", *args, _open=io.open, **kwargs):
         # Locks ("a+") are not written.
         if isinstance(path, int) or "+" in mode or not set(mode) & set("wax") or not fails(path):
             return _open(path, mode, *args, **kwargs)
@@ -96,7 +95,7 @@ def failing(failure: Failure, root: Path, count: List[int]) -> Iterator[None]:
     module = fcntl if failure.call == "flock" else os
     original = getattr(module, failure.call, None)
 
-    def called(path: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(path, *args, **kwargs):
         if fails(path):
             if failure.error == NO_FREE_BYTES:
                 return SimpleNamespace(f_bavail=0, f_blocks=0, f_bfree=0, f_frsize=4096)
@@ -116,7 +115,7 @@ def failing(failure: Failure, root: Path, count: List[int]) -> Iterator[None]:
         yield
 
 
-def complaint(text: str, root: Path) -> Optional[str]:
+def complaint(text, root):
     """Describe what is wrong with the output of a command that failed."""
     lines = [line for line in text.splitlines() if "error: " in line]
     if "Traceback" in text or len(lines) != 1:
@@ -126,7 +125,7 @@ def complaint(text: str, root: Path) -> Optional[str]:
     return None
 
 
-def try_calls(name: str, folder: Path, every: int = 1, calls: Sequence[str] = tuple(ERRORS)) -> Iterator[List[str]]:
+def try_calls(name, folder, every=1, calls=tuple(ERRORS)):
     """Yield after each failure what was wrong with it."""
     drive = DRIVES[name]
     before = folder / "before"
@@ -135,13 +134,13 @@ def try_calls(name: str, folder: Path, every: int = 1, calls: Sequence[str] = tu
     drive.prepare(root)
     shutil.copytree(root, before)
 
-    def work(failure: Failure) -> Any:
+    def work(failure):
         shutil.rmtree(root)
         shutil.copytree(before, root)
         count = [0]
         counted = folder / "count"
 
-        def disturbed(_: Path) -> Optional[int]:
+        def disturbed(_):
             try:
                 with failing(failure, root, count):
                     return drive.work(root)
@@ -177,7 +176,7 @@ def try_calls(name: str, folder: Path, every: int = 1, calls: Sequence[str] = tu
                     yield [f"{story}: {problem}" for problem in problems if problem]
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None):
     parser = ArgumentParser(
         prog="python -m tests.failing_calls", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

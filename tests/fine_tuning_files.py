@@ -7,21 +7,18 @@ config = tiny_config(checkpoint, squad=tiny_squad(path, questions=20))
 import csv
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Dict, Optional, Sequence
 
 import numpy as np
 import torch
 
 from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.model.hugging_face import write_folder
-from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import Asked
 from ipu_packed_bert.tasks.files import ExampleSource
 from ipu_packed_bert.tasks.inputs import Tokenizer
-from pack_data.text.vocabulary import SPECIAL_TOKENS, AnyVocabulary, Vocabulary
+from pack_data.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from tests.tiny_runs import TINY
 
 _WORDS = "river stone castle bridge market winter garden letter silver engine north seven music doctor paper"
@@ -68,7 +65,7 @@ PIPELINE = {
 }
 
 
-def tiny_checkpoint(folder: Path, *, pooler: bool = True, positions: int = 64) -> Path:
+def tiny_checkpoint(folder, *, pooler=True, positions=64):
     """An encoder without heads; weights large enough that tokens see each other."""
     torch.manual_seed(11)
     model = replace(MODEL, max_position_embeddings=positions)
@@ -80,7 +77,7 @@ def tiny_checkpoint(folder: Path, *, pooler: bool = True, positions: int = 64) -
     return folder
 
 
-def tiny_fine_tuned(folder: Path, kind: str) -> Path:
+def tiny_fine_tuned(folder, kind):
     """A Hugging Face folder of the task of this name with a random head, for files as `training_file` makes."""
     training = training_file(folder.parent, kind)
     config = tiny_config(None, training, task=kind)
@@ -94,7 +91,7 @@ def tiny_fine_tuned(folder: Path, kind: str) -> Path:
     return folder
 
 
-def tiny_squad(path: Path, *, questions: int = 20, without_answer: int = 0, seed: int = 0) -> Path:
+def tiny_squad(path, *, questions=20, without_answer=0, seed=0):
     """Version 2 form; some paragraphs need several windows of SLOTS; the last questions have no answer."""
     rng = np.random.default_rng(seed)
     paragraphs = []
@@ -122,7 +119,7 @@ def tiny_squad(path: Path, *, questions: int = 20, without_answer: int = 0, seed
     return path
 
 
-def tiny_table(path: Path, kind: str, *, texts: int = 40, seed: int = 0) -> Path:
+def tiny_table(path, kind, *, texts=40, seed=0):
     """A CSV table with the columns text and label."""
     rng = np.random.default_rng(seed)
     with open(path, "w", newline="") as file:
@@ -130,7 +127,7 @@ def tiny_table(path: Path, kind: str, *, texts: int = 40, seed: int = 0) -> Path
         out.writerow(["text", "label"])
         for _ in range(texts):
             words = rng.choice(WORDS, int(rng.integers(2, 20))).tolist()
-            label: Any = WORDS.index(words[0]) % 3
+            label = WORDS.index(words[0]) % 3
             if kind == "multi_label":
                 label = "|".join(sorted({f"l{WORDS.index(word) % 4}" for word in words[:2]}))
             elif kind == "regression":
@@ -139,7 +136,7 @@ def tiny_table(path: Path, kind: str, *, texts: int = 40, seed: int = 0) -> Path
     return path
 
 
-def tiny_sentences(path: Path, *, sentences: int = 30, seed: int = 0) -> Path:
+def tiny_sentences(path, *, sentences=30, seed=0):
     """A word and its label a line: stones are things, rivers and the stones after them places of two words."""
     rng = np.random.default_rng(seed)
     lines = []
@@ -155,7 +152,7 @@ def tiny_sentences(path: Path, *, sentences: int = 30, seed: int = 0) -> Path:
     return path
 
 
-def training_file(folder: Path, kind: str, **options: Any) -> Path:
+def training_file(folder, kind, **options):
     """A file for the task of this name, in the folder."""
     if kind == "squad":
         return tiny_squad(folder / "train.json", **options)
@@ -164,25 +161,25 @@ def training_file(folder: Path, kind: str, **options: Any) -> Path:
     return tiny_table(folder / "train.csv", kind, **options)
 
 
-def json_lines(path: Path, *records: Any) -> Path:
+def json_lines(path, *records):
     """Write a file of JSONL."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
 def tiny_task(
-    kind: str,
-    training: Optional[Path] = None,
-    evaluation: Optional[Path] = None,
+    kind,
+    training=None,
+    evaluation=None,
     *,
-    slots: int = 32,
-    vocabulary: AnyVocabulary = VOCABULARY,
-    labels: Optional[Sequence[str]] = None,
-    asked: Optional[Path] = None,
-    **settings: Any,
-) -> Any:
+    slots=32,
+    vocabulary=VOCABULARY,
+    labels=None,
+    asked=None,
+    **settings,
+):
     """The task of this name on files, with a sequence a row; `asked` is a file that is predicted and scored."""
-    data: Dict[str, Any] = {"max_sequence_length": slots, "packer": "none"}
+    data = {"max_sequence_length": slots, "packer": "none"}
     for name, path in (("training", training), ("evaluation", evaluation or asked)):
         if path is not None:
             data[name] = str(path)
@@ -193,16 +190,16 @@ def tiny_task(
 
 
 def tiny_config(
-    checkpoint: Optional[Path],
-    training: Path,
+    checkpoint,
+    training,
     *,
-    task: str = "squad",
-    of_task: Optional[Dict[str, Any]] = None,
-    evaluation: Optional[Path] = None,
-    **sections: Dict[str, Any],
-) -> Config:
+    task="squad",
+    of_task=None,
+    evaluation=None,
+    **sections,
+):
     """Any setting may be given by its section: tiny_config(..., batch={"micro_batch": 1})."""
-    tree: Dict[str, Dict[str, Any]] = {
+    tree = {
         "data": {
             "training": str(training),
             "evaluation": str(evaluation or training),

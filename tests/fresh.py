@@ -6,7 +6,7 @@ A process of its own costs the start of Python and of NumPy, a fork of one that 
 import json
 import subprocess
 import sys
-from typing import List, NamedTuple, Sequence
+from typing import NamedTuple
 
 from tests.imports import ROOT
 
@@ -53,7 +53,7 @@ class Finished(NamedTuple):
     stderr: str
 
 
-def run_fresh(program: str, command_lines: Sequence[Sequence[str]]) -> List[Finished]:
+def run_fresh(program, command_lines):
     """Run a program text once with each list of arguments, in processes that have loaded NumPy, PyYAML and no more."""
     calls = json.dumps([[program, list(map(str, arguments))] for arguments in command_lines])
     done = subprocess.run(

@@ -19,7 +19,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, List, NamedTuple
 
 import numpy as np
 import torch
@@ -81,12 +81,12 @@ NOT_ON_GPU = (
 )
 
 
-def _seen(name: str) -> str:
+def _seen(name):
     """Return where the values of a path have been compared with exact ones."""
     return "interpreted: on a CPU only" if name in NOT_ON_GPU else "run on an H100"
 
 
-def random_update(config: Config, rows: int) -> Dict[str, np.ndarray]:
+def random_update(config, rows):
     """Return an update of packs of random sequences in the sizes of a configuration."""
     slots = config.data.max_sequence_length
     depth = config.data.max_sequences_per_pack or 8
@@ -99,7 +99,7 @@ def random_update(config: Config, rows: int) -> Dict[str, np.ndarray]:
     return with_scales(batch, micro_batches=2, normalisation=config.loss.normalisation)
 
 
-def _pretrain(config: Config, gpu: FakeGpu, *, alone: bool = False) -> None:
+def _pretrain(config, gpu, *, alone=False):
     engine = HostEngine(config, Pretraining(config), packing_factor=2.0, device=gpu.DEVICE)
     batch = random_update(config, 2 * config.batch.micro_batch)
     if alone:
@@ -110,7 +110,7 @@ def _pretrain(config: Config, gpu: FakeGpu, *, alone: bool = False) -> None:
     assert engine.step(batch, 1e-3).finite
 
 
-def fine_tuning(kind: str, precision: str, device: str) -> Tuple[HostEngine, Dict[str, np.ndarray]]:
+def fine_tuning(kind, precision, device):
     """Return the engine of a tiny fine-tuning task on a device, and its first batch."""
     with tempfile.TemporaryDirectory() as folder:
         training = training_file(Path(folder), kind)
@@ -120,7 +120,7 @@ def fine_tuning(kind: str, precision: str, device: str) -> Tuple[HostEngine, Dic
     return engine, GlobalBatches(task.packs, task.layout(config, 2.0)).first()
 
 
-def _fine_tune(kind: str, precision: str, gpu: FakeGpu) -> None:
+def _fine_tune(kind, precision, gpu):
     engine, batch = fine_tuning(kind, precision, gpu.DEVICE)
     gpu.reset()
     engine.step(batch, 1e-3)
@@ -129,7 +129,7 @@ def _fine_tune(kind: str, precision: str, gpu: FakeGpu) -> None:
 # Family of Transformers -> settings; with what each adds to plain causal attention.
 SIZES = dict(vocab_size=211, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)
 CAUSAL = dict(SIZES, num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0)
-FAMILIES: Dict[str, Any] = {
+FAMILIES = {
     "Llama, grouped queries": lambda: transformers.LlamaConfig(**CAUSAL),
     "Mistral, window": lambda: transformers.MistralConfig(**CAUSAL, sliding_window=16),
     "Gemma2, soft cap": lambda: transformers.Gemma2Config(**CAUSAL, head_dim=32, sliding_window=16),
@@ -137,14 +137,14 @@ FAMILIES: Dict[str, Any] = {
 }
 
 
-def padding_free_model(family: str, dtype: torch.dtype, device: str) -> Any:
+def padding_free_model(family, dtype, device):
     """Return a tiny causal model of a family of Transformers on a device."""
     config = FAMILIES[family]()
     auto = transformers.AutoModelForCausalLM
     return auto.from_config(config, attn_implementation="padding_free", dtype=dtype).to(device)
 
 
-def _padding_free(family: str, dtype: torch.dtype, gpu: FakeGpu) -> None:
+def _padding_free(family, dtype, gpu):
     model = padding_free_model(family, dtype, gpu.DEVICE).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     rng = np.random.default_rng(0)
@@ -157,9 +157,9 @@ def _padding_free(family: str, dtype: torch.dtype, gpu: FakeGpu) -> None:
         take_step(model, optimizer, rows, 1e-3)
 
 
-def layout_configs() -> Dict[str, Config]:
+def layout_configs():
     """Return the attention, precision and other settings of the host engine, with a tiny model."""
-    variants: Dict[str, Config] = {}
+    variants = {}
     for precision in ("float32", "tf32", "bfloat16"):
         for attention in ("auto", "sdpa", "eager", "varlen"):
             engine = {"precision": precision, "attention": attention}
@@ -178,15 +178,15 @@ def layout_configs() -> Dict[str, Config]:
     return variants
 
 
-def gpu_configurations() -> Dict[str, Config]:
+def gpu_configurations():
     """Return the shipped configurations for GPUs."""
     configs = {name: load_config(config_file(name)) for name in shipped_names()}
     return {name: config for name, config in configs.items() if config.engine.device == "cuda"}
 
 
-def all_paths() -> Dict[str, Path_]:
+def all_paths():
     """Return every path by its name."""
-    paths: Dict[str, Path_] = {}
+    paths = {}
     for name, config in layout_configs().items():
         paths[f"layout: {name}"] = partial(_pretrain, config)
     paths["layout: float32, gradients of rows alone"] = partial(_pretrain, TINY, alone=True)
@@ -202,14 +202,14 @@ def all_paths() -> Dict[str, Path_]:
     return paths
 
 
-def dispatch(path: Path_) -> Figures:
+def dispatch(path):
     """Run a path on a fake GPU."""
     with FakeGpu() as gpu:
         path(gpu)
         return Figures(gpu.peak, gpu.waits, len(gpu.operators))
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments=None):
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu_dry", description=__doc__.split("\n")[0])
     parser.add_argument("--only", metavar="WORD", default="", help="run the paths whose name contains this")

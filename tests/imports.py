@@ -7,7 +7,6 @@ highest level that it imports from; the packages of an import cycle have no leve
 import ast
 from functools import lru_cache
 from pathlib import Path
-from typing import Collection
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
@@ -17,7 +16,7 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 ]
 
 
-def module_name(path: Path) -> str:
+def module_name(path):
     """Return the dotted name of a source file."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     if parts[-1] == "__init__":
@@ -29,12 +28,12 @@ MODULES = {module_name(path): path for path in SOURCES}
 
 
 @lru_cache(None)
-def tree_of(path: Path) -> ast.Module:
+def tree_of(path):
     """Return the syntax tree of a source file; nobody changes it."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imported_modules(path: Path, *, without: Collection[str] = ()):
+def imported_modules(path, *, without=()):
     """Yield every module that a file imports, late imports and strings passed to `import_module` included.
 
     `from package import name` yields `package.name`, and `package` too if the name is no module.
@@ -46,7 +45,7 @@ def imported_modules(path: Path, *, without: Collection[str] = ()):
     yield from _imported_below(tree_of(path), set(without))
 
 
-def modules_imported_by(source: str, *, without: Collection[str] = ()):
+def modules_imported_by(source, *, without=()):
     """Yield the modules that a source text imports; see `imported_modules`."""
     yield from _imported_below(ast.parse(source), set(without))
 
@@ -80,7 +79,7 @@ def _imported_by(node):
 
 
 @lru_cache(None)
-def graph(*, at_run_time: bool = False):
+def graph(*, at_run_time=False):
     """Return a dictionary: file -> the files that it imports, as a module and not as a program.
 
     With `at_run_time`, imports below `if TYPE_CHECKING` are left out.
@@ -94,7 +93,7 @@ def graph(*, at_run_time: bool = False):
     return imports
 
 
-def reached_from(module: str):
+def reached_from(module):
     """Return the files that the imports of a module lead to at run time, its own included."""
     edges = graph(at_run_time=True)
     reached = set()

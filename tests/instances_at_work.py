@@ -14,7 +14,7 @@ import os
 import signal
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,7 @@ from tests.fakes.machine import machine
 from tests.fakes.popdist import PopRun
 from tests.fakes.sdk import installed
 from tests.pretraining import ipu_engine
-from tests.ranks_at_work import Job, fine_tuning_made, run_all, updates_made
+from tests.ranks_at_work import fine_tuning_made, run_all, updates_made
 from tests.tiny_runs import held_out_of, not_drawn, tiny_settings
 
 REPLICAS = 4  # of a job, one IPU each
@@ -54,13 +54,13 @@ class Work(NamedTuple):
     run: PopRun
 
 
-def at_work(folder: Path, jobs: List[Job]) -> Dict[str, List[Any]]:
+def at_work(folder, jobs):
     """Return the results of all instances by name of the job."""
     run_all(folder, [partial(_work, rank, folder, jobs) for rank in range(4)])
     return {job.name: [torch.load(folder / f"{job.name}-{rank}") for rank in range(job.size)] for job in jobs}
 
 
-def _work(rank: int, folder: Path, jobs: List[Job]) -> None:
+def _work(rank, folder, jobs):
     os.environ.update(ENVIRONMENT)
     for number, job in enumerate(jobs):
         if rank >= job.size:
@@ -84,16 +84,14 @@ def _work(rank: int, folder: Path, jobs: List[Job]) -> None:
 
 
 @contextlib.contextmanager
-def _double(sdk: Any) -> Iterator[None]:
+def _double(sdk):
     """Host and device compute in float64."""
     plain, machine.float64 = sdk.program.build_network, True
     sdk.program.build_network = lambda *arguments, **named: plain(*arguments, **named).double()
     yield
 
 
-def trained(
-    work: Work, *, data: Path, steps: int, overrides: Sequence[str] = (), after: Optional[str] = None
-) -> Dict[str, Any]:
+def trained(work, *, data, steps, overrides=(), after=None):
     """Updates on a data set of `tiny_data` in float64, continued `after` another job, and what they told."""
     config = config_from_tree(tiny_settings(data), "tiny", [*ON_IPUS, *overrides])
     with contextlib.ExitStack() as opened:
@@ -116,7 +114,7 @@ def trained(
                 return {**updates, "compilations": machine.compilations, "description": engine.description}
 
 
-def fine_tuned(work: Work, *, config: Any, steps: int) -> Dict[str, Any]:
+def fine_tuned(work, *, config, steps):
     """Updates of a fine-tuning run in float64, and what it predicts afterwards."""
     with contextlib.ExitStack() as opened:
         processes = opened.enter_context(joined(instances=engines.instances))
@@ -126,7 +124,7 @@ def fine_tuned(work: Work, *, config: Any, steps: int) -> Dict[str, Any]:
         return fine_tuning_made(prepared, steps)
 
 
-def ran(work: Work, *, arguments: Sequence[str], at: int = 0, happens: str = "") -> Dict[str, Any]:
+def ran(work, *, arguments, at=0, happens=""):
     """`run_pretraining.py` with these arguments: its exit status, and what it said.
 
     After `at` updates something happens to the last instance: "signal", "nan" or "mistake".
@@ -144,11 +142,11 @@ def ran(work: Work, *, arguments: Sequence[str], at: int = 0, happens: str = "")
     return {"status": status, "out": out.getvalue(), "error": error.getvalue()}
 
 
-def _to_happen(engine: Any, at: int, what: str) -> None:
+def _to_happen(engine, at, what):
     count = [0]
     step, result = engine.step, engine._result
 
-    def stepped(self: Any, *arguments: Any) -> Any:
+    def stepped(self, *arguments):
         count[0] += 1
         if count[0] == at + 1 and what == "mistake":
             raise ValueError("the file ends in the middle of a pack")
@@ -156,7 +154,7 @@ def _to_happen(engine: Any, at: int, what: str) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(self, *arguments)
 
-    def spoilt(self: Any, outputs: Any, *arguments: Any) -> Any:
+    def spoilt(self, outputs, *arguments):
         if count[0] == at + 1 and what == "nan":
             count[0] += 1
             outputs = [output * float("nan") for output in outputs]
@@ -165,7 +163,7 @@ def _to_happen(engine: Any, at: int, what: str) -> None:
     engine.step, engine._result = stepped, spoilt
 
 
-def exchanged(work: Work) -> Dict[str, Any]:
+def exchanged(work):
     """All that travels between instances on the host."""
     with joined(instances=engines.instances) as processes:
         built = []

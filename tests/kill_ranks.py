@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import List, NamedTuple
 
 NAMED = re.compile(r"error: rank \d+ on \S+ has been silent for ")
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +37,7 @@ class Ended(NamedTuple):
     seconds: List[float]  # after each, until the other ranks had ended
 
 
-def torchrun(config: Path, out: Path, *, ranks: int, steps: int, restarts: int = 0) -> List[str]:
+def torchrun(config, out, *, ranks, steps, restarts=0):
     """The line that starts the run, or goes on with it."""
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
@@ -46,14 +46,14 @@ def torchrun(config: Path, out: Path, *, ranks: int, steps: int, restarts: int =
     ]
 
 
-def started(line: List[str], output: Path) -> Any:
+def started(line, output):
     # One torch thread a rank, and nothing of the caller's own launcher.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with open(output, "ab") as file:
         return subprocess.Popen(line, stdout=file, stderr=file, env=environment)
 
 
-def ranks_of(launcher: int) -> List[int]:
+def ranks_of(launcher):
     """The processes whose parent is the launcher, and that have replaced its program with their own."""
     processes = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -66,28 +66,28 @@ def ranks_of(launcher: int) -> List[int]:
     return processes
 
 
-def length(log: Path) -> int:
+def length(log):
     return log.stat().st_size if log.exists() else 0
 
 
 def disturbed(
-    config: Path,
-    out: Path,
+    config,
+    out,
     *,
-    ranks: int,
-    steps: int,
-    kills: int,
-    seed: int,
-    then: Optional[signal.Signals] = None,
-    by: signal.Signals = signal.SIGKILL,
-) -> Ended:
+    ranks,
+    steps,
+    kills,
+    seed,
+    then=None,
+    by=signal.SIGKILL,
+):
     """A run whose ranks are killed so many times, most of them soon after it has made another update.
 
     then: what the launcher is sent when the run has made an update more. by: SIGSTOP stops ranks, never while they
     start, and they are killed when the others have ended.
     """
     rng, output = random.Random(seed), out.with_suffix(".txt")
-    seconds: List[float] = []
+    seconds = []
     launcher = started(torchrun(config, out, ranks=ranks, steps=steps, restarts=kills), output)
     while len(seconds) < kills and launcher.poll() is None:
         before, since = length(out / LOG), time.monotonic()
@@ -122,15 +122,15 @@ def disturbed(
     return Ended(status, len(seconds), output.read_text(), seconds)
 
 
-def undisturbed(config: Path, out: Path, *, ranks: int, steps: int) -> Ended:
+def undisturbed(config, out, *, ranks, steps):
     output = out.with_suffix(".txt")
     status = started(torchrun(config, out, ranks=ranks, steps=steps), output).wait(600)
     return Ended(status, 0, output.read_text(), [])
 
 
-def differences(one: Path, other: Path) -> List[str]:
+def differences(one, other):
     """Return the differences between two runs, times excluded."""
-    records: List[List[Dict[str, Any]]] = [
+    records = [
         [{name: value for name, value in record.items() if name != "seconds"} for record in read_log(run / LOG)]
         for run in (one, other)
     ]
@@ -146,7 +146,7 @@ def differences(one: Path, other: Path) -> List[str]:
     return differing
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=2)

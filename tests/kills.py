@@ -27,7 +27,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Any, Callable, Counter, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Counter, List, NamedTuple, Optional
 from unittest.mock import patch
 
 from pack_data.building.convert import main as convert_main
@@ -58,23 +58,23 @@ class Outcome(NamedTuple):
     wrong: List[str]
 
     @property
-    def kills(self) -> int:
+    def kills(self):
         return sum(self.signals.values())
 
 
-def _caches() -> List[Any]:
+def _caches():
     """List the cached functions of the product.
 
     The parent looks for them: a child would copy every page of memory that holds an object of a module.
     """
-    caches: List[Any] = []
+    caches = []
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("pack_data", "ipu_packed_bert"):
             caches += [value for value in vars(module).values() if hasattr(value, "cache_clear")]
     return caches
 
 
-def in_child(work: Callable[[], Optional[int]]) -> int:
+def in_child(work):
     """Start the work in a child of this process, silent and with empty caches, as a new one; return its number."""
     caches = _caches()
     sys.stdout.flush()
@@ -102,7 +102,7 @@ def in_child(work: Callable[[], Optional[int]]) -> int:
         os._exit(status)
 
 
-def wait(child: int, seconds: Optional[float]) -> Optional[int]:
+def wait(child, seconds):
     """Its exit status, -number after a signal; None where it still runs after so long."""
     end = None if seconds is None else time.monotonic() + seconds
     while True:
@@ -115,14 +115,14 @@ def wait(child: int, seconds: Optional[float]) -> Optional[int]:
 
 
 def drive(
-    one: Drive,
-    folder: Path,
+    one,
+    folder,
     *,
-    kills: int,
-    seed: int,
-    minutes: Optional[float] = None,
-    said: Callable[[str], None] = lambda text: None,
-) -> Outcome:
+    kills,
+    seed,
+    minutes=None,
+    said=lambda text: None,
+):
     """Kills the work so many times, and compares every result with that of undisturbed work."""
     rng = random.Random(seed)
     inputs, place = folder / "inputs", folder / "work"
@@ -133,13 +133,13 @@ def drive(
     assert wait(in_child(lambda: one.work(place)), None) == 0, "the undisturbed work fails"
     duration = time.monotonic() - began
     calm = one.result(place)
-    signals: Counter[str] = collections.Counter()
-    wrong: List[str] = []
+    signals = collections.Counter()
+    wrong = []
     finished, reported, begun = 0, 0, time.monotonic()
     while sum(signals.values()) < kills and not (minutes and time.monotonic() - begun > 60 * minutes):
         shutil.rmtree(place)
         shutil.copytree(inputs, place)
-        story: List[str] = []
+        story = []
         # Short waits first: the work gets further with each of them, and ends at last.
         patience = duration * rng.choice((0.3, 0.6, 1.0))
         while True:
@@ -177,7 +177,7 @@ def drive(
 
 
 @contextlib.contextmanager
-def said_in(story: Sequence[str], wrong: List[str]) -> Any:
+def said_in(story, wrong):
     try:
         yield
     except (AssertionError, ValueError, OSError) as error:
@@ -186,14 +186,14 @@ def said_in(story: Sequence[str], wrong: List[str]) -> Any:
         )
 
 
-def differences(calm: Any, found: Any) -> str:
+def differences(calm, found):
     if isinstance(calm, dict) and isinstance(found, dict):
         names = [str(name) for name in {**calm, **found} if calm.get(name) != found.get(name)]
         return ", ".join(names[:8])
     return "another value"
 
 
-def contents(folder: Path) -> Dict[str, str]:
+def contents(folder):
     """Every file below a folder by its name, as sha256."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -202,11 +202,11 @@ def contents(folder: Path) -> Dict[str, str]:
     }
 
 
-def _corpus(folder: Path) -> None:
+def _corpus(folder):
     write_corpus(folder / "corpus", documents=25)
 
 
-def _build(folder: Path) -> Optional[int]:
+def _build(folder):
     from pack_data.building import inputs, stages
 
     # Several parts and shards of a small corpus.
@@ -215,19 +215,19 @@ def _build(folder: Path) -> Optional[int]:
     return 0
 
 
-def _corpus_and_former_data_set(folder: Path) -> None:
+def _corpus_and_former_data_set(folder):
     _corpus(folder)
     build_small(write_corpus(folder / "former", documents=9), folder / "data", seed=5).close()
     shutil.rmtree(folder / "former")
 
 
-def _whole_or_none(folder: Path) -> None:
+def _whole_or_none(folder):
     if (folder / "data" / MANIFEST).exists():
         with PackStore.open(folder / "data") as store:
             store.records(range(len(store)))
 
 
-def _stages(folder: Path) -> Optional[int]:
+def _stages(folder):
     from pack_data.building import inputs, stages
     from pack_data.building.shares import STAGES, run_task
     from tests.pack_data.building.test_shares import options_of
@@ -240,13 +240,13 @@ def _stages(folder: Path) -> Optional[int]:
     return 0
 
 
-def _sequences(folder: Path) -> None:
+def _sequences(folder):
     from tests.pack_data.building.test_shares import options_of
 
     options_of(folder)
 
 
-def _run_with_data(folder: Path, steps: int = 30) -> None:
+def _run_with_data(folder, steps=30):
     import yaml
 
     from tests.tiny_runs import tiny_data, tiny_settings
@@ -258,7 +258,7 @@ def _run_with_data(folder: Path, steps: int = 30) -> None:
     (folder / "run.yml").write_text(yaml.safe_dump(settings))
 
 
-def _train(folder: Path) -> Optional[int]:
+def _train(folder):
     from ipu_packed_bert.commands import pretrain
     from ipu_packed_bert.run_files.checkpoints import checkpoints
 
@@ -269,12 +269,12 @@ def _train(folder: Path) -> Optional[int]:
     return pretrain.main(["--config", str(folder / "run.yml"), "--out", str(run)])
 
 
-def _logged(folder: Path) -> Dict[str, Any]:
+def _logged(folder):
     """Both logs without the clock, and the last checkpoint's tensors and state."""
     from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
 
     clock = ("seconds",)
-    records: Dict[str, Any] = {
+    records = {
         name: [
             {key: value for key, value in record.items() if key not in clock}
             for record in read_log(folder / "run" / name, note=lambda text: None)
@@ -286,32 +286,32 @@ def _logged(folder: Path) -> Dict[str, Any]:
     return {**records, **{f"checkpoint {name}": sha for name, sha in contents(saved[-1]).items()}}
 
 
-def _resumable(folder: Path) -> None:
+def _resumable(folder):
     from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
 
     for path in checkpoints(folder / "run" / "checkpoints"):
         load_checkpoint(path)
 
 
-def _data_set(folder: Path) -> None:
+def _data_set(folder):
     build_small(write_corpus(folder / "corpus", documents=60), folder / "data").close()
 
 
-def _convert(folder: Path) -> Optional[int]:
+def _convert(folder):
     target = folder / "out"
     if target.exists():  # whole, as every target that is there
         return 0
     return convert_main([str(folder / "data"), str(target), "--to-format", "packed_tfrecord"])
 
 
-def _converted(folder: Path) -> Dict[str, str]:
+def _converted(folder):
     # Killed when the target was whole, nothing runs again that could remove the lock.
     left = [path.name for path in folder.iterdir() if path.name not in ("corpus", "data", "out", ".out.lock")]
     assert not left, f"left behind: {left}"
     return contents(folder / "out")
 
 
-DRIVES: Dict[str, Drive] = {
+DRIVES = {
     "build": Drive(
         _corpus,
         _build,
@@ -336,7 +336,7 @@ DRIVES: Dict[str, Drive] = {
 
 
 @contextlib.contextmanager
-def memory_folder(prefix: str) -> Iterator[Path]:
+def memory_folder(prefix):
     """A directory in memory where that can be had: the order of the steps is proved; a disk makes each of them slow."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=memory))
@@ -346,7 +346,7 @@ def memory_folder(prefix: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def load_all() -> None:
+def load_all():
     """Every module that the work loads, so that the children find them loaded."""
     import torch
 
@@ -361,7 +361,7 @@ def load_all() -> None:
                 importlib.import_module(name[: -len(".__init__")] if name.endswith(".__init__") else name)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None):
     parser = ArgumentParser(
         prog="python -m tests.kills", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -375,7 +375,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for name in DRIVES if args.what == "all" else [args.what]:
         spoken = [time.monotonic()]
 
-        def said(text: str, name: str = name, spoken: List[float] = spoken) -> None:
+        def said(text, name=name, spoken=spoken):
             if time.monotonic() - spoken[0] > 30 or text.startswith("wrong"):
                 spoken[0] = time.monotonic()
                 print(f"{name:<12} {text}", flush=True)

@@ -30,12 +30,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 
 # Area -> its code, and its own tests.
-AREAS: Dict[str, Tuple[str, str]] = {
+AREAS = {
     **{
         name: (f"pack_data/{name}", f"tests/pack_data/{name}")
         for name in "batching building formats packing reading solver store stream text".split()
@@ -50,7 +50,7 @@ AREAS: Dict[str, Tuple[str, str]] = {
 }
 
 # File, beginning of the changed line -> why no test can notice the change.
-EQUIVALENT: Dict[Tuple[str, str], str] = {
+EQUIVALENT = {
     ("pack_data/building/assignment.py", "_BLOCK ="): "lengths per block; the result does not depend on it",
     (
         "pack_data/solver/column_generation.py",
@@ -115,10 +115,10 @@ class Mutant(NamedTuple):
     end: int
     after: bytes
 
-    def applied(self, source: bytes) -> bytes:
+    def applied(self, source):
         return source[: self.start] + self.after + source[self.end :]
 
-    def lines(self, source: bytes) -> Tuple[str, str]:
+    def lines(self, source):
         """Return the line without the change and with it."""
         before = source.split(b"\n")[self.line - 1].decode().strip()
         after = self.applied(source).split(b"\n")[self.line - 1].decode().strip()
@@ -128,26 +128,26 @@ class Mutant(NamedTuple):
 class _Source:
     """The bytes of a file, addressed by the nodes of its syntax tree."""
 
-    def __init__(self, path: str, source: bytes):
+    def __init__(self, path, source):
         self.path = path
         self.source = source
         self._line_starts = [0]
         for line in source.split(b"\n"):
             self._line_starts.append(self._line_starts[-1] + len(line) + 1)
 
-    def start(self, node: Any) -> int:
+    def start(self, node):
         return self._line_starts[node.lineno - 1] + node.col_offset
 
-    def end(self, node: Any) -> int:
+    def end(self, node):
         return self._line_starts[node.end_lineno - 1] + node.end_col_offset
 
-    def text(self, node: Any) -> str:
+    def text(self, node):
         return self.source[self.start(node) : self.end(node)].decode()
 
-    def replaced(self, node: Any, text: str) -> Mutant:
+    def replaced(self, node, text):
         return Mutant(self.path, node.lineno, self.start(node), self.end(node), text.encode())
 
-    def operator(self, kind: type, left: Any, right: Any) -> Iterator[Mutant]:
+    def operator(self, kind, left, right):
         """Yield the change of the operator between two nodes."""
         if kind not in _OPERATORS:
             return
@@ -162,14 +162,14 @@ class _Source:
         yield Mutant(self.path, line, start, start + len(sign), other.encode())
 
 
-def mutants_of(path: str, source: bytes) -> List[Mutant]:
+def mutants_of(path, source):
     """Return every change that this program can make to a file, in the order of the text."""
     file = _Source(path, source)
     mutants = {mutant for node in _nodes(ast.parse(source)) for mutant in _changes(file, node)}
     return sorted(mutants, key=lambda mutant: (mutant.start, mutant.end, mutant.after))
 
 
-def _changes(file: _Source, node: Any) -> Iterator[Mutant]:
+def _changes(file, node):
     if isinstance(node, ast.BinOp):
         yield from file.operator(type(node.op), node.left, node.right)
     elif isinstance(node, ast.BoolOp):
@@ -193,7 +193,7 @@ def _changes(file: _Source, node: Any) -> Iterator[Mutant]:
         yield file.replaced(node, "pass")
 
 
-def _other_constants(file: _Source, node: ast.Constant) -> Iterator[Mutant]:
+def _other_constants(file, node):
     value = node.value
     if isinstance(value, bool):
         yield file.replaced(node, str(not value))
@@ -205,7 +205,7 @@ def _other_constants(file: _Source, node: ast.Constant) -> Iterator[Mutant]:
         yield file.replaced(node, repr(2 * value if value else 1.0))
 
 
-def _swapped_arguments(file: _Source, node: ast.Call) -> Iterator[Mutant]:
+def _swapped_arguments(file, node):
     first, second = node.args[:2]
     if getattr(node.func, "id", "") in ("max", "min"):
         return  # their arguments may stand in any order
@@ -218,7 +218,7 @@ def _swapped_arguments(file: _Source, node: ast.Call) -> Iterator[Mutant]:
         yield Mutant(file.path, first.lineno, start, end, swapped.encode())
 
 
-def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
+def _nodes(tree):
     """Yield every node that computes something; wording, annotations and what runs as a script are left out."""
     waiting = [tree]
     while waiting:
@@ -233,7 +233,7 @@ def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
             waiting += [child for child in children if isinstance(child, ast.AST) and not _is_wording(child)]
 
 
-def _is_wording(node: ast.AST) -> bool:
+def _is_wording(node):
     if isinstance(node, ast.Call):
         return getattr(node.func, "id", getattr(node.func, "attr", "")) in _WORDING
     if isinstance(node, ast.Expr):
@@ -251,28 +251,28 @@ def _is_wording(node: ast.AST) -> bool:
 class _Durations:
     """A pytest plugin that writes {test: seconds} of the tests that passed to a file."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path):
         self._path = path
-        self._seconds: Dict[str, float] = collections.Counter()
-        self._not_passed: Set[str] = set()
+        self._seconds = collections.Counter()
+        self._not_passed = set()
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
+    def pytest_runtest_logreport(self, report):
         self._seconds[report.nodeid] += report.duration
         if not report.passed:
             self._not_passed.add(report.nodeid)
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self):
         passed = {test: seconds for test, seconds in self._seconds.items() if test not in self._not_passed}
         self._path.write_text(json.dumps(passed), encoding="utf-8")
 
 
-def _import_what_takes_seconds() -> None:
+def _import_what_takes_seconds():
     for name in ("numpy", "scipy.optimize", "torch", "tokenizers", "h5py", "pyarrow.parquet", "hypothesis", "yaml"):
         with contextlib.suppress(ImportError):
             __import__(name)
 
 
-def run_pytest(tree: Path, arguments: Sequence[str], limit: float, durations: Optional[Path] = None) -> Optional[int]:
+def run_pytest(tree, arguments, limit, durations=None):
     """Run pytest in a forked process and return its exit status, or None if it took longer than `limit` seconds."""
     pid = os.fork()
     if pid == 0:
@@ -309,7 +309,7 @@ def run_pytest(tree: Path, arguments: Sequence[str], limit: float, durations: Op
 class OwnTests:
     """The tests of an area: their seconds, and the lines that each of them runs."""
 
-    def __init__(self, tree: Path, code: str, tests: str):
+    def __init__(self, tree, code, tests):
         import coverage
 
         durations, data_file = tree / "durations.json", tree / ".coverage"
@@ -317,13 +317,13 @@ class OwnTests:
         status = run_pytest(tree, arguments, limit=3600, durations=durations)
         if status not in (0, 1):
             raise SystemExit(f"error: {tests} does not run:\n{(tree / 'pytest_output').read_text()[-2000:]}")
-        self._seconds: Dict[str, float] = json.loads(durations.read_text(encoding="utf-8"))
+        self._seconds = json.loads(durations.read_text(encoding="utf-8"))
         self._tree = tree
         self._data = coverage.CoverageData(str(data_file))
         self._data.read()
-        self._by_line: Dict[str, Dict[int, List[str]]] = {}
+        self._by_line = {}
 
-    def running(self, path: str, line: int) -> List[str]:
+    def running(self, path, line):
         """Return the tests that run a line, the fastest first; for a line run by an import, those of the whole file."""
         if path not in self._by_line:
             self._by_line[path] = self._data.contexts_by_lineno(str(self._tree / path))
@@ -335,13 +335,13 @@ class OwnTests:
                 break
         return tests or self._passing(context for contexts in by_line.values() for context in contexts)
 
-    def _passing(self, contexts: Iterable[str]) -> List[str]:
+    def _passing(self, contexts):
         tests = {context.rpartition("|")[0] for context in contexts} & set(self._seconds)
         return sorted(tests, key=lambda test: (self._seconds[test], test))
 
-    def notice(self, mutant: Mutant) -> bool:
+    def notice(self, mutant):
         """Run the tests that execute the changed line and return whether one of them fails."""
-        chosen: List[str] = []
+        chosen = []
         total = 0.0
         for test in self.running(mutant.path, mutant.line)[:_TESTS_PER_CHANGE]:
             total += self._seconds[test]
@@ -351,7 +351,7 @@ class OwnTests:
         return bool(chosen) and run_pytest(self._tree, ["-x", *chosen], limit=60 + 5 * total) != 0
 
 
-def other_tests(tree: Path, path: str, own: str) -> List[str]:
+def other_tests(tree, path, own):
     """Return the test files outside the area that name the module of a file most often."""
     module = path[: -len(".py")].replace("/__init__", "").replace("/", ".")
     files = []
@@ -363,8 +363,8 @@ def other_tests(tree: Path, path: str, own: str) -> List[str]:
     return [name for _, name in sorted(files)[:_OTHER_FILES]]
 
 
-def _imports(tree: ast.AST) -> Set[str]:
-    modules: Set[str] = set()
+def _imports(tree):
+    modules = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
@@ -373,7 +373,7 @@ def _imports(tree: ast.AST) -> Set[str]:
     return modules
 
 
-def copy_of_tree(target: Path) -> None:
+def copy_of_tree(target):
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=str(ROOT),
@@ -386,13 +386,13 @@ def copy_of_tree(target: Path) -> None:
             shutil.copyfile(str(ROOT / name), str(target / name))
 
 
-def read_results(path: Path) -> List[Dict[str, Any]]:
+def read_results(path):
     """Return the records of a results file without a line that a kill cut short."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 
 
-def drawn(tree: Path, area: str, count: int, seed: int) -> List[Mutant]:
+def drawn(tree, area, count, seed):
     """Return `count` changes of an area, drawn by the seed."""
     every = []
     for file in sorted((tree / AREAS[area][0]).rglob("*.py")):
@@ -400,9 +400,9 @@ def drawn(tree: Path, area: str, count: int, seed: int) -> List[Mutant]:
     return random.Random(f"{seed} {area}").sample(every, min(count, len(every)))
 
 
-def found_again(tree: Path, area: str, records: Iterable[Dict[str, Any]]) -> List[Mutant]:
+def found_again(tree, area, records):
     """Return the changes of another commit's records whose line still exists here, in the area or elsewhere."""
-    by_lines: Dict[Tuple[str, str], Mutant] = {}
+    by_lines = {}
     files = sorted((tree / AREAS[area][0]).rglob("*.py"))
     others = [file for top in ("pack_data", "ipu_packed_bert") for file in sorted((tree / top).rglob("*.py"))]
     for file in [*files, *others]:
@@ -413,12 +413,12 @@ def found_again(tree: Path, area: str, records: Iterable[Dict[str, Any]]) -> Lis
     return [by_lines[pair] for pair in lines if pair in by_lines]
 
 
-def why_equivalent(path: str, after: str) -> str:
+def why_equivalent(path, after):
     reasons = [why for (file, line), why in EQUIVALENT.items() if file == path and after.startswith(line)]
     return reasons[0] if reasons else ""
 
 
-def digest(tree: Path, area: str) -> str:
+def digest(tree, area):
     content = hashlib.sha256()
     for top in AREAS[area]:
         for file in sorted((tree / top).rglob("*.py")):
@@ -426,12 +426,12 @@ def digest(tree: Path, area: str) -> str:
     return content.hexdigest()[:16]
 
 
-def try_area(tree: Path, area: str, mutants: Sequence[Mutant], results: Path) -> List[Dict[str, Any]]:
+def try_area(tree, area, mutants, results):
     """Try the changes of an area, append a record of each to the results, and return the records."""
     code, tests = AREAS[area]
     version = digest(tree, area)
     known = {record["key"]: record for record in read_results(results)}
-    own_tests: Optional[OwnTests] = None
+    own_tests = None
     records = []
     for number, mutant in enumerate(mutants, start=1):
         place = tree / mutant.path
@@ -459,7 +459,7 @@ def try_area(tree: Path, area: str, mutants: Sequence[Mutant], results: Path) ->
     return records
 
 
-def _verdict(tree: Path, own: OwnTests, mutant: Mutant, tests: str) -> str:
+def _verdict(tree, own, mutant, tests):
     if own.notice(mutant):
         return "own tests"
     others = other_tests(tree, mutant.path, tests)
@@ -468,7 +468,7 @@ def _verdict(tree: Path, own: OwnTests, mutant: Mutant, tests: str) -> str:
     return "SURVIVED"
 
 
-def print_rates(records: Sequence[Dict[str, Any]]) -> None:
+def print_rates(records):
     """Print, by area and in all, the share of the non-equivalent changes that the tests notice."""
     print(f"\n{'area':14} {'changes':>8} {'equivalent':>10} {'own tests':>10} {'with others':>11}")
     areas = sorted({record["area"] for record in records})
@@ -480,7 +480,7 @@ def print_rates(records: Sequence[Dict[str, Any]]) -> None:
         print(f"{area:14} {sum(verdicts.values()):8} {verdicts['equivalent']:10} {noticed_by_own:10.0%} {both:11.0%}")
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--areas", nargs="+", default=list(AREAS), choices=list(AREAS), metavar="AREA")
     parser.add_argument("--count", type=int, default=12, help="changes in each area, default 12")
@@ -490,7 +490,7 @@ def main() -> int:
     args = parser.parse_args()
     args.results.parent.mkdir(parents=True, exist_ok=True)
     tree = Path(tempfile.mkdtemp(prefix="mutants-"))
-    records: List[Dict[str, Any]] = []
+    records = []
     try:
         copy_of_tree(tree)
         sys.path[0] = str(tree)

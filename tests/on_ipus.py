@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import List, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = (
@@ -27,7 +26,7 @@ SUITE = (
 ON_THE_SDK = ("engine/test_ipu_tier",)
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv):
     missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
     try:
         import poptorch
@@ -49,16 +48,16 @@ def main(argv: Sequence[str]) -> int:
     return max(run(modules, [*options, *argv]) for modules, options in suites)
 
 
-def asked_for(variable: str) -> bool:
+def asked_for(variable):
     return os.environ.get(variable, "").strip() not in ("", "0")
 
 
-def complain(problem: str) -> int:
+def complain(problem):
     print(f"error: {problem}", file=sys.stderr)
     return 2
 
 
-def run(modules: Sequence[str], options: List[str]) -> int:
+def run(modules, options):
     files = [str(ROOT / "tests" / "ipu_packed_bert" / f"{name}.py") for name in modules]
     alone = ["-n", "0"] if importlib.util.find_spec("xdist") is not None else []
     finished = subprocess.run([sys.executable, "-m", "pytest", "-q", *alone, *options, *files], cwd=ROOT)

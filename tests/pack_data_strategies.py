@@ -2,7 +2,6 @@
 
 from functools import lru_cache
 from itertools import combinations
-from typing import Optional, Sequence, Tuple
 
 import numpy as np
 from hypothesis import strategies as st
@@ -23,7 +22,7 @@ SPECIAL = {
 
 
 @st.composite
-def histograms(draw, max_sequence_length: int = 40, max_count: int = 200, max_lengths: int = 12) -> LengthHistogram:
+def histograms(draw, max_sequence_length=40, max_count=200, max_lengths=12):
     """Any S up to the given one, a few lengths that occur, small and large counts; the empty histogram too."""
     S = draw(st.integers(1, max_sequence_length))
     counts = np.zeros(S + 1, np.int64)
@@ -33,21 +32,21 @@ def histograms(draw, max_sequence_length: int = 40, max_count: int = 200, max_le
     return LengthHistogram(counts, "random")
 
 
-def depths(largest: Optional[int] = None):
+def depths(largest=None):
     """Packing depths, unlimited (None) among them unless there is a largest."""
     return st.sampled_from([depth for depth in DEPTHS if largest is None or (depth is not None and depth <= largest)])
 
 
-def lengths_of(histogram: LengthHistogram) -> np.ndarray:
+def lengths_of(histogram):
     """The lengths one by one, ascending."""
     return np.repeat(np.arange(len(histogram.counts)), histogram.counts)
 
 
-def fewest_packs(lengths: Sequence[int], slots: int, depth: Optional[int]) -> int:
+def fewest_packs(lengths, slots, depth):
     """The true optimum, by every set that may share a pack with the longest sequence left; for a few sequences."""
 
     @lru_cache(None)
-    def fewest(left: Tuple[int, ...]) -> int:
+    def fewest(left):
         if not left:
             return 0
         others = range(1, len(left))

@@ -8,7 +8,7 @@ batch = with_scales(packed, micro_batches=1, normalisation="token")
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class RandomSequence(NamedTuple):
     is_random_next: int
 
 
-def random_sequences(rng, *, lengths: Sequence[int], vocabulary: int, share=0.15) -> List[RandomSequence]:
+def random_sequences(rng, *, lengths, vocabulary, share=0.15):
     """One sequence for each length; at least one token in each is masked, about `share` of them."""
     sequences = []
     for length in lengths:
@@ -39,9 +39,7 @@ def random_sequences(rng, *, lengths: Sequence[int], vocabulary: int, share=0.15
     return sequences
 
 
-def lay_out(
-    packs: Sequence[Sequence[int]], sequences, *, slots, depth, predictions, multiple_of=1
-) -> Dict[str, np.ndarray]:
+def lay_out(packs, sequences, *, slots, depth, predictions, multiple_of=1):
     """int32 fields, one row for each pack (an empty one is all zeros); a pack lists the sequences in their order.
 
     multiple_of: each sequence begins at a multiple of it.
@@ -75,7 +73,7 @@ def lay_out(
     return batch
 
 
-def with_scales(batch, *, micro_batches: int, normalisation: str, dtype=np.float32) -> Dict[str, np.ndarray]:
+def with_scales(batch, *, micro_batches, normalisation, dtype=np.float32):
     """The batch with `mlm_scale` and `nsp_scale`, normalised over all of it."""
     packs = len(batch["input_ids"])
     sequences = max(1, int(batch["next_sentence_weights"].sum()))
@@ -88,9 +86,9 @@ def with_scales(batch, *, micro_batches: int, normalisation: str, dtype=np.float
     }
 
 
-def random_packs(rng, lengths: Sequence[int], *, slots: int, depth: int) -> List[List[int]]:
+def random_packs(rng, lengths, *, slots, depth):
     """First-fit of the sequences in random order: packs of indices, of mixed sizes, never over `slots` or `depth`."""
-    packs: List[List[int]] = []
+    packs = []
     for index in rng.permutation(len(lengths)):
         fitting = [
             pack
@@ -104,6 +102,6 @@ def random_packs(rng, lengths: Sequence[int], *, slots: int, depth: int) -> List
     return packs
 
 
-def fill_up(packs: Sequence[Sequence[int]], multiple: int) -> List[Sequence[int]]:
+def fill_up(packs, multiple):
     """The packs and as many empty ones as make their number a multiple."""
     return list(packs) + [[]] * (-len(packs) % multiple)

@@ -1,12 +1,9 @@
 """Reads a page back."""
 
-from __future__ import annotations
-
 import base64
 import json
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
-from typing import Any, Dict, List, Tuple
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -18,19 +15,19 @@ class ReadPage(HTMLParser):
     the words of the cells. references: every place that the page names.
     """
 
-    def __init__(self, text: str):
+    def __init__(self, text):
         super().__init__()
-        self.tables: Dict[str, List[Dict[str, Any]]] = {}
-        self.shown: Dict[str, List[Dict[str, str]]] = {}
-        self.notes: List[str] = []
-        self.references: List[str] = []
-        self._keys: Dict[str, List[str]] = {}
+        self.tables = {}
+        self.shown = {}
+        self.notes = []
+        self.references = []
+        self._keys = {}
         self._name, self._words = "", None
-        self.pictures: List[str] = []  # titles
+        self.pictures = []  # titles
         self.feed(text)
         self.close()
 
-    def handle_starttag(self, tag: str, attributes: List[Tuple[str, Any]]) -> None:
+    def handle_starttag(self, tag, attributes):
         attribute_values = dict(attributes)
         for key in ("href", "src", "xlink:href", "action"):
             if key in attribute_values:
@@ -55,11 +52,11 @@ class ReadPage(HTMLParser):
         elif tag == "p" and attribute_values.get("class") == "note":
             self._words = ""
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self._words is not None:
             self._words += data
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         if tag == "td":
             row = self.shown[self._name][-1]
             row[self._keys[self._name][len(row)]] = self._words
@@ -69,7 +66,7 @@ class ReadPage(HTMLParser):
             self._words = None
 
 
-def check_page(text: str) -> ReadPage:
+def check_page(text):
     """Check the rules of every page: no external resources, and unique titles of pictures."""
     page = ReadPage(text)
     assert page.references

@@ -14,8 +14,7 @@ import multiprocessing.forkserver
 import time
 import traceback
 from functools import partial
-from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -40,20 +39,20 @@ class Job(NamedTuple):
 
 
 class DoubleEngine(HostEngine):
-    def _build(self) -> torch.nn.Module:
+    def _build(self):
         return super()._build().double()
 
 
 def pretrained(
-    processes: Processes,
-    folder: Path,
+    processes,
+    folder,
     *,
-    data: Path,
-    steps: int,
-    overrides: Sequence[str] = (),
-    after: Optional[str] = None,
-    double: bool = True,
-) -> Dict[str, Any]:
+    data,
+    steps,
+    overrides=(),
+    after=None,
+    double=True,
+):
     """Updates made on a data set of `tiny_data`, continued `after` another job, and what they told."""
     config = config_from_tree(tiny_settings(data), "tiny", ["model.hidden_dropout=0.0", *overrides])
     with PackStore.open(data) as store, held_out_of(store) as evaluation:
@@ -74,9 +73,7 @@ def pretrained(
             return updates_made(engine, task, batches, steps, before)
 
 
-def updates_made(
-    engine: Any, task: Pretraining, batches: Any, steps: int, former: Optional[Dict[str, Any]] = None
-) -> Dict[str, Any]:
+def updates_made(engine, task, batches, steps, former=None):
     """Updates that go on from what a `former` call has given, and what they told."""
     if former:
         engine.load_state(former["engine"])
@@ -88,14 +85,14 @@ def updates_made(
     return {"engine": engine.state(), "batches": batches.state(), "log": log, "held_out": evaluation}
 
 
-def fine_tuned(processes: Processes, folder: Path, *, config: Any, steps: int) -> Dict[str, Any]:
+def fine_tuned(processes, folder, *, config, steps):
     """Updates of a fine-tuning run, and what it predicts afterwards."""
     with _double():
         prepared = prepare(config, processes=processes)
     return fine_tuning_made(prepared, steps)
 
 
-def fine_tuning_made(prepared: Any, steps: int) -> Dict[str, Any]:
+def fine_tuning_made(prepared, steps):
     task, engine = prepared.task, prepared.engine
     with contextlib.closing(prepared.batches) as batches:
         log = [engine.step(next(batches), 0.01).metrics for _ in range(steps)]
@@ -114,7 +111,7 @@ def _double():
         HostEngine._build = plain  # type: ignore[method-assign]
 
 
-def at_work(folder: Path, jobs: List[Job], *, ranks: int = 4) -> Dict[str, Any]:
+def at_work(folder, jobs, *, ranks=4):
     """The result of each job, by its name."""
     run_all(folder, [partial(_work, rank, folder, jobs) for rank in range(ranks)])
     return {job.name: torch.load(folder / job.name) for job in jobs}
@@ -133,7 +130,7 @@ LOADED = [
 ]
 
 
-def forking() -> Any:
+def forking():
     """Start processes by forking a server that has loaded the modules and has no threads."""
     server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
     if server._preload_modules != LOADED:
@@ -144,7 +141,7 @@ def forking() -> Any:
     return context
 
 
-def run_all(folder: Path, works: Sequence[Callable[[], None]]) -> None:
+def run_all(folder, works):
     """Each in a process of its own, at the same time; what one raises is told in a file `failed-*` of the folder."""
     context = forking()
     started = [
@@ -167,7 +164,7 @@ def run_all(folder: Path, works: Sequence[Callable[[], None]]) -> None:
     )
 
 
-def _told(work: Callable[[], None], where: Path) -> None:
+def _told(work, where):
     torch.set_num_threads(1)
     try:
         work()
@@ -176,11 +173,11 @@ def _told(work: Callable[[], None], where: Path) -> None:
         raise
 
 
-def _work(rank: int, folder: Path, jobs: List[Job]) -> None:
+def _work(rank, folder, jobs):
     for number, job in enumerate(jobs):
         if rank >= job.size:
             continue
-        processes: Processes = Processes()
+        processes = Processes()
         if job.size > 1:
             processes = Ranks(dist.FileStore(str(folder / f"store-{number}"), job.size), rank, job.size, rank)
             processes.meet()

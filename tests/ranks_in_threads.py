@@ -2,15 +2,14 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, List
 
 
-def together(rank: Callable[[int, Callable[[int], int]], Any], ranks: int) -> List[Any]:
+def together(rank, ranks):
     """Run `rank(number, least)` in one thread per rank and return the results; all call `least` equally often."""
     barrier, given = threading.Barrier(ranks, timeout=20), [0] * ranks
 
-    def run(number: int) -> Any:
-        def least(own: int) -> int:
+    def run(number):
+        def least(own):
             given[number] = own
             barrier.wait()
             least = min(given)

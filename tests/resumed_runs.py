@@ -13,8 +13,7 @@ import random
 import signal
 import sys
 from functools import partial
-from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import NamedTuple
 
 import pytest
 import yaml
@@ -64,7 +63,7 @@ class Stop(NamedTuple):
     rank: int
 
 
-def write_runs(folder: Path) -> Dict[str, Path]:
+def write_runs(folder):
     """Write the configuration of a run of each command; return the files."""
     settings = tiny_settings(tiny_data(folder / "data", sequences=40))
     settings["model"].update(hidden_size=8, num_layers=1, intermediate_size=16)
@@ -78,7 +77,7 @@ def write_runs(folder: Path) -> Dict[str, Path]:
     return {command: folder / f"{command}.yml" for command in COMMANDS}
 
 
-def _leg(command: str, file: Path, out: Path, stop: Any, processes: Any) -> int:
+def _leg(command, file, out, stop, processes):
     """Start the run or go on with it, up to the place; in a process of its own."""
     if stop and stop.rank == processes.rank:
         _end_at(PLACES[stop.place], stop.at)
@@ -87,13 +86,13 @@ def _leg(command: str, file: Path, out: Path, stop: Any, processes: Any) -> int:
     return _train_with(module._start, module.parse(None), processes)
 
 
-def _end_at(place: Place, at: int) -> None:
+def _end_at(place, at):
     module = importlib.import_module(place.module)
     owner = getattr(module, place.owner) if place.owner else module
-    calls: List[int] = []
+    calls = []
 
-    def stopping(original: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
+    def stopping(original):
+        def called(*args, **kwargs):
             calls.append(1)
             is_there = len(calls) == at
             if is_there and not place.after:
@@ -109,7 +108,7 @@ def _end_at(place: Place, at: int) -> None:
         setattr(owner, function, stopping(getattr(owner, function)))
 
 
-def made(command: str, file: Path, out: Path, ranks: Sequence[int], stops: Sequence[Stop]) -> int:
+def made(command, file, out, ranks, stops):
     """Make a run in legs, the last without a stop; return how many of them ended early."""
     early = 0
     for size, stop in zip(ranks, [*stops, None]):
@@ -120,12 +119,12 @@ def made(command: str, file: Path, out: Path, ranks: Sequence[int], stops: Seque
     return early
 
 
-def result(run: Path) -> Dict[str, Any]:
+def result(run):
     """Return both logs without the clock, and the files of the last checkpoint."""
     return DRIVES["train"].result(run.parent)
 
 
-def checked(whole: Dict[str, Any], found: Dict[str, Any], *, exact: bool) -> None:
+def checked(whole, found, *, exact):
     """Raise AssertionError if a run differs from the undisturbed one."""
     if exact:
         assert found == whole, [name for name in whole if found.get(name) != whole[name]]
@@ -138,7 +137,7 @@ def checked(whole: Dict[str, Any], found: Dict[str, Any], *, exact: bool) -> Non
     assert len(whole[LOG]) == len(found[LOG])
 
 
-def draw(rng: random.Random, place: str, sizes: Sequence[int]) -> Tuple[List[int], List[Stop]]:
+def draw(rng, place, sizes):
     """Draw the numbers of ranks of four legs, and three stops of which the first is at a place."""
     ranks = [rng.choice(sizes) for _ in range(4)]
     stops = []
@@ -150,10 +149,10 @@ def draw(rng: random.Random, place: str, sizes: Sequence[int]) -> Tuple[List[int
     return ranks, stops
 
 
-def try_runs(folder: Path, *, number: int, seed: int, first: int = 0) -> Iterator[Tuple[int, str]]:
+def try_runs(folder, *, number, seed, first=0):
     """Yield for each run how many of its stops happened, and "" if it ends as undisturbed, else what is wrong."""
     files = write_runs(folder)
-    whole: Dict[Tuple[str, int], Dict[str, Any]] = {}
+    whole = {}
     for index in range(first, first + number):
         rng = random.Random(f"{seed} {index}")
         command = rng.choice(sorted(COMMANDS))

@@ -17,13 +17,13 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, NamedTuple
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from pack_data import PackDataset, PackMixture, PackStream, pack_dataset
+from pack_data import PackMixture, PackStream, pack_dataset
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler, MicroBatchSampler
 from pack_data.batching.shard_files import ShardFiles
@@ -46,8 +46,7 @@ class Opened(NamedTuple):
     state: Callable[[], Any]
 
 
-# A case opens a state, or None at the beginning; the draws choose among what may change.
-Case = Callable[[Any, random.Random], Opened]
+# A case is a function (state, rng) -> Opened: it opens a state, or None for the beginning; draws choose what may change.
 
 
 # ---- loaders
@@ -86,17 +85,17 @@ class Requests:
         return self.waiting.pop(0)
 
 
-def loader_of(sampler: Any, workers: int) -> Any:
+def loader_of(sampler, workers):
     return sampler.counted(InOneProcess(sampler, workers, 2) if workers else sampler)
 
 
 # ---- samplers
 
 
-def sampler_case(make: Callable[[Optional[int]], Any], by_updates: bool = False) -> Case:
+def sampler_case(make, by_updates=False):
     """Two epochs of a sampler, step by step of all ranks: each rank with its sampler, or all with one."""
 
-    def loop(sampler: Any, workers: int, rng: random.Random) -> Iterator[Any]:
+    def loop(sampler, workers, rng):
         loader = loader_of(sampler, workers)
         sets_epoch = by_updates or rng.random() < 0.5
         for epoch in range(sampler.epoch, EPOCHS):
@@ -109,7 +108,7 @@ def sampler_case(make: Callable[[Optional[int]], Any], by_updates: bool = False)
             else:
                 yield from ((epoch, batch) for batch in batches)
 
-    def case(state: Any, rng: random.Random) -> Opened:
+    def case(state, rng):
         in_turn = not by_updates and rng.random() < 0.3
         samplers = [make(None)] if in_turn else list(map(make, range(RANKS)))
         if state is not None:
@@ -122,27 +121,27 @@ def sampler_case(make: Callable[[Optional[int]], Any], by_updates: bool = False)
     return case
 
 
-def of_all(ranks: Sequence[Any], state: str = "state_dict") -> Any:
+def of_all(ranks, state="state_dict"):
     """Return the state of every rank."""
     states = [getattr(rank, state)() for rank in ranks]
     assert states == states[:1] * len(ranks), f"the states of the ranks differ: {states}"
     return states[0]
 
 
-def index_sampler(way: str, lengths: Any, rank: Optional[int]) -> IndexBatchSampler:
+def index_sampler(way, lengths, rank):
     return IndexBatchSampler(way, lengths, BatchOptions(2, S, RANKS, seed=3), rank, longer="split")
 
 
-def micro_batch_sampler(rank: Optional[int]) -> MicroBatchSampler:
+def micro_batch_sampler(rank):
     return MicroBatchSampler(list(map(len, SEQUENCES)), 8, rank, ranks=RANKS, max_tokens=2 * S, seed=1)
 
 
-def packed_rows(first: int, last: int) -> PackDataset:
+def packed_rows(first, last):
     examples = [{"input_ids": tokens} for tokens in SEQUENCES[first:last]]
     return pack_dataset(examples, max_sequence_length=S)
 
 
-def mixture_case(state: Any, rng: random.Random) -> Opened:
+def mixture_case(state, rng):
     """The rows of a mixture, in updates of any number of rows on any number of ranks."""
     mixture = PackMixture([packed_rows(0, 10), packed_rows(10, 17)], [2, 1], seed=4)
     ranks = rng.choice((1, 2, 3))
@@ -157,14 +156,14 @@ def mixture_case(state: Any, rng: random.Random) -> Opened:
 # ---- streams
 
 
-def new_folder(folder: Path) -> Path:
+def new_folder(folder):
     return Path(tempfile.mkdtemp(dir=folder))
 
 
-def files_case(folder: Path, kind: str) -> Case:
+def files_case(folder, kind):
     paths = files(new_folder(folder), kind)
 
-    def case(state: Any, rng: random.Random) -> Opened:
+    def case(state, rng):
         source = ShardFiles(paths)
         if state is not None:
             source.load_state_dict(state)
@@ -173,18 +172,18 @@ def files_case(folder: Path, kind: str) -> Case:
     return case
 
 
-def stream_case(folder: Path, kind: str, number: int, of: int) -> Case:
+def stream_case(folder, kind, number, of):
     """The packs of a process's share of a source."""
     source = SOURCES[kind](new_folder(folder))
 
-    def case(state: Any, rng: random.Random) -> Opened:
+    def case(state, rng):
         share, stream = Share(source, number, of), PackStream(12, max_sequences_per_pack=3, buffer_sequences=5)
         if state is not None:
             refused_by(Share(source, number, of + 1), state["share"])
             share.load_state_dict(state["share"])
             stream.load_state_dict(state["stream"])
 
-        def packs() -> Iterator[Any]:
+        def packs():
             if rng.random() < 0.5:
                 yield from stream.packs((example, len(example["input_ids"])) for example in share)
                 return
@@ -208,19 +207,19 @@ class Worker(NamedTuple):
     num_workers: int
 
 
-def torch_stream_case(folder: Path, kind: str, worker: Optional[Worker]) -> Case:
+def torch_stream_case(folder, kind, worker):
     """Two passes over the packs of one worker of rank 1 of 2, of pieces of longer examples."""
     from padding_free import streams
 
     source = SOURCES[kind](new_folder(folder))
 
-    def opened(ranks: int) -> Any:
+    def opened(ranks):
         return streams.PackedStream(source, 5, rank=1, ranks=ranks, longer="split", buffer_sequences=4)
 
     with mock.patch.object(streams, "get_worker_info", lambda: worker):
         total = 2 * len(list(opened(2)))
 
-    def case(state: Any, rng: random.Random) -> Opened:
+    def case(state, rng):
         stream = opened(2)
         seen = 0
         if state is not None:
@@ -232,9 +231,9 @@ def torch_stream_case(folder: Path, kind: str, worker: Optional[Worker]) -> Case
                 with pytest.raises(ValueError, match="ranks and workers"):
                     next(iter(other))
 
-        def items() -> Iterator[List[Any]]:
+        def items():
             nonlocal seen
-            packs: Iterator[Any] = iter(())
+            packs = iter(())
             while seen < total:
                 with mock.patch.object(streams, "get_worker_info", lambda: worker):
                     pack = next(packs, None)
@@ -249,7 +248,7 @@ def torch_stream_case(folder: Path, kind: str, worker: Optional[Worker]) -> Case
     return case
 
 
-def refused_by(other: Any, state: Any) -> None:
+def refused_by(other, state):
     with pytest.raises(ValueError, match="ranks and workers"):
         other.load_state_dict(state)
 
@@ -260,19 +259,19 @@ def refused_by(other: Any, state: Any) -> None:
 class Accessor:
     """Like PopTorch's: the batches of a reader, some of them read ahead."""
 
-    def __init__(self, reader: Any) -> None:
+    def __init__(self, reader):
         self._tensors = iter(reader)
         self._ahead = list(itertools.islice(self._tensors, 2))
 
-    def __next__(self) -> Any:
+    def __next__(self):
         self._ahead.append(next(self._tensors))
         return self._ahead.pop(0)
 
-    def terminate(self) -> None:
+    def terminate(self):
         self._tensors.close()
 
 
-def batches_case(folder: Path) -> Case:
+def batches_case(folder):
     """The updates of a run's data, by any number of processes, read ahead by a thread or by another process."""
     from ipu_packed_bert.data.global_batches import GlobalBatches, Layout, StoredPacks
     from ipu_packed_bert.engine.ipu.feed import BatchesAhead
@@ -281,10 +280,10 @@ def batches_case(folder: Path) -> Case:
 
     store = PackStore.open(tiny_data(folder / "data", sequences=40))
 
-    def case(state: Any, rng: random.Random) -> Opened:
+    def case(state, rng):
         parts = rng.choice((1, 2, 4))
         layout = Layout(("input_ids",), {}, 1, 4, 4)
-        of_parts: List[Any] = [
+        of_parts = [
             GlobalBatches(StoredPacks(store, seed=2), layout, share=(part, parts), prefetch=rng.randint(1, 3))
             for part in range(parts)
         ]
@@ -294,7 +293,7 @@ def batches_case(folder: Path) -> Case:
             for batches in of_parts:
                 batches.load_state(state)
 
-        def items() -> Iterator[List[Any]]:
+        def items():
             # Six updates of the first epoch, and some of the second.
             while of_parts[0].position < (1, 16):
                 shares = [next(batches)["input_ids"].copy() for batches in of_parts]
@@ -308,7 +307,7 @@ def batches_case(folder: Path) -> Case:
 # ---- the law
 
 
-def cases(folder: Path) -> Iterator[Tuple[str, Callable[[], Case]]]:
+def cases(folder):
     """Yield all cases, each with a function that makes it, which skips what needs a missing package."""
     lengths = [2 * len(tokens) for tokens in SEQUENCES]
     for way in WAYS:
@@ -329,19 +328,19 @@ def cases(folder: Path) -> Iterator[Tuple[str, Callable[[], Case]]]:
             yield f"PackedStream of {kind}, {worker}", partial(torch_stream_case, folder, kind, worker)
 
 
-def undisturbed(case: Case) -> List[List[Any]]:
+def undisturbed(case):
     return list(case(None, random.Random(0)).items)
 
 
-def triples(items: int) -> List[Tuple[int, ...]]:
+def triples(items):
     """Return every three places between the items, in order."""
     return list(itertools.combinations_with_replacement(range(items + 1), 3))
 
 
-def resumed(case: Case, stops: Sequence[int], rng: random.Random) -> List[List[Any]]:
+def resumed(case, stops, rng):
     """Return what is seen if the pass is stopped at these places."""
     state = None
-    seen: List[List[Any]] = []
+    seen = []
     for stop in stops:
         opened = case(state, rng)
         seen += itertools.islice(opened.items, stop - len(seen))
@@ -349,7 +348,7 @@ def resumed(case: Case, stops: Sequence[int], rng: random.Random) -> List[List[A
     return seen + list(case(state, rng).items)
 
 
-def faults(case: Case, whole: List[List[Any]], places: Sequence[Tuple[int, ...]], seed: str) -> Iterator[str]:
+def faults(case, whole, places, seed):
     """Yield "" for each triple of places that changes nothing, else what is wrong."""
     for stops in places:
         story = f"stopped at {stops} of {len(whole)}"
@@ -362,7 +361,7 @@ def faults(case: Case, whole: List[List[Any]], places: Sequence[Tuple[int, ...]]
         yield f"{story}: other items from number {differing[0]} on" if differing else ""
 
 
-def try_streams(every: int, seed: int) -> Tuple[int, int, Dict[str, str]]:
+def try_streams(every, seed):
     """Try all cases; return the numbers of cases and of triples, and of each wrong case the first fault."""
     tried, done, wrong = 0, 0, {}
     with tempfile.TemporaryDirectory() as folder:
@@ -382,7 +381,7 @@ def try_streams(every: int, seed: int) -> Tuple[int, int, Dict[str, str]]:
     return tried, done, wrong
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None):
     parser = ArgumentParser(
         prog="python -m tests.resumes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -404,7 +403,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return int(failed)
 
 
-def report_runs(number: int, first: int, seed: int) -> bool:
+def report_runs(number, first, seed):
     """Try runs and print the result; return True if one is wrong."""
     from tests.resumed_runs import try_runs
 

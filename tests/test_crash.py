@@ -3,7 +3,6 @@
 import os
 import random
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -44,7 +43,7 @@ def test_after_any_of_many_power_cuts_the_same_command_ends_as_if_undisturbed(fo
     try_sample(name, folder, SLOW_SAMPLE[name], seed=1)
 
 
-def _write(path: Path, data: bytes, synced: str) -> None:
+def _write(path, data, synced):
     part = path.with_suffix(".part")
     with open(part, "wb") as file:
         file.write(data)
@@ -64,13 +63,13 @@ def _write(path: Path, data: bytes, synced: str) -> None:
 def test_the_model_notices_whatever_is_not_synced(folder, monkeypatch, synced, is_right):
     """A note that is there promises the file that was written before it, in the same directory."""
 
-    def work(folder: Path) -> int:
+    def work(folder):
         if not (folder / "note").exists():
             _write(folder / "data", b"12345678", synced)
             _write(folder / "note", b"done", "file and directory")
         return 0
 
-    def result(folder: Path):
+    def result(folder):
         return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".part"}
 
     monkeypatch.setitem(DRIVES, "build", Drive(lambda folder: None, work, result))

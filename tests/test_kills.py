@@ -1,7 +1,5 @@
 """A handful of kills of each piece of work; a night of them: python -m tests.kills all --n 1000."""
 
-from pathlib import Path
-
 import pytest
 
 from pack_data.building import inputs, stages
@@ -30,7 +28,7 @@ def test_work_in_this_process_leaves_the_sizes_of_builds(tmp_path, name):
     assert (vars(inputs), vars(stages)) == before
 
 
-def _count(folder: Path, step: int) -> None:
+def _count(folder, step):
     """Six files one after another; a file is there whole or not at all."""
     import time
 
@@ -44,13 +42,13 @@ def _count(folder: Path, step: int) -> None:
 
 
 def test_the_drive_notices_a_result_that_a_kill_changed(tmp_path):
-    def work(folder: Path) -> int:
+    def work(folder):
         begun = (folder / "begun").exists()
         (folder / "begun").write_text("")
         _count(folder, int(begun))  # after a kill it goes on otherwise
         return 0
 
-    def result(folder: Path):
+    def result(folder):
         return [path.read_text() for path in sorted(folder.iterdir())]
 
     one = Drive(lambda folder: None, work, result)

@@ -4,9 +4,6 @@ folder = tiny_data(tmp_path / "data")                  # 60 random sequences in 
 path = tiny_config(tmp_path / "tiny.yml", folder)      # a YAML file; --set style overrides go into load_config
 """
 
-from pathlib import Path
-from typing import Any, Dict, Optional
-
 import numpy as np
 import yaml
 
@@ -31,9 +28,7 @@ TINY = ModelConfig(
 VOCABULARY, SLOTS, DEPTH, PREDICTIONS = 128, 64, 3, 10
 
 
-def tiny_data(
-    folder: Path, *, sequences: int = 60, vocabulary: int = VOCABULARY, depth: int = DEPTH, seed: int = 0, **about: Any
-) -> Path:
+def tiny_data(folder, *, sequences=60, vocabulary=VOCABULARY, depth=DEPTH, seed=0, **about):
     """A packed data set of random sequences of 5 to 64 tokens, and one of a third as many held out beside it.
 
     `about`: further fields of its manifest.
@@ -42,12 +37,12 @@ def tiny_data(
     return _random_data(folder, sequences, vocabulary, depth, seed, **about)
 
 
-def held_out_of(store: PackStore) -> PackStore:
+def held_out_of(store):
     """The data set held out beside that of `tiny_data`."""
     return PackStore.open(held_out_folder(store.folder))
 
 
-def _random_data(folder: Path, sequences: int, vocabulary: int, depth: int, seed: int, **about: Any) -> Path:
+def _random_data(folder, sequences, vocabulary, depth, seed, **about):
     rng = np.random.default_rng(seed)
     lengths = rng.integers(5, SLOTS + 1, sequences).tolist()
     examples = [
@@ -74,7 +69,7 @@ def _random_data(folder: Path, sequences: int, vocabulary: int, depth: int, seed
     return folder
 
 
-def tiny_settings(data: Optional[Path] = None) -> Dict[str, Dict[str, Any]]:
+def tiny_settings(data=None):
     """Nested settings of a run of 12 updates of 4 packs, dropout on."""
     return {
         "data": {
@@ -103,11 +98,11 @@ def tiny_settings(data: Optional[Path] = None) -> Dict[str, Dict[str, Any]]:
     }
 
 
-def not_drawn(*_: Any, **__: Any) -> None:
+def not_drawn(*_, **__):
     """In place of `run_summary.draw_curves`, which takes as long as a tiny run."""
     raise ValueError("nobody looks at it")
 
 
-def tiny_config(path: Path, data: Path) -> Path:
+def tiny_config(path, data):
     path.write_text(yaml.safe_dump(tiny_settings(data)))
     return path

@@ -7,7 +7,7 @@ import torch
 _EXACT = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
-def relative_tolerance(*, dtype: torch.dtype) -> float:
+def relative_tolerance(*, dtype):
     return _EXACT[dtype]
 
 
@@ -16,7 +16,7 @@ def relative_tolerance(*, dtype: torch.dtype) -> float:
 PICTURES_APART = 0.0004
 
 
-def relative_error(found, expected) -> float:
+def relative_error(found, expected):
     """|found - expected| / |expected|, L2 over all tensors of two equally long lists."""
     difference = 0.0
     size = 0.0
@@ -35,7 +35,7 @@ def _pairs(found, expected):
     return list(zip(values, references))
 
 
-def assert_same(*, found, expected, dtype: torch.dtype) -> None:
+def assert_same(*, found, expected, dtype):
     """`found` and `expected` are lists of tensors, equal up to the rounding of `dtype`."""
     error = relative_error(found, expected)
     allowed = relative_tolerance(dtype=dtype)
@@ -63,7 +63,7 @@ def _part(checkpoint, part):
     return {**engine, **engine["optimizer"]}[part]
 
 
-def same_records(one, several, *, rel=1e-11) -> None:
+def same_records(one, several, *, rel=1e-11):
     """Numbers of two logs, update by update, but for wall-clock seconds; what was not measured is null in both."""
     assert len(one) == len(several) > 0
     for expected, found in zip(one, several):
@@ -75,7 +75,7 @@ def same_records(one, several, *, rel=1e-11) -> None:
             assert found[name] == wanted, name
 
 
-def same(found, expected) -> None:
+def same(found, expected):
     """Compare the fields of two dataclasses of numbers, such as costs, but for rounding."""
     for field in expected.__dataclass_fields__:
         wanted = pytest.approx(getattr(expected, field))

@@ -86,7 +86,7 @@ _MEASURED = {
 }
 
 
-def _write_files() -> None:
+def _write_files():
     """Write the files that the commands name into the current directory."""
     write_corpus(Path("texts"), 20)
     tiny_data(Path("data"))
@@ -109,14 +109,14 @@ def _write_files() -> None:
     Path("ipu.yml").write_text(yaml.safe_dump(settings))
 
 
-def _masked(text: str, name: str) -> str:
+def _masked(text, name):
     text = text.replace(os.getcwd(), "<dir>").replace(sys.executable, "python")
     for pattern, word in {**_WORDS, **_MEASURED.get(name, {})}.items():
         text = re.sub(pattern, word, text)
     return text
 
 
-def _transcript(name: str) -> str:
+def _transcript(name):
     """Run the commands of a transcript in this process; return what was typed, printed and returned."""
     parts = []
     for command in SESSIONS[name]:
@@ -127,7 +127,7 @@ def _transcript(name: str) -> str:
     return "\n".join(parts)
 
 
-def _install_stand_ins(stack: contextlib.ExitStack, folder: Path) -> None:
+def _install_stand_ins(stack, folder):
     """Stand in for PopTorch and PopVision's library, and make two updates where ipu-check makes ten."""
     stack.enter_context(installed(ipus=4))
     stack.enter_context(mock.patch.dict(sys.modules, pva=pva))
@@ -135,7 +135,7 @@ def _install_stand_ins(stack: contextlib.ExitStack, folder: Path) -> None:
     stack.enter_context(mock.patch.object(ipu_updates, "UPDATES", 2))
 
 
-def write(target: Path) -> None:
+def write(target):
     """Run all commands in a temporary directory, and write a file for each transcript."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.chdir(folder))
@@ -146,7 +146,7 @@ def write(target: Path) -> None:
             (target / f"{name}.txt").write_text(_transcript(name), encoding="utf-8")
 
 
-def main() -> None:
+def main():
     """Parse the command line and write the transcripts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--to", type=Path, default=GOLDEN, help="the directory to write to (default tests/golden)")

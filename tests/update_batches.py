@@ -4,13 +4,12 @@ import dataclasses
 
 import numpy as np
 
-from ipu_packed_bert.settings.config import Config
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 
 SLOTS = 24
 
 
-def change(config: Config, **sections) -> Config:
+def change(config, **sections):
     """A copy with settings replaced: change(CONFIG, model={"hidden_dropout": 0.1})."""
     return dataclasses.replace(
         config, **{name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}

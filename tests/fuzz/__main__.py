@@ -12,8 +12,6 @@ Failures go to the folder --out, a line each in failures.jsonl and the damaged f
 the same --out and --seed a run that was stopped goes on where it was. Exit status 1 if anything failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import json
@@ -22,7 +20,6 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any, Counter, Dict, List, Optional, Sequence, Tuple
 
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
 from pack_data.reading.durable import write_atomically
@@ -32,9 +29,7 @@ from tests.fuzz.cases import (
     OUTCOMES,
     TRACEBACK,
     WAITING,
-    Reader,
     Result,
-    Sample,
     load_readers,
     numbers_of,
     samples,
@@ -48,22 +43,22 @@ KEPT = 10  # damaged files of one reader and outcome
 class Worker:
     """A process that runs cases and is replaced where it does not answer."""
 
-    def __init__(self, of: Sequence[Sample], seed: int) -> None:
+    def __init__(self, of, seed):
         self.samples, self.seed = of, seed
         self._start()
 
-    def _start(self) -> None:
+    def _start(self):
         context = multiprocessing.get_context("fork")
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=self._serve, args=(other,), daemon=True)
         self._process.start()
 
-    def _serve(self, pipe: Any) -> None:
+    def _serve(self, pipe):
         while True:
             place, number, by_command = pipe.recv()
             pipe.send(self.samples[place].run(self.seed, number, by_command=by_command, begun=pipe.send))
 
-    def run(self, place: int, number: int, by_command: bool) -> Result:
+    def run(self, place, number, by_command):
         self._pipe.send((place, number, by_command))
         words = "?"
         try:
@@ -81,29 +76,27 @@ class Worker:
         self._start()
         return Result(outcome, detail, words)
 
-    def close(self) -> None:
+    def close(self):
         self._process.kill()
         self._process.join()
 
 
-def table(counts: Dict[str, Counter[str]]) -> str:
+def table(counts):
     width = max(map(len, [*counts, "all readers"]))
     lines = ["  ".join([" " * width, *OUTCOMES, "cases"])]
-    total: Counter[str] = sum(counts.values(), collections.Counter())
+    total = sum(counts.values(), collections.Counter())
     for name, outcomes in [*counts.items(), ("all readers", total)]:
         cells = [f"{outcomes[outcome]:>{len(outcome)},}" for outcome in OUTCOMES]
         lines.append("  ".join([f"{name:<{width}}", *cells, f"{sum(outcomes.values()):>5,}"]))
     return "\n".join(lines)
 
 
-def fuzz(
-    readers: Sequence[Reader], *, count: int, seed: int, minutes: Optional[float], out: Path, commands: int
-) -> int:
+def fuzz(readers, *, count, seed, minutes, out, commands):
     """Runs the cases that `out` does not have yet; the number of failures."""
     out.mkdir(parents=True, exist_ok=True)
     state_file, failures_file = out / f"counts-{seed}.json", out / "failures.jsonl"
     names = [reader.name for reader in readers]
-    state: Dict[str, Any] = {"readers": names, "done": 0, "counts": {name: {} for name in names}}
+    state = {"readers": names, "done": 0, "counts": {name: {} for name in names}}
     if state_file.exists():
         former = json.loads(state_file.read_text())
         if former["readers"] == names:
@@ -112,7 +105,7 @@ def fuzz(
     counts = {name: collections.Counter(state["counts"][name]) for name in names}
     began = said = time.monotonic()
 
-    def save(done: int) -> None:
+    def save(done):
         write_atomically(state_file, json.dumps({"readers": names, "done": done, "counts": counts}).encode())
 
     with samples(readers) as made_samples:
@@ -150,7 +143,7 @@ def fuzz(
     return sum(outcomes[outcome] for outcomes in counts.values() for outcome in FAILURES)
 
 
-def keep(sample: Sample, seed: int, number: int, result: Result, out: Path, nth: int) -> Optional[str]:
+def keep(sample, seed, number, result, out, nth):
     """The files of a failure as the reader left them, for the first ones of a kind."""
     if nth > KEPT:
         return None
@@ -160,19 +153,19 @@ def keep(sample: Sample, seed: int, number: int, result: Result, out: Path, nth:
     return str(folder)
 
 
-def _not_plain(folder: str, names: List[str]) -> List[str]:
+def _not_plain(folder, names):
     """Pipes and links: the words of the case say what stood there."""
     paths = [Path(folder, name) for name in names]
     return [path.name for path in paths if path.is_symlink() or not (path.is_file() or path.is_dir())]
 
 
-def summary_of(out: Path) -> List[str]:
+def summary_of(out):
     """Failures of one kind, a line each, most frequent first."""
     path = out / "failures.jsonl"
     if not path.exists():
         return []
-    groups: Counter[Tuple[str, ...]] = collections.Counter()
-    example: Dict[Tuple[str, ...], int] = {}
+    groups = collections.Counter()
+    example = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         key = (record["outcome"], record["reader"], record["detail"].partition(": ")[0][:100])
@@ -181,7 +174,7 @@ def summary_of(out: Path) -> List[str]:
     return [f"{times:>6}  {' | '.join(key)}  (case {example[key]})" for key, times in groups.most_common(60)]
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv=None):
     parser = ArgumentParser(
         prog="python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -214,7 +207,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 1 if failed else 0
 
 
-def one_case(readers: Sequence[Reader], seed: int, number: int, out: Path) -> int:
+def one_case(readers, seed, number, out):
     with samples(readers) as made_samples:
         for sample in made_samples:
             for by_command in (False, True)[: 1 + (sample.reader.command is not None)]:

@@ -24,7 +24,7 @@ import traceback
 import typing
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -79,11 +79,11 @@ class Reader:
     weight: float = 1.0
 
     @property
-    def missing(self) -> List[str]:
+    def missing(self):
         return [name for name in self.needs if not _installed(name)]
 
 
-def _installed(name: str) -> bool:
+def _installed(name):
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:  # a package of it is missing
@@ -104,12 +104,12 @@ class Mistyped(Exception):
     """A value was accepted that is not of the type that its field states."""
 
 
-def digest(value: Any) -> str:
+def digest(value):
     """A text that is equal for equal values; arrays with their types, floats bit by bit."""
     return hashlib.sha256(repr(_plain(value)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value):
     """Convert a value to nested tuples with the type of every part."""
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
@@ -141,9 +141,9 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"nothing here tells how to compare a {type(value).__name__}")
 
 
-def typed(value: Any) -> Any:
+def typed(value):
     """The value; Mistyped where a dataclass or a named tuple in it has a field of another type than it states."""
-    hints: Mapping[str, Any] = {}
+    hints = {}
     if dataclasses.is_dataclass(value) or hasattr(value, "_fields"):
         hints = typing.get_type_hints(type(value))
     for name, hint in hints.items():
@@ -155,7 +155,7 @@ def typed(value: Any) -> Any:
     return value
 
 
-def _is(value: Any, hint: Any) -> bool:
+def _is(value, hint):
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or isinstance(hint, (str, typing.TypeVar)):
         return True
@@ -179,10 +179,10 @@ def _is(value: Any, hint: Any) -> bool:
 
 
 @contextlib.contextmanager
-def limits() -> Iterator[None]:
+def limits():
     """Raises Hang after SECONDS or WAITING; more than MEMORY beyond what the process has now is a MemoryError."""
 
-    def ring(number: int, frame: Any) -> None:
+    def ring(number, frame):
         raise Hang
 
     with open("/proc/self/statm") as statm:
@@ -206,7 +206,7 @@ def limits() -> Iterator[None]:
 class Sample:
     """The valid files of a reader, made once, and what the reader finds in them."""
 
-    def __init__(self, reader: Reader, folder: Path) -> None:
+    def __init__(self, reader, folder):
         self.reader, self.folder = reader, folder
         # Of one name everywhere: some files hold the place of others.
         self.pristine, self.sample = folder / "pristine", folder / "sample"
@@ -227,13 +227,13 @@ class Sample:
             self.right.append(self._found()[0])
             assert self.right[0] != self.right[1]
 
-    def _found(self) -> Tuple[Any, str]:
+    def _found(self):
         with quiet():
             found = self.reader.read(self.sample)
         must, may = found if isinstance(found, Found) else (found, None)
         return ([digest(part) for part in must] if isinstance(must, list) else digest(must)), digest(may)
 
-    def restore(self) -> None:
+    def restore(self):
         """Makes the sample valid again; files that nobody touched stay."""
         if self.sample.exists():
             known = _states(self.pristine)
@@ -246,7 +246,7 @@ class Sample:
         # copytree keeps the times, which tell the files that were changed.
         _copy_missing(self.pristine, self.sample)
 
-    def damage(self, seed: int, number: int) -> Tuple[str, bool]:
+    def damage(self, seed, number):
         """Makes the changes of a case; what they were, and whether what is read may be another valid value."""
         rng = random.Random(f"{self.reader.name}/{seed}/{number}")
         self.restore()
@@ -265,9 +265,7 @@ class Sample:
             words.append(mutator.name)
         return f"{path.relative_to(self.sample)}: {', '.join(words)}", remade
 
-    def run(
-        self, seed: int, number: int, *, by_command: bool = False, begun: Callable[[str], None] = lambda words: None
-    ) -> Result:
+    def run(self, seed, number, *, by_command=False, begun=lambda words: None):
         """begun: told what the changes are, before the reader sees them."""
         words, remade = self.damage(seed, number)
         begun(words)
@@ -296,11 +294,11 @@ class Sample:
             return Result(HARMLESS, "", words)
         return Result(SILENT, "another value was read", words)
 
-    def wrong_message(self, error: BaseException) -> str:
+    def wrong_message(self, error):
         """Describe the fault of an error message, or return ""."""
         return self._wrong_lines(str(error).split("\n"), several=isinstance(error, Problems))
 
-    def _wrong_lines(self, lines: Sequence[str], several: bool) -> str:
+    def _wrong_lines(self, lines, several):
         if len(lines) > 1 and not several:
             return f"{len(lines)} lines"
         longest = max(len(line.replace(str(self.sample), "")) for line in lines)
@@ -312,7 +310,7 @@ class Sample:
             return "names no file"
         return ""
 
-    def _command(self, said: Any) -> Tuple[str, str]:
+    def _command(self, said):
         assert self.reader.command is not None
         main, arguments = self.reader.command(self.sample)
         status = run_main(main, arguments)
@@ -327,7 +325,7 @@ class Sample:
         return (MESSAGE, f"{wrong}: {' | '.join(lines)[:300]}") if wrong else (REFUSED, begun[0])
 
 
-def _states(folder: Path) -> Dict[str, Tuple[int, int, int]]:
+def _states(folder):
     """Kind, size and time of every file and folder below; those of a folder do not matter."""
     states = {}
     for at, folders, files in os.walk(folder):
@@ -344,7 +342,7 @@ def _states(folder: Path) -> Dict[str, Tuple[int, int, int]]:
     return dict(sorted(states.items(), reverse=True))
 
 
-def _copy_missing(source: Path, target: Path) -> None:
+def _copy_missing(source, target):
     target.mkdir(exist_ok=True)
     for path in source.iterdir():
         copy = target / path.name
@@ -355,14 +353,14 @@ def _copy_missing(source: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[io.StringIO]:
+def quiet():
     """Nothing of what is printed; gives what goes to stderr."""
     errors = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
         yield errors
 
 
-def _where(error: BaseException) -> str:
+def _where(error):
     """Type, words and the innermost line of this project that an error came through."""
     frames = [
         frame
@@ -378,7 +376,7 @@ def _where(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def samples(readers: Sequence[Reader]) -> Iterator[List[Sample]]:
+def samples(readers):
     folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     try:
         makers = list(dict.fromkeys(reader.make for reader in readers))
@@ -387,7 +385,7 @@ def samples(readers: Sequence[Reader]) -> Iterator[List[Sample]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def load_readers(names: Sequence[str] = ()) -> Tuple[List[Reader], List[Reader]]:
+def load_readers(names=()):
     """The readers of these names (all where none is given): those that can run here, and those that lack a package."""
     from tests.fuzz.data_readers import READERS as of_data
     from tests.fuzz.run_readers import READERS as of_runs
@@ -402,7 +400,7 @@ def load_readers(names: Sequence[str] = ()) -> Tuple[List[Reader], List[Reader]]
     return [reader for reader in chosen if not reader.missing], [reader for reader in chosen if reader.missing]
 
 
-def numbers_of(readers: Sequence[Reader], count: int) -> List[Tuple[int, int]]:
+def numbers_of(readers, count):
     """(place of the reader, case number) of `count` cases, the readers in turn by their weights."""
     due = [0.0] * len(readers)
     taken = [0] * len(readers)

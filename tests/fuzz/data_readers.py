@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Callable, List, Tuple
 
 import numpy as np
 
@@ -55,32 +54,32 @@ from tests.pack_data.text_corpus import build_small, write_corpus
 S, P, D = 24, 4, 3
 
 
-def _make_store(folder: Path) -> None:
+def _make_store(folder):
     build_small(write_corpus(folder / "corpus", documents=6), folder / "data").close()
     shutil.rmtree(folder / "corpus")
 
 
-def _content(store: PackStore) -> List[Any]:
+def _content(store):
     return [store.batch(np.arange(len(store))), np.array(store.lengths())]
 
 
-def _verified(folder: Path) -> Found:
+def _verified(folder):
     manifest = typed(verify(folder / "data").manifest)
     with PackStore.open(folder / "data") as store:
         return Found(_content(store), manifest)
 
 
-def _loaded(folder: Path) -> Found:
+def _loaded(folder):
     """Read a data set as training does, without verify."""
     with PackStore.open(folder / "data") as store:
         return Found(_content(store), typed(store.manifest))
 
 
-def _from_store(folder: Path) -> Found:
+def _from_store(folder):
     return Found([record.value for record in open_source(str(folder / "data")).read()])
 
 
-def _seal(path: Path) -> None:
+def _seal(path):
     """Makes the checksums of a changed file, or of the manifest itself, again; a table's blocks, too."""
     manifest = path.parent / MANIFEST
     tree = json.loads(manifest.read_text())
@@ -105,7 +104,7 @@ _MANIFEST = (
 )
 
 
-def _store_targets(*, sealed_too: bool) -> Tuple[Target, ...]:
+def _store_targets(*, sealed_too):
     tables = (
         Target("data/packs-*.npy", (*NPY, *FOREIGN_PLACES)),
         Target("data/lengths-*.npy", (*NPY, *FOREIGN_PLACES), 0.5),
@@ -125,8 +124,8 @@ _OF_FILES = (
 )
 
 
-def _counted(name: str) -> Callable[[Path], Any]:
-    def read(folder: Path) -> Any:
+def _counted(name):
+    def read(folder):
         return Found([], count([str(folder / name)]).counts)
 
     return read
@@ -153,13 +152,13 @@ STORES = (
 )
 
 
-def _make_recipe(folder: Path) -> None:
+def _make_recipe(folder):
     counts = np.zeros(33, np.int64)
     counts[[3, 5, 7, 11, 13, 17, 20, 31, 32]] = [40, 31, 22, 19, 15, 11, 9, 4, 6]
     optimal.pack(LengthHistogram(counts, "small"), max_sequences_per_pack=3).save(folder / "recipe.json")
 
 
-def _recipe(folder: Path) -> Found:
+def _recipe(folder):
     packing = Packing.load(folder / "recipe.json")
     typed(packing)
     if packing.certificate is not None:
@@ -171,14 +170,14 @@ def _recipe(folder: Path) -> Found:
     return Found((packing.packs, packing.sequences, packing.tokens, packing.slots), packing)
 
 
-def _make_histogram(folder: Path) -> None:
+def _make_histogram(folder):
     LengthHistogram.published("squad_1_1_384").to_csv(folder / "histogram.csv")
     text = (folder / "histogram.csv").read_text().split("\n")
     (folder / "histogram.csv").write_text("\n".join(text[:30]) + "\n")
 
 
-def _make_lengths(suffix: str) -> Callable[[Path], None]:
-    def make(folder: Path) -> None:
+def _make_lengths(suffix):
+    def make(folder):
         lengths = np.random.default_rng(0).integers(1, 300, 200)
         path = folder / f"lengths{suffix}"
         if suffix == ".npy":
@@ -191,18 +190,18 @@ def _make_lengths(suffix: str) -> Callable[[Path], None]:
     return make
 
 
-def _vocabulary(folder: Path) -> Found:
+def _vocabulary(folder):
     vocabulary = load_vocabulary(folder / "vocab.txt")
     return Found([], (vocabulary.tokens, vocabulary.sha256, *vocabulary.encode(["The river ran on.", ""])))
 
 
-def _make_vocabulary(folder: Path) -> None:
+def _make_vocabulary(folder):
     _make_store(folder)
     (folder / "data" / "vocab.txt").rename(folder / "vocab.txt")
     shutil.rmtree(folder / "data")
 
 
-def _lengths_reader(suffix: str, mutators: Tuple[Mutator, ...], weight: float = 0.5) -> Reader:
+def _lengths_reader(suffix, mutators, weight=0.5):
     return Reader(
         "lengths" + suffix,
         _make_lengths(suffix),
@@ -239,8 +238,8 @@ PLAIN = (
 )
 
 
-def _make_corpus(name: str) -> Callable[[Path], None]:
-    def make(folder: Path) -> None:
+def _make_corpus(name):
+    def make(folder):
         source = write_corpus(folder / "texts", documents=4)
         texts = [path.read_text() for path in sorted(source.iterdir())]
         shutil.rmtree(source)
@@ -257,7 +256,7 @@ def _make_corpus(name: str) -> Callable[[Path], None]:
     return make
 
 
-def _corpus(name: str) -> Reader:
+def _corpus(name):
     within = JSON_LINES if ".jsonl" in name else TEXT
     packed = Path(name).suffix in (".gz", ".xz")
     return Reader(
@@ -272,17 +271,17 @@ def _corpus(name: str) -> Reader:
 CORPORA = tuple(map(_corpus, ("corpus.txt", "corpus.jsonl", "corpus.txt.xz", "corpus.jsonl.gz")))
 
 
-def _examples() -> List[Any]:
+def _examples():
     return random_examples(np.random.default_rng(0), 6, S, P)
 
 
-def _packs() -> List[Any]:
+def _packs():
     rng = np.random.default_rng(0)
     return [pack_from_examples(random_examples(rng, 2, S // D, P), RowWidths(S, P * D, D)) for _ in range(4)]
 
 
-def _records(name: str) -> Callable[[Path], Found]:
-    def read(folder: Path) -> Found:
+def _records(name):
+    def read(folder):
         source = open_source(str(folder / name))
         values = [record.value for record in source.read()]
         source.shape()
@@ -291,20 +290,20 @@ def _records(name: str) -> Callable[[Path], Found]:
     return read
 
 
-def some_of(original: List[str], found: List[str]) -> bool:
+def some_of(original, found):
     """A format that does not say how many records it has may lose some; none may change."""
     return set(found) <= set(original)
 
 
-def _packed_features(pack: Any) -> Any:
+def _packed_features(pack):
     floats = ("masked_lm_weights", "next_sentence_weights")
     return {name: [float(value) if name in floats else int(value) for value in pack[name]] for name in FIELDS}
 
 
-def _tfrecord(kind: str, zipped: bool = False) -> Reader:
+def _tfrecord(kind, zipped=False):
     name = "a.tfrecord" + (".gz" if zipped else "")
 
-    def make(folder: Path) -> None:
+    def make(folder):
         rows = {
             "mlperf": lambda: [mlperf_row(example, S, P) for example in _examples()],
             "packed": lambda: list(map(_packed_features, _packs())),
@@ -324,7 +323,7 @@ def _tfrecord(kind: str, zipped: bool = False) -> Reader:
     )
 
 
-def _structure_of_hdf5(rng: Any, path: Path) -> None:
+def _structure_of_hdf5(rng, path):
     """One data set of the file in another form."""
     import h5py
 
@@ -370,8 +369,8 @@ def _structure_of_hdf5(rng: Any, path: Path) -> None:
 HDF5 = tuple([Mutator(STRUCTURE, _structure_of_hdf5, True)] * 10) + free(BYTES)
 
 
-def _hdf5(kind: str) -> Reader:
-    def make(folder: Path) -> None:
+def _hdf5(kind):
+    def make(folder):
         rows = [mlperf_row(example, S, P) for example in _examples()] if kind == "nvidia" else _examples()
         write_hdf5(folder / "a.hdf5", rows, kind)
 
@@ -380,7 +379,7 @@ def _hdf5(kind: str) -> Reader:
     )
 
 
-def _array(values: Any, kind: Any) -> Any:
+def _array(values, kind):
     """The values as this type, or as the one that Arrow takes for them."""
     import pyarrow as pa
 
@@ -390,7 +389,7 @@ def _array(values: Any, kind: Any) -> Any:
         return pa.array(values)
 
 
-def _structure_of_arrow(rng: Any, path: Path) -> None:
+def _structure_of_arrow(rng, path):
     """One column of the table in another form."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -401,7 +400,7 @@ def _structure_of_arrow(rng: Any, path: Path) -> None:
     name, rows = table.column_names[place], table.num_rows
     values = table.column(place).to_pylist()
     what = rng.randrange(10)
-    replacement: Any = None
+    replacement = None
     if what == 0:
         table = table.remove_column(place)
     elif what == 1:
@@ -419,7 +418,7 @@ def _structure_of_arrow(rng: Any, path: Path) -> None:
     elif what < 8 and isinstance(values[0], list):
         row = rng.randrange(rows)
         changed = [list(row) for row in values]
-        options: Tuple[Callable[[], Any], ...] = (
+        options = (
             lambda: changed[row].append(1),
             lambda: changed[row].clear(),
             lambda: changed[row].__setitem__(0, -1),
@@ -455,8 +454,8 @@ def _structure_of_arrow(rng: Any, path: Path) -> None:
         pq.write_table(table, str(path))
 
 
-def _arrow(name: str, to_format: str) -> Reader:
-    def make(folder: Path) -> None:
+def _arrow(name, to_format):
+    def make(folder):
         from pack_data.formats import sequence_output
 
         tokens = [np.array(example.input_ids) for example in _examples()]
@@ -476,8 +475,8 @@ def _arrow(name: str, to_format: str) -> Reader:
     )
 
 
-def _json(name: str) -> Reader:
-    def make(folder: Path) -> None:
+def _json(name):
+    def make(folder):
         rows = [{"input_ids": example.input_ids, "text": '"]}\\'} for example in _examples()]
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / name).write_text(json.dumps(rows) if name.endswith(".json") else lines)
@@ -498,4 +497,4 @@ FORMATS = (
     *map(_json, ("tokens.json", "tokens.jsonl", "tokens.jsonl.gz")),
 )
 
-READERS: Tuple[Reader, ...] = (*STORES, *PLAIN, *CORPORA, *FORMATS)
+READERS = (*STORES, *PLAIN, *CORPORA, *FORMATS)

@@ -16,13 +16,11 @@ import os
 import random
 import struct
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Callable, NamedTuple
 
 import yaml
 
 STRUCTURE = "structure"  # the name of changes that a library makes, of a file that is whole
-
-Change = Callable[[random.Random, bytes], bytes]
 
 
 class Mutator(NamedTuple):
@@ -31,8 +29,10 @@ class Mutator(NamedTuple):
     remade: bool = False
 
 
-def on_bytes(name: str, change: Change, remade: bool = False) -> Mutator:
-    def apply(rng: random.Random, path: Path) -> None:
+def on_bytes(name, change, remade=False):
+    """Make a mutator of a function from a random stream and bytes to bytes."""
+
+    def apply(rng, path):
         data = change(rng, path.read_bytes())
         # Never in place: the sample may be mapped by a reader that a former case left behind.
         path.unlink()
@@ -41,21 +41,21 @@ def on_bytes(name: str, change: Change, remade: bool = False) -> Mutator:
     return Mutator(name, apply, remade)
 
 
-def free(mutators: Sequence[Mutator]) -> Tuple[Mutator, ...]:
+def free(mutators):
     """The same for a format without any redundancy: what is read may be another valid value."""
     return tuple(mutator._replace(remade=True) for mutator in mutators)
 
 
-def bound(mutators: Sequence[Mutator]) -> Tuple[Mutator, ...]:
+def bound(mutators):
     """The same for a file whose checksum stands in another one: what is read must be what was written."""
     return tuple(mutator._replace(remade=False) for mutator in mutators)
 
 
-def sealed_by(seal: Callable[[Path], None], mutators: Sequence[Mutator], *, remade: bool) -> Tuple[Mutator, ...]:
+def sealed_by(seal, mutators, *, remade):
     """The same changes, after which `seal` makes the checksums again, so that the code behind them is reached."""
 
-    def of(mutator: Mutator) -> Mutator:
-        def apply(rng: random.Random, path: Path) -> None:
+    def of(mutator):
+        def apply(rng, path):
             mutator.apply(rng, path)
             if path.is_file():
                 seal(path)
@@ -70,7 +70,7 @@ BOUNDARIES = sorted(
 )
 
 
-def flip_bits(rng: random.Random, data: bytes) -> bytes:
+def flip_bits(rng, data):
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 8))):
         if changed:
@@ -78,25 +78,25 @@ def flip_bits(rng: random.Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
-def flip_early_bits(rng: random.Random, data: bytes) -> bytes:
+def flip_early_bits(rng, data):
     return flip_bits(rng, data[:128]) + data[128:]
 
 
-def cut(rng: random.Random, data: bytes) -> bytes:
+def cut(rng, data):
     return data[: rng.randrange(len(data))] if data else data
 
 
-def cut_a_little(rng: random.Random, data: bytes) -> bytes:
+def cut_a_little(rng, data):
     return data[: -rng.randint(1, 16)]
 
 
-def extend(rng: random.Random, data: bytes) -> bytes:
+def extend(rng, data):
     return data + rng.choice(
         (b"\0", b"\n", b"\xff" * 7, bytes(4096), data[:64], bytes(rng.randrange(256) for _ in range(9)))
     )
 
 
-def splice(rng: random.Random, data: bytes) -> bytes:
+def splice(rng, data):
     """A piece of the file over another place of it."""
     if len(data) < 2:
         return data
@@ -106,20 +106,20 @@ def splice(rng: random.Random, data: bytes) -> bytes:
     return data[:target] + piece + data[target + len(piece) :]
 
 
-def insert_or_remove(rng: random.Random, data: bytes) -> bytes:
+def insert_or_remove(rng, data):
     at, size = rng.randrange(len(data) + 1), rng.randint(1, 8)
     return data[:at] + (
         data[at + size :] if rng.random() < 0.5 else bytes(rng.randrange(256) for _ in range(size)) + data[at:]
     )
 
 
-def blank(rng: random.Random, data: bytes) -> bytes:
+def blank(rng, data):
     """A run of zeros, as a disk that lost a block gives it."""
     at, size = rng.randrange(len(data) + 1), rng.choice((1, 8, 64, 512, 4096))
     return data[:at] + bytes(min(size, len(data) - at)) + data[at + size :]
 
 
-def boundary_number(rng: random.Random, data: bytes) -> bytes:
+def boundary_number(rng, data):
     size, order = rng.choice((1, 2, 4, 8)), rng.choice("<>")
     number = struct.pack(order + "Q", rng.choice(BOUNDARIES))
     number = number[:size] if order == "<" else number[-size:]
@@ -127,15 +127,15 @@ def boundary_number(rng: random.Random, data: bytes) -> bytes:
     return data[:at] + number + data[at + size :]
 
 
-def nothing(rng: random.Random, data: bytes) -> bytes:
+def nothing(rng, data):
     return b""
 
 
-def one_character(rng: random.Random, data: bytes) -> bytes:
+def one_character(rng, data):
     return rng.choice((b"\0", b"\n", b"{", b"[", b'"', b" ", b"0", b"\xef\xbb\xbf", b"\xff"))
 
 
-def noise(rng: random.Random, data: bytes) -> bytes:
+def noise(rng, data):
     return bytes(rng.randrange(256) for _ in range(rng.choice((1, 16, 200))))
 
 
@@ -143,10 +143,10 @@ _OF_BYTES = (flip_bits, flip_early_bits, cut, cut_a_little, extend, splice, inse
 BYTES = tuple(on_bytes(change.__name__, change) for change in (*_OF_BYTES, nothing, one_character, noise))
 
 
-def _instead(name: str, put: Callable[[Path], Any]) -> Mutator:
+def _instead(name, put):
     """Something else in the place of the file."""
 
-    def apply(rng: random.Random, path: Path) -> None:
+    def apply(rng, path):
         path.unlink()
         put(path)
 
@@ -167,25 +167,25 @@ FOREIGN_PLACES = (
 )
 
 
-def deep(levels: int, keyed: bool = False) -> Any:
-    value: Any = 1
+def deep(levels, keyed=False):
+    value = 1
     for _ in range(levels):
         value = {"a": value} if keyed else [value]
     return value
 
 
-NUMBERS: Tuple[Any, ...] = (
+NUMBERS = (
     *(-1, 2, 3, 10**9, 10**12, 2**53 + 1, -(2**63) - 1, 10**30, -(10**30), 10**400, *BOUNDARIES),
     *map(float, "0.5 -0.0 1.0 1e-320 1e18 1e300 nan inf -inf".split()),
 )
-TEXTS: Tuple[str, ...] = (
+TEXTS = (
     *"0 1 -1 1e3 nan true null a é 😀 ../outside.npy /dev/zero /etc/passwd . .. a/b C:\\x ~ manifest.json %s%n".split(),
     *"{0} <i4 |O ffffffffffffffff -0x1".split(),
     *("", " ", "\u2028", "\x00", "\x1b[31m", "a\nb", "\ud800", "x" * 300, "y" * 70000, "1" * 5000),
 )
 
 
-def _trees() -> Tuple[Any, ...]:
+def _trees():
     """New ones each time: a later change may be in them."""
     return (
         *([], {}, [[]], [{}], [None], {"": 0}, {"a": [1]}, [1, 2], ["a"], [1.5], [0] * 3000, [2**70], {"\ud800": 1}),
@@ -193,13 +193,13 @@ def _trees() -> Tuple[Any, ...]:
     )
 
 
-def any_value(rng: random.Random) -> Any:
+def any_value(rng):
     return rng.choice(rng.choice((NUMBERS, NUMBERS, TEXTS, TEXTS, _trees(), (None, True, False))))
 
 
-def _other_type(rng: random.Random, value: Any) -> Any:
+def _other_type(rng, value):
     """The same value as another type would hold it."""
-    others: List[Any] = [[value], {"a": value}, str(value), None, bool(value)]
+    others = [[value], {"a": value}, str(value), None, bool(value)]
     if isinstance(value, (int, float)) and value == value and abs(value) < 2**60:
         others += [float(value), value + 0.5, -value, value + 1, value - 1, value * 2, value * 10**6]
     if isinstance(value, str):
@@ -211,17 +211,14 @@ def _other_type(rng: random.Random, value: Any) -> Any:
     return rng.choice(others)
 
 
-Step = Tuple[Any, Any]  # a container and the key or index in it
-
-
-def places(tree: Any) -> List[Step]:
-    """Every place in a tree of dictionaries and lists; at most some of a long list's."""
-    steps: List[Step] = []
+def places(tree):
+    """List every (container, key or index) in a tree of dictionaries and lists; at most some of a long list's."""
+    steps = []
     waiting = [tree]
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):
-            items: List[Tuple[Any, Any]] = list(value.items())
+            items = list(value.items())
         elif isinstance(value, list):
             items = list(enumerate(value[:40]))
         else:
@@ -232,7 +229,7 @@ def places(tree: Any) -> List[Step]:
     return steps
 
 
-def change_tree(rng: random.Random, tree: Any) -> Any:
+def change_tree(rng, tree):
     """One change somewhere in the tree, which is changed in place where it is no scalar."""
     steps = places(tree)
     if not steps or rng.random() < 0.02:
@@ -263,18 +260,18 @@ def change_tree(rng: random.Random, tree: Any) -> Any:
     return tree
 
 
-def json_text(tree: Any) -> bytes:
+def json_text(tree):
     return json.dumps(tree).encode("utf-8", "surrogatepass")
 
 
-def _json_tree(rng: random.Random, data: bytes) -> bytes:
+def _json_tree(rng, data):
     tree = json.loads(data)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         tree = change_tree(rng, tree)
     return json_text(tree)
 
 
-def _raw_text(rng: random.Random, data: bytes) -> bytes:
+def _raw_text(rng, data):
     """Changes of the text of a JSON document that no tree shows."""
     what = rng.randrange(9)
     at = rng.randrange(len(data) + 1)
@@ -318,7 +315,7 @@ JSON = (
 )
 
 
-def _json_lines(rng: random.Random, data: bytes) -> bytes:
+def _json_lines(rng, data):
     lines = data.split(b"\n")
     if len(lines) < 2:
         return _raw_text(rng, data)
@@ -346,11 +343,11 @@ JSON_LINES = (*[on_bytes("lines", _json_lines)] * 2, *BYTES)
 class _Plain(yaml.SafeDumper):
     """No aliases for values that occur twice."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data):
         return True
 
 
-def _yaml_tree(rng: random.Random, data: bytes) -> bytes:
+def _yaml_tree(rng, data):
     tree = yaml.safe_load(data)
     for _ in range(rng.choice((1, 1, 2, 3))):
         tree = change_tree(rng, tree)
@@ -372,7 +369,7 @@ SCALARS = (
 )
 
 
-def _yaml_text(rng: random.Random, data: bytes) -> bytes:
+def _yaml_text(rng, data):
     lines = data.split(b"\n")
     valued = [n for n, line in enumerate(lines) if b": " in line] or [0]
     at, what = rng.choice(valued), rng.randrange(9)
@@ -397,7 +394,7 @@ def _yaml_text(rng: random.Random, data: bytes) -> bytes:
 YAML = (on_bytes("tree", _yaml_tree), *[on_bytes("YAML text", _yaml_text)] * 2, *BYTES)
 
 
-def _text_lines(rng: random.Random, data: bytes) -> bytes:
+def _text_lines(rng, data):
     lines = data.split(b"\n")
     at, what = rng.randrange(len(lines)), rng.randrange(8)
     if what == 0:
@@ -426,22 +423,22 @@ def _text_lines(rng: random.Random, data: bytes) -> bytes:
 TEXT = (*[on_bytes("lines", _text_lines)] * 2, *BYTES)
 
 
-_COMPRESSORS: Dict[str, Tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
+_COMPRESSORS = {
     ".gz": (lambda data: gzip.compress(data, mtime=0, compresslevel=1), gzip.decompress),
     ".xz": (lambda data: lzma.compress(data, preset=0), lzma.decompress),
     ".bz2": (lambda data: bz2.compress(data, 1), bz2.decompress),
 }
 
 
-def compressed(path: Path) -> None:
+def compressed(path):
     """The file of that name is compressed as its suffix says."""
     path.write_bytes(_COMPRESSORS[path.suffix][0](path.read_bytes()))
 
 
-def _within(mutators: Sequence[Mutator]) -> Mutator:
+def _within(mutators):
     """Changes the content and compresses it again: a stream that is whole."""
 
-    def apply(rng: random.Random, path: Path) -> None:
+    def apply(rng, path):
         path.write_bytes(_COMPRESSORS[path.suffix][1](path.read_bytes()))
         rng.choice(mutators).apply(rng, path)
         compressed(path)
@@ -449,13 +446,13 @@ def _within(mutators: Sequence[Mutator]) -> Mutator:
     return Mutator("content, compressed again", apply, True)
 
 
-def _bomb(rng: random.Random, path: Path) -> None:
+def _bomb(rng, path):
     """One line of 100 MB in a few hundred kB, compressed as one member of the stream many times over."""
     piece = _COMPRESSORS[path.suffix][0](b"0" * (1 << 22))
     path.write_bytes(piece * 25)
 
 
-def streams(mutators: Sequence[Mutator]) -> Tuple[Mutator, ...]:
+def streams(mutators):
     """For a compressed file of content that these mutators know. Its checksum finds other damage."""
     seldom = Mutator("a line of 100 MB", lambda rng, path: _bomb(rng, path) if rng.random() < 0.1 else None, True)
     return (*BYTES, _within(mutators), _within(mutators), _within(mutators), seldom)
@@ -478,7 +475,7 @@ _HEADERS = (
 )
 
 
-def _npy(rng: random.Random, data: bytes) -> bytes:
+def _npy(rng, data):
     major = data[6] if len(data) > 8 else 0
     if not data.startswith(b"\x93NUMPY") or major not in (1, 2, 3):
         return flip_bits(rng, data)
@@ -517,7 +514,7 @@ def _npy(rng: random.Random, data: bytes) -> bytes:
 NPY = (*[on_bytes("header", _npy)] * 3, *BYTES)
 
 
-def _safetensors(rng: random.Random, data: bytes) -> bytes:
+def _safetensors(rng, data):
     size = int.from_bytes(data[:8], "little")
     header, rest = data[8 : 8 + size], data[8 + size :]
     what = rng.randrange(6)
@@ -562,8 +559,8 @@ def _safetensors(rng: random.Random, data: bytes) -> bytes:
 SAFETENSORS = (*[on_bytes("header", _safetensors, True)] * 2, *free(BYTES))
 
 
-def _frames(frame: Callable[[bytes], bytes], unframe: Callable[[bytes], List[bytes]]) -> Change:
-    def change(rng: random.Random, data: bytes) -> bytes:
+def _frames(frame, unframe):
+    def change(rng, data):
         try:
             messages = unframe(data)
         except (struct.error, IndexError):
@@ -585,11 +582,11 @@ def _frames(frame: Callable[[bytes], bytes], unframe: Callable[[bytes], List[byt
     return change
 
 
-def frame_lengths(rng: random.Random, data: bytes) -> bytes:
+def frame_lengths(rng, data):
     """Another length of the first record."""
     return struct.pack("<Q", rng.choice(BOUNDARIES)) + data[8:]
 
 
-def tfrecord(frame: Callable[[bytes], bytes], unframe: Callable[[bytes], List[bytes]]) -> Tuple[Mutator, ...]:
+def tfrecord(frame, unframe):
     """frame, unframe: of tests/format_samples.py, which needs google-crc32c."""
     return (*[on_bytes("payload", _frames(frame, unframe), True)] * 2, on_bytes("length", frame_lengths), *BYTES)

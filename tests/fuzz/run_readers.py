@@ -6,7 +6,6 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Tuple
 
 import torch
 import yaml
@@ -15,7 +14,6 @@ from ipu_packed_bert.commands import export, finetune, pretrain
 from ipu_packed_bert.run_files.checkpoints import load_newest
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.allowed_changes import NETWORK
-from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.inputs import Tokenizer
@@ -39,7 +37,6 @@ from tests.fuzz.mutators import (
     SAFETENSORS,
     TEXT,
     YAML,
-    Mutator,
     bound,
     compressed,
     free,
@@ -52,34 +49,34 @@ from tests.pretraining import host_engine
 _TORCH = ("torch",)
 
 
-def _make_settings(folder: Path) -> None:
+def _make_settings(folder):
     (folder / "run.yml").write_text(load_config(tiny_runs.tiny_config(folder / "tiny.yml", folder / "data")).to_yaml())
     (folder / "tiny.yml").unlink()
 
 
-def _settings(folder: Path) -> Found:
+def _settings(folder):
     config = load_config(folder / "run.yml")
     typed(config)
     planned = plan(config, packing_factor=1.5)
     return Found([], (config.as_dict(), config.to_yaml(), repr(planned.fits)))
 
 
-def _make_finetune_settings(folder: Path) -> None:
+def _make_finetune_settings(folder):
     (folder / "task.yml").write_text(fine_tuning_files.tiny_config(None, folder / "train.json").to_yaml())
 
 
-def _finetune_settings(folder: Path) -> Found:
+def _finetune_settings(folder):
     config = load_config(folder / "task.yml")
     typed(config)
     return Found([], (config.as_dict(), config.to_yaml()))
 
 
-def _make_overrides(folder: Path) -> None:
+def _make_overrides(folder):
     _make_settings(folder)
     (folder / "overrides").write_text("optimizer.learning_rate: 0.01\nrun.steps: 12\nplacement.layers_per_ipu: [2]\n")
 
 
-def _overrides(folder: Path) -> Found:
+def _overrides(folder):
     """Texts of --set; one that is no text cannot be typed."""
     try:
         lines = (folder / "overrides").read_text(encoding="utf-8").split("\n")
@@ -110,7 +107,7 @@ SETTINGS = (
 )
 
 
-def _make_run(folder: Path, checkpoints: int = 2) -> None:
+def _make_run(folder, checkpoints=2):
     """Four updates of a network of 8 wide, on a data set with its vocabulary."""
     build_small(write_corpus(folder / "corpus", documents=8), folder / "data", held_out=0.3).close()
     shutil.rmtree(folder / "corpus")
@@ -126,14 +123,14 @@ def _make_run(folder: Path, checkpoints: int = 2) -> None:
         path.unlink()
 
 
-def _make_counted_run(folder: Path) -> None:
+def _make_counted_run(folder):
     """A run whose updates IPUs counted."""
     _make_run(folder)
     log = folder / "run" / LOG
     log.write_text(log.read_text().replace('"cycles": null', '"cycles": 1000'))
 
 
-def _logs(folder: Path) -> Found:
+def _logs(folder):
     records = []
     for name in (LOG, EVALUATIONS):
         # A log has no checksum: what is asked is that the records are records.
@@ -143,12 +140,12 @@ def _logs(folder: Path) -> Found:
     return Found([], records)
 
 
-def _report(folder: Path) -> Found:
+def _report(folder):
     measured = typed(read_measured(folder / "run"))
     return Found([], measured)
 
 
-def _resumed(folder: Path) -> Found:
+def _resumed(folder):
     """Run the checks of --resume before the first update."""
     run = folder / "run"
     config = load_config(run / "config.yml")
@@ -162,13 +159,13 @@ def _resumed(folder: Path) -> Found:
     return Found([(begin.step, state, begin.checkpoint.batches)], (config.as_dict(), identity))
 
 
-def _exported(folder: Path) -> Found:
+def _exported(folder):
     out = folder / "out"
     done = export_run(folder / "run", out)
     return Found([done.step], [path.read_bytes() for path in sorted(out.iterdir())])
 
 
-def _seal(path: Path) -> None:
+def _seal(path):
     """Writes the size and sha256 of a checkpoint's file into the manifest beside it."""
     manifest = path.parent / "manifest.json"
     tree = json.loads(manifest.read_text())
@@ -224,7 +221,7 @@ RUNS = (
 )
 
 
-def _make_hugging_face(folder: Path) -> None:
+def _make_hugging_face(folder):
     from dataclasses import replace
 
     from ipu_packed_bert.model.bert import BertModel
@@ -249,13 +246,13 @@ def _make_hugging_face(folder: Path) -> None:
     )
 
 
-def _started(folder: Path) -> Found:
+def _started(folder):
     config = fine_tuning_files.tiny_config(folder / "bert", folder / "none", task="single_label")
     start = typed(find_start(config))
     return Found([], (start.model, start.weights, start.vocabulary.text, start.vocabulary.lower_case, start.labels))
 
 
-def _hugging_face() -> Reader:
+def _hugging_face():
     return Reader(
         "hugging-face",
         _make_hugging_face,
@@ -273,11 +270,11 @@ def _hugging_face() -> Reader:
     )
 
 
-def _task(name: str, kind: str, suffix: str) -> Reader:
+def _task(name, kind, suffix):
     """Files of a task from their bytes to the packs of an epoch."""
     file = f"train{suffix}"
 
-    def make(folder: Path) -> None:
+    def make(folder):
         (folder / "vocab.txt").write_bytes(fine_tuning_files.VOCABULARY.text)
         if kind == "squad":
             made = fine_tuning_files.tiny_squad(folder / "made", questions=6, without_answer=1)
@@ -290,17 +287,17 @@ def _task(name: str, kind: str, suffix: str) -> Reader:
         if path.suffix in (".gz", ".xz"):
             compressed(path)
 
-    def config_of(folder: Path) -> Config:
+    def config_of(folder):
         return fine_tuning_files.tiny_config(None, folder / file, task=kind)
 
-    def read(folder: Path) -> Found:
+    def read(folder):
         config = config_of(folder)
         model = fine_tuning_files.MODEL
         task = task_class(kind)(config, Tokenizer(load_vocabulary(folder / "vocab.txt")), model)
         packs = task.training_packs
         return Found([packs.batch(packs.order(0), 0)], list(task.notes))
 
-    plain: Tuple[Mutator, ...] = JSON if kind == "squad" else JSON_LINES if ".jsonl" in suffix else TEXT
+    plain = JSON if kind == "squad" else JSON_LINES if ".jsonl" in suffix else TEXT
     packed = Path(file).suffix in (".gz", ".xz")
     return Reader(
         name,
@@ -312,7 +309,7 @@ def _task(name: str, kind: str, suffix: str) -> Reader:
     )
 
 
-def _table(folder: Path, kind: str, suffix: str) -> Path:
+def _table(folder, kind, suffix):
     table = fine_tuning_files.tiny_table(folder / "made", kind, texts=12)
     if suffix.startswith(".jsonl"):
         rows = [line.rpartition(",") for line in table.read_text().splitlines()[1:]]
@@ -324,7 +321,7 @@ def _table(folder: Path, kind: str, suffix: str) -> Path:
     return table
 
 
-def _sentences(folder: Path, suffix: str) -> Path:
+def _sentences(folder, suffix):
     sentences = fine_tuning_files.tiny_sentences(folder / "made", sentences=6)
     if suffix.startswith(".jsonl"):
         blocks = [[line.split() for line in block.split("\n") if line] for block in sentences.read_text().split("\n\n")]
@@ -350,4 +347,4 @@ TASKS = (
 )
 
 
-READERS: Tuple[Reader, ...] = (*SETTINGS, *RUNS, _hugging_face(), *TASKS)
+READERS = (*SETTINGS, *RUNS, _hugging_face(), *TASKS)

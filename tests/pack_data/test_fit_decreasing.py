@@ -11,7 +11,7 @@ from pack_data.packing.histogram import LengthHistogram
 from tests.pack_data_strategies import depths, histograms, lengths_of
 
 
-def sample_by_sample(lengths, S, depth, best: bool) -> Counter:
+def sample_by_sample(lengths, S, depth, best):
     """The textbook rule on single samples; of equally full packs, best fit takes the one that was changed last."""
     packs = []  # in the order of visits: first fit keeps the order of opening, best fit puts the last changed first
     for length in sorted(lengths, reverse=True):

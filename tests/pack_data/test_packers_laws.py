@@ -8,7 +8,6 @@ from hypothesis import assume, example, given
 
 from pack_data.packers import PACKERS, get_packer, packs_at_depth
 from pack_data.packing.histogram import LengthHistogram
-from pack_data.packing.packing import Packing
 from pack_data.solver.free_slots import cost_of_depth
 from tests.pack_data_strategies import DEPTHS, SPECIAL, depths, histograms, lengths_of
 
@@ -18,7 +17,7 @@ KEYS = (
 ).split()
 
 
-def assert_lawful(packing: Packing, histogram: LengthHistogram, depth) -> None:
+def assert_lawful(packing, histogram, depth):
     """Recomputes everything from the packs written out one by one, with none of Packing's own formulas."""
     S = histogram.max_sequence_length
     packs = [strategy for strategy, repeat in zip(packing.strategies, packing.repeats) for _ in range(repeat)]

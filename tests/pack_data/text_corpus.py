@@ -3,14 +3,11 @@
 import os
 import random
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
 
 import pytest
 
 from pack_data.building import inputs, stages
 from pack_data.building.command import BuildOptions, build
-from pack_data.store.data_set import PackStore
-from pack_data.store.sequences import Example
 from pack_data.text.examples import make_examples, tokenise
 
 WORDS = (
@@ -20,16 +17,16 @@ WORDS = (
 ).split()
 
 
-def sentence(rng: random.Random) -> str:
+def sentence(rng):
     words = [rng.choice(WORDS) for _ in range(rng.randint(3, 25))]
     return " ".join(words).capitalize() + "."
 
 
-def document(rng: random.Random) -> str:
+def document(rng):
     return "\n".join(" ".join(sentence(rng) for _ in range(rng.randint(1, 5))) for _ in range(rng.randint(1, 8)))
 
 
-def write_corpus(folder: Path, documents: int = 60, seed: int = 0) -> Path:
+def write_corpus(folder, documents=60, seed=0):
     """A folder of text files, one document each."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +43,7 @@ def examples_of(documents, vocabulary, options, part=0):
     return sequences
 
 
-def words_of(example: Example, tokens: Sequence[str]) -> List[List[int]]:
+def words_of(example, tokens):
     """The positions of each word's pieces in an example: a word is its first piece and all "##" pieces behind it.
 
     A part begins with a word, also where trimming left only the end of one.
@@ -54,7 +51,7 @@ def words_of(example: Example, tokens: Sequence[str]) -> List[List[int]]:
     ids = list(example.input_ids)
     for position, label in zip(example.masked_lm_positions, example.masked_lm_ids):
         ids[position] = label
-    words: List[List[int]] = []
+    words = []
     for begin, end in ((1, example.first_segment_length - 1), (example.first_segment_length, len(ids) - 1)):
         for position in range(begin, end):
             if position > begin and tokens[ids[position]].startswith("##"):
@@ -64,20 +61,20 @@ def words_of(example: Example, tokens: Sequence[str]) -> List[List[int]]:
     return words
 
 
-def build_small(corpus: Path, out: Path, **options: Any) -> PackStore:
+def build_small(corpus, out, **options):
     """A build of such a corpus that takes a fraction of a second."""
     small = dict(vocabulary_size=200, max_sequence_length=64, packer="spfhp", max_sequences_per_pack=3)
     small.update(duplication_factor=2, seed=3, workers=1)
     return build(BuildOptions(out, corpus, **{**small, **options}))
 
 
-def make_parts_small(patch: Any) -> None:
+def make_parts_small(patch):
     """Give builds in this process several parts and shards."""
     patch.setattr(inputs, "PART_CHARACTERS", 6000)
     patch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
 
 
-def content(folder: Path) -> Dict[str, bytes]:
+def content(folder):
     """The files of a folder."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -86,7 +83,7 @@ class Stopped(BaseException):
     """Ends a build where it stands, as a signal would."""
 
 
-def stop_at(monkeypatch: Any, name: str, *given: Any, **options: Any) -> None:
+def stop_at(monkeypatch, name, *given, **options):
     """A small build that ends where it calls this function of its stages."""
     with monkeypatch.context() as patch:
         patch.setattr(stages, name, lambda *_, **__: (_ for _ in ()).throw(Stopped()))
@@ -94,11 +91,11 @@ def stop_at(monkeypatch: Any, name: str, *given: Any, **options: Any) -> None:
             build_small(*given, **options)
 
 
-def stop_unlink(monkeypatch: Any, count: int) -> None:
+def stop_unlink(monkeypatch, count):
     """Stops the program where it has removed `count` files and would remove one more."""
     unlink, left = Path.unlink, iter(range(count))
 
-    def counted(path: Path, *arguments: Any) -> None:
+    def counted(path, *arguments):
         if next(left, None) is None:
             raise Stopped
         unlink(path, *arguments)
@@ -106,14 +103,14 @@ def stop_unlink(monkeypatch: Any, count: int) -> None:
     monkeypatch.setattr(Path, "unlink", counted)
 
 
-def stop_before_rename(monkeypatch: Any, count: int) -> List[int]:
+def stop_before_rename(monkeypatch, count):
     """Stops the program before its `count`-th rename. Every file appears by a rename: so between any two files.
 
     Returns a list with the number of renames so far.
     """
     replace, done = os.replace, [0]
 
-    def counted(*paths: Any) -> None:
+    def counted(*paths):
         done[0] += 1
         if done[0] == count:
             raise Stopped

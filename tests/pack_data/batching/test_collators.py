@@ -1,7 +1,5 @@
 """Collators: the paper's example, labels, empty and broken examples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Batches as lists of numbers: every token of every example once an epoch, on any ranks; stopped and continued."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

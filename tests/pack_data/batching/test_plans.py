@@ -1,7 +1,5 @@
 """The nine ways to make batches: laws on all of them, each one by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
