@@ -136,7 +136,8 @@ def _real_gpu():
         there = torch.cuda.is_available() and torch.cuda.device_count()
     finally:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    torch.cuda.is_available, torch.cuda.device_count = lambda: False, lambda: 0
+    torch.cuda.is_available = lambda: False
+    torch.cuda.device_count = lambda: 0
     return "" if there else "no CUDA device", kept
 
 
@@ -179,7 +180,8 @@ def nothing_waits_for_the_disk():
     def checked(file):
         os.fstat(file if isinstance(file, int) else file.fileno())  # raises where it is not open
 
-    fsync, os.fsync = os.fsync, checked
+    fsync = os.fsync
+    os.fsync = checked
     yield
     os.fsync = fsync
 

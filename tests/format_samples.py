@@ -45,7 +45,8 @@ def random_examples(rng, count, longest=24, most_predictions=4):
 
 def mlperf_row(given, S, P):
     """The features of an unpacked record, as plain lists."""
-    n, p = len(given.input_ids), len(given.masked_lm_ids)
+    n = len(given.input_ids)
+    p = len(given.masked_lm_ids)
     return {
         "input_ids": given.input_ids + [0] * (S - n),
         "input_mask": [1] * n + [0] * (S - n),
@@ -65,7 +66,8 @@ def pack_from_examples(examples, shape):
     assert len(examples) <= depth
     slot = prediction = 0
     for number, example in enumerate(examples, 1):
-        end, last = slot + len(example.input_ids), prediction + len(example.masked_lm_positions)
+        end = slot + len(example.input_ids)
+        last = prediction + len(example.masked_lm_positions)
         assert end <= size and last <= width
         pack["input_ids"][slot:end] = example.input_ids
         pack["input_mask"][slot:end] = number
@@ -77,7 +79,8 @@ def pack_from_examples(examples, shape):
         pack["next_sentence_positions"][number - 1] = slot
         pack["next_sentence_labels"][number - 1] = example.next_sentence_label
         pack["next_sentence_weights"][number - 1] = 1
-        slot, prediction = end, last
+        slot = end
+        prediction = last
     return pack
 
 

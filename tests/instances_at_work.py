@@ -86,7 +86,8 @@ def _work(rank, folder, jobs):
 @contextlib.contextmanager
 def _double(sdk):
     """Host and device compute in float64."""
-    plain, machine.float64 = sdk.program.build_network, True
+    plain = sdk.program.build_network
+    machine.float64 = True
     sdk.program.build_network = lambda *arguments, **named: plain(*arguments, **named).double()
     yield
 
@@ -133,7 +134,8 @@ def ran(work, *, arguments, at=0, happens=""):
     if last and happens:
         _to_happen(work.sdk.engine.IpuEngine, at, happens)
     run_summary.draw_curves = not_drawn
-    out, error = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    error = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         try:
             status = run_main(pretrain.main, [*arguments])
@@ -144,7 +146,8 @@ def ran(work, *, arguments, at=0, happens=""):
 
 def _to_happen(engine, at, what):
     count = [0]
-    step, result = engine.step, engine._result
+    step = engine.step
+    result = engine._result
 
     def stepped(self, *arguments):
         count[0] += 1
@@ -160,7 +163,8 @@ def _to_happen(engine, at, what):
             outputs = [output * float("nan") for output in outputs]
         return result(self, outputs, *arguments)
 
-    engine.step, engine._result = stepped, spoilt
+    engine.step = stepped
+    engine._result = spoilt
 
 
 def exchanged(work):

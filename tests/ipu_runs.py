@@ -12,7 +12,8 @@ from tests.packed_examples import lay_out, random_packs, random_sequences, with_
 from tests.tiny_runs import TINY
 from tests.update_batches import change
 
-SLOTS, VOCABULARY = 24, 62
+SLOTS = 24
+VOCABULARY = 62
 
 
 def make_config(*, layers_per_ipu=(2,), replicas=1, accumulation=4, micro_batch=2, **sections):

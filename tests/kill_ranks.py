@@ -86,11 +86,13 @@ def disturbed(
     then: what the launcher is sent when the run has made an update more. by: SIGSTOP stops ranks, never while they
     start, and they are killed when the others have ended.
     """
-    rng, output = random.Random(seed), out.with_suffix(".txt")
+    rng = random.Random(seed)
+    output = out.with_suffix(".txt")
     seconds = []
     launcher = started(torchrun(config, out, ranks=ranks, steps=steps, restarts=kills), output)
     while len(seconds) < kills and launcher.poll() is None:
-        before, since = length(out / LOG), time.monotonic()
+        before = length(out / LOG)
+        since = time.monotonic()
         starts = by == signal.SIGKILL and rng.random() >= 0.8  # some are killed while they start
         patience = rng.uniform(0.0, 8.0) if starts else 600.0
         while length(out / LOG) <= before and time.monotonic() - since < patience and launcher.poll() is None:

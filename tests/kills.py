@@ -125,7 +125,8 @@ def drive(
 ):
     """Kills the work so many times, and compares every result with that of undisturbed work."""
     rng = random.Random(seed)
-    inputs, place = folder / "inputs", folder / "work"
+    inputs = folder / "inputs"
+    place = folder / "work"
     place.mkdir(parents=True)
     one.prepare(place)
     shutil.copytree(place, inputs)
@@ -135,7 +136,9 @@ def drive(
     calm = one.result(place)
     signals = collections.Counter()
     wrong = []
-    finished, reported, begun = 0, 0, time.monotonic()
+    finished = 0
+    reported = 0
+    begun = time.monotonic()
     while sum(signals.values()) < kills and not (minutes and time.monotonic() - begun > 60 * minutes):
         shutil.rmtree(place)
         shutil.copytree(inputs, place)

@@ -211,7 +211,8 @@ def _swapped_arguments(file, node):
         return  # their arguments may stand in any order
     if isinstance(first, ast.Starred) or isinstance(second, ast.Starred) or first.lineno != second.end_lineno:
         return
-    start, end = file.start(first), file.end(second)
+    start = file.start(first)
+    end = file.end(second)
     between = file.source[file.end(first) : file.start(second)].decode()
     swapped = file.text(second) + between + file.text(first)
     if swapped != file.source[start:end].decode():
@@ -312,7 +313,8 @@ class OwnTests:
     def __init__(self, tree, code, tests):
         import coverage
 
-        durations, data_file = tree / "durations.json", tree / ".coverage"
+        durations = tree / "durations.json"
+        data_file = tree / ".coverage"
         arguments = [tests, f"--cov={code}", "--cov-context=test", "--cov-report="]
         status = run_pytest(tree, arguments, limit=3600, durations=durations)
         if status not in (0, 1):

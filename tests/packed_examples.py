@@ -51,7 +51,8 @@ def lay_out(packs, sequences, *, slots, depth, predictions, multiple_of=1):
     }
     batch = {name: np.zeros((len(packs), width), dtype=np.int32) for name, width in widths.items()}
     for row, pack in enumerate(packs):
-        start, masked = 0, 0
+        start = 0
+        masked = 0
         assert len(pack) <= depth
         for number, index in enumerate(pack, start=1):
             sequence = sequences[index]
@@ -69,7 +70,8 @@ def lay_out(packs, sequences, *, slots, depth, predictions, multiple_of=1):
             batch["next_sentence_positions"][row, number - 1] = start
             batch["next_sentence_labels"][row, number - 1] = sequence.is_random_next
             batch["next_sentence_weights"][row, number - 1] = 1
-            start, masked = -(-where.stop // multiple_of) * multiple_of, used.stop
+            start = -(-where.stop // multiple_of) * multiple_of
+            masked = used.stop
     return batch
 
 

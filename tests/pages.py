@@ -22,7 +22,8 @@ class ReadPage(HTMLParser):
         self.notes = []
         self.references = []
         self._keys = {}
-        self._name, self._words = "", None
+        self._name = ""
+        self._words = None
         self.pictures = []  # titles
         self.feed(text)
         self.close()
@@ -39,7 +40,9 @@ class ReadPage(HTMLParser):
             assert head == "data:image/svg+xml;base64" and drawing.find(f"{SVG}title").text == attribute_values["alt"]
         elif tag == "table":
             self._name = attribute_values["id"]
-            self.tables[self._name], self.shown[self._name], self._keys[self._name] = [], [], []
+            self.tables[self._name] = []
+            self.shown[self._name] = []
+            self._keys[self._name] = []
         elif tag == "th":
             self._keys[self._name].append(attribute_values["data-key"])
         elif tag == "tr" and self._keys.get(self._name):

@@ -93,7 +93,8 @@ def fine_tuned(processes, folder, *, config, steps):
 
 
 def fine_tuning_made(prepared, steps):
-    task, engine = prepared.task, prepared.engine
+    task = prepared.task
+    engine = prepared.engine
     with contextlib.closing(prepared.batches) as batches:
         log = [engine.step(next(batches), 0.01).metrics for _ in range(steps)]
         predicted = task.predict(engine, batches.held_out())
@@ -150,7 +151,8 @@ def run_all(folder, works):
     ]
     for process in started:
         process.start()
-    waiting, end = {process.sentinel: process for process in started}, time.monotonic() + 600
+    waiting = {process.sentinel: process for process in started}
+    end = time.monotonic() + 600
     while waiting and time.monotonic() < end:
         for sentinel in multiprocessing.connection.wait(list(waiting), timeout=5):
             if waiting.pop(sentinel).exitcode:

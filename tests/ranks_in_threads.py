@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 def together(rank, ranks):
     """Run `rank(number, least)` in one thread per rank and return the results; all call `least` equally often."""
-    barrier, given = threading.Barrier(ranks, timeout=20), [0] * ranks
+    barrier = threading.Barrier(ranks, timeout=20)
+    given = [0] * ranks
 
     def run(number):
         def least(own):

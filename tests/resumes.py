@@ -46,7 +46,7 @@ class Opened(NamedTuple):
     state: Callable[[], Any]
 
 
-# A case is a function (state, rng) -> Opened: it opens a state, or None for the beginning; draws choose what may change.
+# A case is a function (state, rng) -> Opened. It opens a state, None for the beginning; draws choose what may change.
 
 
 # ---- loaders
@@ -56,7 +56,9 @@ class InOneProcess:
     """Requests batches in the order in which a DataLoader with workers does."""
 
     def __init__(self, batch_sampler, num_workers, prefetch_factor):
-        self.batch_sampler, self.num_workers, self.prefetch_factor = batch_sampler, num_workers, prefetch_factor
+        self.batch_sampler = batch_sampler
+        self.num_workers = num_workers
+        self.prefetch_factor = prefetch_factor
 
     def __len__(self):
         return len(self.batch_sampler)
@@ -68,7 +70,8 @@ class InOneProcess:
 
 class Requests:
     def __init__(self, source, in_advance):
-        self.source, self.waiting = source, []
+        self.source = source
+        self.waiting = []
         for _ in range(in_advance):
             self.request()
 
@@ -177,7 +180,8 @@ def stream_case(folder, kind, number, of):
     source = SOURCES[kind](new_folder(folder))
 
     def case(state, rng):
-        share, stream = Share(source, number, of), PackStream(12, max_sequences_per_pack=3, buffer_sequences=5)
+        share = Share(source, number, of)
+        stream = PackStream(12, max_sequences_per_pack=3, buffer_sequences=5)
         if state is not None:
             refused_by(Share(source, number, of + 1), state["share"])
             share.load_state_dict(state["share"])
@@ -363,7 +367,9 @@ def faults(case, whole, places, seed):
 
 def try_streams(every, seed):
     """Try all cases; return the numbers of cases and of triples, and of each wrong case the first fault."""
-    tried, done, wrong = 0, 0, {}
+    tried = 0
+    done = 0
+    wrong = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, make in cases(Path(folder)):
             try:
@@ -373,7 +379,8 @@ def try_streams(every, seed):
                 continue
             whole = undisturbed(case)
             results = list(faults(case, whole, triples(len(whole))[::every], f"{seed} {name}"))
-            tried, done = tried + 1, done + len(results)
+            tried += 1
+            done += len(results)
             for line in filter(None, results):
                 if name not in wrong:
                     print(f"wrong: {name}: {line}", flush=True)
@@ -407,10 +414,14 @@ def report_runs(number, first, seed):
     """Try runs and print the result; return True if one is wrong."""
     from tests.resumed_runs import try_runs
 
-    done, stopped, wrong = 0, 0, 0
+    done = 0
+    stopped = 0
+    wrong = 0
     with memory_folder("resumes-") as folder:
         for early, line in try_runs(folder, number=number, seed=seed, first=first):
-            done, stopped, wrong = done + 1, stopped + early, wrong + bool(line)
+            done += 1
+            stopped += early
+            wrong += bool(line)
             print(f"wrong: {line}" if line else f"{done} runs, {stopped} stops, {wrong} wrong", flush=True)
     return bool(wrong)
 

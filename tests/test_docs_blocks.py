@@ -187,7 +187,8 @@ def test_each_command_that_is_not_run_is_one_with_its_options(line, help_of):
     place = 3 if words[:2] == ["python", "-m"] else 2
     if words[2:3] == ["evidence"]:
         place = 4  # each has options of its own
-    command, rest = words[:place], words[place:]
+    command = words[:place]
+    rest = words[place:]
     if command == ["python", "run_pretraining.py"]:
         command = ["packed-bert", "pretrain"]
     assert command[0] != "packed-bert" or command[1] in packed_bert.COMMANDS

@@ -82,7 +82,9 @@ def test_a_public_name_without_a_docstring_is_found(monkeypatch):
         field: int = 0
 
     package = ModuleType("package")
-    package.Documented, package.Silent, package.__all__ = Documented, Silent, ["Documented", "Silent"]
+    package.Documented = Documented
+    package.Silent = Silent
+    package.__all__ = ["Documented", "Silent"]
     monkeypatch.setitem(sys.modules, "package", package)
     assert undocumented("package") == ["package.Documented.silent", "package.Silent"]
 

@@ -52,7 +52,8 @@ class _Doubled(torch.autograd.Function):
 def test_the_backward_pass_has_the_gradients_of_autograd():
     """A shared weight, a broadcast, a number of another type, a custom function, several outputs, an unused output."""
     torch.manual_seed(0)
-    weight, bias = torch.randn(4, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+    weight = torch.randn(4, 4, requires_grad=True)
+    bias = torch.randn(4, requires_grad=True)
 
     def loss():
         hidden = torch.relu(torch.randn(3, 4, generator=torch.Generator().manual_seed(1)) @ weight + bias)

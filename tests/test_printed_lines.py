@@ -137,7 +137,8 @@ def taken(line, where, monkeypatch):
     words = own_words(line)
     assert words and words[0] in packed_bert.COMMANDS, line
     args = parse(words, monkeypatch)
-    named, settings = getattr(args, "config", None), getattr(args, "overrides", None) or []
+    named = getattr(args, "config", None)
+    settings = getattr(args, "overrides", None) or []
     for name in named if isinstance(named, list) else [named]:
         if name in shipped_names():
             loaded(name, settings) if settings else shipped(name)

@@ -25,7 +25,10 @@ TINY = ModelConfig(
     hidden_dropout=0.0,
 )
 
-VOCABULARY, SLOTS, DEPTH, PREDICTIONS = 128, 64, 3, 10
+VOCABULARY = 128
+SLOTS = 64
+DEPTH = 3
+PREDICTIONS = 10
 
 
 def tiny_data(folder, *, sequences=60, vocabulary=VOCABULARY, depth=DEPTH, seed=0, **about):
@@ -56,10 +59,12 @@ def _random_data(folder, sequences, vocabulary, depth, seed, **about):
         for sequence in random_sequences(rng, lengths=lengths, vocabulary=vocabulary)
     ]
     packs = random_packs(rng, lengths, slots=SLOTS, depth=depth)
-    pack, slot = np.zeros(sequences, np.int64), np.zeros(sequences, np.int64)
+    pack = np.zeros(sequences, np.int64)
+    slot = np.zeros(sequences, np.int64)
     for number, members in enumerate(packs):
         for place, index in enumerate(members):
-            pack[index], slot[index] = number, place
+            pack[index] = number
+            slot[index] = place
     schema = PackSchema.bert(SLOTS, depth, PREDICTIONS + depth, vocabulary_size=vocabulary)
     writer = StoreWriter(folder, schema)
     writer.add(assemble(schema, Sequences.from_examples(examples), pack, slot, len(packs)))

@@ -44,7 +44,8 @@ class Worker:
     """A process that runs cases and is replaced where it does not answer."""
 
     def __init__(self, of, seed):
-        self.samples, self.seed = of, seed
+        self.samples = of
+        self.seed = seed
         self._start()
 
     def _start(self):
@@ -68,9 +69,11 @@ class Worker:
                     return said
                 words = said
             self._process.kill()
-            outcome, detail = HANG, f"killed after {PATIENCE:g} s"
+            outcome = HANG
+            detail = f"killed after {PATIENCE:g} s"
         except EOFError:
-            outcome, detail = TRACEBACK, "the process ended"
+            outcome = TRACEBACK
+            detail = "the process ended"
         self._process.join()
         detail += f" (exit status {self._process.exitcode})"
         self._start()
@@ -94,7 +97,8 @@ def table(counts):
 def fuzz(readers, *, count, seed, minutes, out, commands):
     """Runs the cases that `out` does not have yet; the number of failures."""
     out.mkdir(parents=True, exist_ok=True)
-    state_file, failures_file = out / f"counts-{seed}.json", out / "failures.jsonl"
+    state_file = out / f"counts-{seed}.json"
+    failures_file = out / "failures.jsonl"
     names = [reader.name for reader in readers]
     state = {"readers": names, "done": 0, "counts": {name: {} for name in names}}
     if state_file.exists():

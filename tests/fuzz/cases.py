@@ -32,8 +32,13 @@ from pack_data.cli.command import run_main
 from pack_data.reading.words import Problems
 from tests.fuzz.mutators import STRUCTURE, Mutator
 
-REFUSED, UNCHANGED, HARMLESS = "refused", "unchanged", "harmless change"
-MESSAGE, TRACEBACK, HANG, SILENT = "message", "traceback", "hang", "silent change"
+REFUSED = "refused"
+UNCHANGED = "unchanged"
+HARMLESS = "harmless change"
+MESSAGE = "message"
+TRACEBACK = "traceback"
+HANG = "hang"
+SILENT = "silent change"
 OUTCOMES = (REFUSED, UNCHANGED, HARMLESS, MESSAGE, TRACEBACK, HANG, SILENT)
 FAILURES = (MESSAGE, TRACEBACK, HANG, SILENT)
 
@@ -156,7 +161,8 @@ def typed(value):
 
 
 def _is(value, hint):
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if hint is Any or isinstance(hint, (str, typing.TypeVar)):
         return True
     if origin is typing.Union:
@@ -207,9 +213,11 @@ class Sample:
     """The valid files of a reader, made once, and what the reader finds in them."""
 
     def __init__(self, reader, folder):
-        self.reader, self.folder = reader, folder
+        self.reader = reader
+        self.folder = folder
         # Of one name everywhere: some files hold the place of others.
-        self.pristine, self.sample = folder / "pristine", folder / "sample"
+        self.pristine = folder / "pristine"
+        self.sample = folder / "sample"
         if not self.pristine.exists():  # readers of the same files share them
             self.sample.mkdir(parents=True)
             with quiet():
@@ -252,7 +260,9 @@ class Sample:
         self.restore()
         target = rng.choices(self.targets, [candidate.weight for candidate in self.targets])[0]
         files = sorted(path for path in self.sample.glob(target.pattern) if path.is_file())
-        path, remade, words = rng.choice(files), False, []
+        path = rng.choice(files)
+        remade = False
+        words = []
         # The changes that a library makes come first: they need a file that is whole.
         mutators = [rng.choice(target.mutators) for _ in range(rng.choice((1, 1, 1, 2)))]
         for mutator in sorted(mutators, key=lambda each: each.name != STRUCTURE):

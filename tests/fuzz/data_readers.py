@@ -51,7 +51,9 @@ from tests.fuzz.mutators import (
 )
 from tests.pack_data.text_corpus import build_small, write_corpus
 
-S, P, D = 24, 4, 3
+S = 24
+P = 4
+D = 3
 
 
 def _make_store(folder):
@@ -397,7 +399,8 @@ def _structure_of_arrow(rng, path):
     is_arrow = path.suffix == ".arrow"
     table = pa.ipc.open_stream(str(path)).read_all() if is_arrow else pq.read_table(str(path))
     place = rng.randrange(table.num_columns)
-    name, rows = table.column_names[place], table.num_rows
+    name = table.column_names[place]
+    rows = table.num_rows
     values = table.column(place).to_pylist()
     what = rng.randrange(10)
     replacement = None

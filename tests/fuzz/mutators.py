@@ -101,13 +101,15 @@ def splice(rng, data):
     if len(data) < 2:
         return data
     size = rng.randint(1, max(1, min(256, len(data) // 2)))
-    source, target = rng.randrange(len(data)), rng.randrange(len(data))
+    source = rng.randrange(len(data))
+    target = rng.randrange(len(data))
     piece = data[source : source + size]
     return data[:target] + piece + data[target + len(piece) :]
 
 
 def insert_or_remove(rng, data):
-    at, size = rng.randrange(len(data) + 1), rng.randint(1, 8)
+    at = rng.randrange(len(data) + 1)
+    size = rng.randint(1, 8)
     return data[:at] + (
         data[at + size :] if rng.random() < 0.5 else bytes(rng.randrange(256) for _ in range(size)) + data[at:]
     )
@@ -115,12 +117,14 @@ def insert_or_remove(rng, data):
 
 def blank(rng, data):
     """A run of zeros, as a disk that lost a block gives it."""
-    at, size = rng.randrange(len(data) + 1), rng.choice((1, 8, 64, 512, 4096))
+    at = rng.randrange(len(data) + 1)
+    size = rng.choice((1, 8, 64, 512, 4096))
     return data[:at] + bytes(min(size, len(data) - at)) + data[at + size :]
 
 
 def boundary_number(rng, data):
-    size, order = rng.choice((1, 2, 4, 8)), rng.choice("<>")
+    size = rng.choice((1, 2, 4, 8))
+    order = rng.choice("<>")
     number = struct.pack(order + "Q", rng.choice(BOUNDARIES))
     number = number[:size] if order == "<" else number[-size:]
     at = rng.randrange(min(len(data), rng.choice((16, 64, len(data) or 1))) or 1)
@@ -319,7 +323,8 @@ def _json_lines(rng, data):
     lines = data.split(b"\n")
     if len(lines) < 2:
         return _raw_text(rng, data)
-    at, what = rng.randrange(len(lines) - 1), rng.randrange(9)
+    at = rng.randrange(len(lines) - 1)
+    what = rng.randrange(9)
     if what < 3 and lines[at].strip():
         lines[at] = json_text(change_tree(rng, json.loads(lines[at])))
     elif what == 3:
@@ -372,7 +377,8 @@ SCALARS = (
 def _yaml_text(rng, data):
     lines = data.split(b"\n")
     valued = [n for n, line in enumerate(lines) if b": " in line] or [0]
-    at, what = rng.choice(valued), rng.randrange(9)
+    at = rng.choice(valued)
+    what = rng.randrange(9)
     if what < 4:
         lines[at] = lines[at].partition(b": ")[0] + b": " + rng.choice(SCALARS)
     elif what == 4:
@@ -396,7 +402,8 @@ YAML = (on_bytes("tree", _yaml_tree), *[on_bytes("YAML text", _yaml_text)] * 2, 
 
 def _text_lines(rng, data):
     lines = data.split(b"\n")
-    at, what = rng.randrange(len(lines)), rng.randrange(8)
+    at = rng.randrange(len(lines))
+    what = rng.randrange(8)
     if what == 0:
         del lines[at]
     elif what == 1:
@@ -481,7 +488,8 @@ def _npy(rng, data):
         return flip_bits(rng, data)
     start = 10 if major == 1 else 12
     size = int.from_bytes(data[8:start], "little")
-    header, rest = data[start : start + size], data[start + size :]
+    header = data[start : start + size]
+    rest = data[start + size :]
     try:
         values = dict(ast.literal_eval(header.decode("latin1")))
     except (ValueError, SyntaxError):
@@ -516,7 +524,8 @@ NPY = (*[on_bytes("header", _npy)] * 3, *BYTES)
 
 def _safetensors(rng, data):
     size = int.from_bytes(data[:8], "little")
-    header, rest = data[8 : 8 + size], data[8 + size :]
+    header = data[8 : 8 + size]
+    rest = data[8 + size :]
     what = rng.randrange(6)
     if what == 0:
         length = rng.choice((0, 1, size - 1, size + 1, len(data), len(data) - 8, 100_000_001, *BOUNDARIES))
@@ -567,7 +576,8 @@ def _frames(frame, unframe):
             return flip_bits(rng, data)
         if not messages:
             return data
-        at, what = rng.randrange(len(messages)), rng.randrange(8)
+        at = rng.randrange(len(messages))
+        what = rng.randrange(8)
         if what < 5:
             kinds = (flip_bits, flip_early_bits, cut, extend, splice, insert_or_remove, boundary_number, blank, nothing)
             messages[at] = rng.choice(kinds)(rng, messages[at])

@@ -232,7 +232,8 @@ def _make_hugging_face(folder):
     weights = {
         f"bert.{name}": value for name, value in BertModel(model, attention="eager", pooler=True).state_dict().items()
     }
-    weights["classifier.weight"], weights["classifier.bias"] = torch.zeros(3, 8), torch.zeros(3)
+    weights["classifier.weight"] = torch.zeros(3, 8)
+    weights["classifier.bias"] = torch.zeros(3)
     labels = {"0": "a", "1": "b", "2": "c"}
     bert = folder / "bert"
     write_folder(

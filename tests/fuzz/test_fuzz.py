@@ -26,7 +26,9 @@ from tests.fuzz.cases import (
 )
 from tests.fuzz.mutators import BYTES, Mutator, free
 
-SEED, CASES, BY_COMMAND = 0, 1000, 30
+SEED = 0
+CASES = 1000
+BY_COMMAND = 30
 FOUND, SKIPPED = load_readers()
 
 

@@ -93,7 +93,8 @@ def stop_at(monkeypatch, name, *given, **options):
 
 def stop_unlink(monkeypatch, count):
     """Stops the program where it has removed `count` files and would remove one more."""
-    unlink, left = Path.unlink, iter(range(count))
+    unlink = Path.unlink
+    left = iter(range(count))
 
     def counted(path, *arguments):
         if next(left, None) is None:
@@ -108,7 +109,8 @@ def stop_before_rename(monkeypatch, count):
 
     Returns a list with the number of renames so far.
     """
-    replace, done = os.replace, [0]
+    replace = os.replace
+    done = [0]
 
     def counted(*paths):
         done[0] += 1

@@ -57,7 +57,8 @@ def test_counts_cannot_be_changed_from_outside():
 @given(first=histograms(), second=histograms())
 def test_merging_counts_both(first, second):
     S = max(first.max_sequence_length, second.max_sequence_length)
-    first, second = first.with_max_sequence_length(S), second.with_max_sequence_length(S)
+    first = first.with_max_sequence_length(S)
+    second = second.with_max_sequence_length(S)
     both = first + second
     assert both == second + first
     assert both == LengthHistogram.from_lengths(np.concatenate([lengths_of(first), lengths_of(second)]), S)

@@ -14,7 +14,8 @@ from pack_data.solver.column_generation import _PackTables, relax
 
 def test_a_programme_stopped_early_bounds_the_full_one():
     histogram = synthetic_histogram("lognormal:mean=45,max=256,n=4000,seed=3")
-    lengths, counts = histogram.lengths, histogram.counts[histogram.lengths]
+    lengths = histogram.lengths
+    counts = histogram.counts[histogram.lengths]
     coarse = relax(lengths, counts, 256, 12)
     full = relax(lengths, counts, 256, 12, exact=True)
     assert not coarse.exact and full.exact
