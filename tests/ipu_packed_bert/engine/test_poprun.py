@@ -22,17 +22,9 @@ from tests.fakes.popdist import PopRun
 from tests.fakes.sdk import installed
 from tests.fine_tuning_files import tiny_checkpoint, training_file
 from tests.fine_tuning_files import tiny_config as fine_tuning_config
-from tests.instances_at_work import (
-    ENVIRONMENT,
-    ON_IPUS,
-    Job,
-    at_work,
-    exchanged,
-    fine_tuned,
-    ran,
-    trained,
-)
+from tests.instances_at_work import ENVIRONMENT, ON_IPUS, at_work, exchanged, fine_tuned, ran, trained
 from tests.pretraining import global_batches, ipu_engine
+from tests.ranks_at_work import Job
 from tests.refusals import refusal_of, refused
 from tests.tiny_runs import tiny_config, tiny_data
 from tests.tolerances import same_records, same_state
