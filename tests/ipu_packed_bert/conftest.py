@@ -1,9 +1,11 @@
 """Runs without a picture, which takes as long as a tiny run; and one run that many tests read or resume."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
+from pack_data.store.data_set import PackStore
 from tests.tiny_runs import not_drawn, tiny_config, tiny_data
 
 
@@ -34,6 +36,13 @@ def tiny(tmp_path_factory):
     """The configuration file of a run of 12 updates; its data set is beside it."""
     folder = tmp_path_factory.mktemp("tiny")
     return str(tiny_config(folder / "tiny.yml", tiny_data(folder / "data")))
+
+
+@pytest.fixture(scope="session")
+def store(tiny):
+    """The data set of that run, open."""
+    with PackStore.open(Path(tiny).parent / "data") as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -217,7 +217,7 @@ def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monke
     assert packed_bert.main(arguments + ["--out", str(tmp_path / "two")]) == 0
     assert "building" not in capsys.readouterr().out
     assert results(tmp_path / "one") == results(tmp_path / "two")
-    others = ["--set", "data.packer=lpfhp", "--set", "data.seed=6", "--set", "batch.gradient_accumulation=500"]
+    others = ["--set", "data.packer=lpfhp", "--set", "data.seed=6", "--set", "batch.gradient_accumulation=5"]
     place = str(tmp_path / "three")
     arguments += [*others, "--out", place, "--steps", "1"]
     assert packed_bert.main(arguments) == 0

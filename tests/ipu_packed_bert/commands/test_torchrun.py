@@ -30,16 +30,15 @@ from tests.fine_tuning_files import tiny_table
 from tests.kill_ranks import differences, disturbed
 from tests.ranks_at_work import forking
 from tests.tiers import slow
-from tests.tiny_runs import not_drawn, tiny_config, tiny_data
+from tests.tiny_runs import not_drawn
 
 STEPS = 30
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_and_stopped_goes_on_exactly(tmp_path):
+def test_a_run_that_is_killed_and_stopped_goes_on_exactly(tiny, tmp_path):
     """Under torchrun two ranks are killed, which restarts all, and then torchrun is told to end; the same line of
     arguments goes on. Weights and log are those of an undisturbed run, with dropout, bit for bit."""
-    tiny = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
     plain = tmp_path / "plain"
     run = tmp_path / "run"
     assert [status for status, _ in ended(partial(_run, tiny, plain))] == [0, 0]
@@ -312,10 +311,9 @@ def _updates(out):
     return log.read_bytes().count(b"\n") if log.exists() else 0
 
 
-def test_ranks_that_are_told_to_end_save_and_end_after_a_few_updates(tmp_path):
+def test_ranks_that_are_told_to_end_save_and_end_after_a_few_updates(tiny, tmp_path):
     """torchrun kills ranks after 30 seconds."""
     run = tmp_path / "run"
-    tiny = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
     assert ended(partial(_told_to_end, tiny, run)) == [(143, ""), (143, "")]
     assert newest_checkpoint(run / CHECKPOINTS).name == f"step_{len(read_log(run / LOG)):08d}"
 

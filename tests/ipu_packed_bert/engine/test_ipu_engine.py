@@ -613,14 +613,13 @@ def test_an_executable_of_another_configuration_or_another_file_is_one_line(tmp_
             make_engine(sdk, config).compile(batch)
 
 
-def test_a_program_compiled_away_from_the_data(tmp_path, monkeypatch, capsys):
+def test_a_program_compiled_away_from_the_data(tiny, tmp_path, monkeypatch, capsys):
     """The embedded corpus does not determine its accumulation; the run on the data names both and the option."""
     monkeypatch.setattr(pretraining, "of_embedded_corpus", lambda manifest: True)
-    config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
     file = tmp_path / "training.poptorch"
     line = [
         "--config",
-        config,
+        tiny,
         "--engine",
         "ipu",
         "--steps",
@@ -656,11 +655,9 @@ def loading(tmp_path):
     return made
 
 
-def test_batches_ahead_are_the_batches(sdk, tmp_path):
+def test_batches_ahead_are_the_batches(sdk, tiny, store):
     """Read by another process: the same batches, the same place to resume from, epoch after epoch."""
-    folder = tiny_data(tmp_path / "data")
-    config = load_config(tiny_config(tmp_path / "tiny.yml", folder), ["engine.kind=ipu"])
-    store = PackStore.open(folder)
+    config = load_config(tiny, ["engine.kind=ipu"])
     plain = global_batches(store, config, packing_factor=1.0, evaluation=held_out_of(store))
     engine = ipu_engine(sdk[0], config, store.schema)
     ahead = engine.feed(global_batches(store, config, packing_factor=1.0, evaluation=held_out_of(store)))
@@ -720,13 +717,12 @@ def losses(run):
     return [json.loads(line)["loss"] for line in (run / "log.jsonl").read_text().splitlines()]
 
 
-def test_a_run_compiles_once_and_continues_on_the_host(tmp_path, capsys):
+def test_a_run_compiles_once_and_continues_on_the_host(tiny, tmp_path, capsys):
     """12 updates with evaluations and checkpoints: two programs. Saved on IPUs after 6 updates, resumed on the host."""
-    config = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
     ipu = tmp_path / "ipu"
     half = tmp_path / "half"
     host = tmp_path / "host"
-    same = f"--config {config} --set engine.half_weights=false --set model.hidden_dropout=0".split()
+    same = f"--config {tiny} --set engine.half_weights=false --set model.hidden_dropout=0".split()
     same += "--set engine.gradient_accumulator_type=float32".split()
     with installed(ipus=1):
         assert command(*same, *f"--out {ipu} --set engine.kind=auto".split()) == 0
@@ -800,11 +796,10 @@ def test_the_readers_process_ends_without_a_traceback(loading, tmp_path):
     assert ended.value.code == 1 and complaint.read_text().count("packs-") == 1
 
 
-def test_auto_runs_on_the_ipu_model_where_there_is_no_hardware(tmp_path, capsys):
+def test_auto_runs_on_the_ipu_model_where_there_is_no_hardware(tiny, tmp_path, capsys):
     """The SDK without an IPU: what `auto` found is what the engine builds, instead of looking for hardware again."""
-    config = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
     run = tmp_path / "model"
-    options = f"--config {config} --out {run} --set engine.kind=auto --set engine.half_weights=false --steps 2"
+    options = f"--config {tiny} --out {run} --set engine.kind=auto --set engine.half_weights=false --steps 2"
     with installed(ipus=0):
         assert command(*options.split()) == 0
     assert "IPU Model" in capsys.readouterr().out
@@ -823,11 +818,10 @@ def test_fewer_ipus_than_asked_for():
             choose_engine(config)
 
 
-def test_a_program_is_exported_and_run_by_the_command(tmp_path, capsys):
+def test_a_program_is_exported_and_run_by_the_command(tiny, tmp_path, capsys):
     run = tmp_path / "run"
-    config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
     file = tmp_path / "training.poptorch"
-    line = ["--config", config, "--engine", "ipu", "--set", "engine.half_weights=false"]
+    line = ["--config", tiny, "--engine", "ipu", "--set", "engine.half_weights=false"]
     with installed(ipus=0):
         assert command(*line, "--out", str(run), "--set", f"engine.offline_export={file}") == 0
     assert f"--set engine.executable={file}" in capsys.readouterr().out

@@ -41,7 +41,6 @@ from tests.fakes.sdk import installed
 from tests.ipu_runs import make_batch, make_config, plain, schema, weights_of
 from tests.pretraining import host_engine, ipu_engine
 from tests.tiers import slow
-from tests.tiny_runs import tiny_config, tiny_data
 from tests.tolerances import relative_error
 
 
@@ -259,16 +258,15 @@ def test_a_program_compiled_without_a_device(tier, tmp_path, monkeypatch):
         same_update(tier, loaded, engine, host_engine(config, packing_factor=1.0), batch)
 
 
-def test_a_run_is_saved_and_resumed(tier, tmp_path, capsys):
+def test_a_run_is_saved_and_resumed(tier, tiny, tmp_path, capsys):
     """The command as users run it: half weights, dropout, stochastic rounding, asynchronous loading, held-out
     loss; then two more updates from the checkpoint."""
     from ipu_packed_bert.commands import pretrain
 
-    config = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
     run = tmp_path / "run"
     settings = ["engine.kind=ipu", f"engine.ipu_model={str(not tier.ipus(1)).lower()}", "run.evaluate_every=2"]
     options = [word for item in settings for word in ("--set", item)]
-    begun = ["--config", str(config), "--out", str(run), "--steps", "2", *options]
+    begun = ["--config", tiny, "--out", str(run), "--steps", "2", *options]
     assert pretrain.main([*begun, "--set", "optimizer.schedule_steps=4"]) == 0
     assert pretrain.main(["--resume", str(run), "--steps", "4"]) == 0
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]

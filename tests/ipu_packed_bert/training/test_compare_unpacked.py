@@ -10,16 +10,10 @@ from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, _gradient_difference, compare_unpacked, side_by_side
 from pack_data.cli.terminal import progress_bar
-from pack_data.store.data_set import PackStore
 from tests.packed_examples import with_scales
 from tests.pretraining import global_batches, host_engine
-from tests.tiny_runs import tiny_data, tiny_settings
+from tests.tiny_runs import tiny_settings
 from tests.tolerances import relative_tolerance
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return PackStore.open(tiny_data(tmp_path_factory.mktemp("data") / "tiny"))
 
 
 def tiny(store, **sections):

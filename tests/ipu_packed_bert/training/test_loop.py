@@ -20,16 +20,9 @@ from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.log import RunLog
 from ipu_packed_bert.training.loop import _Interruption, train
 from pack_data.cli.command import NotFinite
-from pack_data.store.data_set import PackStore
 from tests.pretraining import global_batches, host_engine
 from tests.refusals import refused
-from tests.tiny_runs import SLOTS, held_out_of, tiny_data, tiny_settings
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    with PackStore.open(tiny_data(tmp_path_factory.mktemp("train") / "data")) as store:
-        yield store
+from tests.tiny_runs import SLOTS, held_out_of, tiny_settings
 
 
 def result(*values):

@@ -10,7 +10,6 @@ from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
 from ipu_packed_bert.training.log_files import Events
 from ipu_packed_bert.training.trackers import Tracker
 from pack_data.cli.command import run_main
-from tests.tiny_runs import tiny_config, tiny_data
 
 
 class Service:
@@ -59,12 +58,11 @@ class Service:
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_tracker_gets_the_curves_of_the_logs_and_a_resumed_run_goes_on_in_its_own(
-    name, tmp_path, monkeypatch, capsys
+    name, tiny, tmp_path, monkeypatch, capsys
 ):
     """A service that does not answer ends its curves, not the run."""
     service = Service(monkeypatch, name)
     run = tmp_path / "run"
-    tiny = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
     begin = ["--config", tiny, "--track", name, "--set", "run.evaluate_every=2", "--set", "optimizer.schedule_steps=5"]
     assert run_main(pretrain.main, [*begin, "--out", str(run), "--steps", "3"]) == 0
     assert service.finished == 1 and service.settings[0]["run"]["track"] == name
