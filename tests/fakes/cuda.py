@@ -44,7 +44,8 @@ class Streams:
 
     @contextlib.contextmanager
     def _entered(self, stream):
-        outer, self._here.stream = self.current, stream
+        outer = self.current
+        self._here.stream = stream
         yield
         self._here.stream = outer
 

@@ -43,7 +43,8 @@ from tests.fakes.cuda import Streams, pretend
 aten = torch.ops.aten
 
 BLOCK = 512  # bytes, in which the caching allocator counts
-_META, _CUDA = 14, 1  # of c10::DeviceType
+_META = 14
+_CUDA = 1  # of c10::DeviceType
 _INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
 _COPYING = ("_to_copy", "copy_")
 
@@ -284,7 +285,8 @@ class FakeGpu(TorchDispatchMode):
             for place, (following, index) in enumerate(node.next_functions):
                 if following is None:
                     continue
-                result, results[place] = results[place], None
+                result = results[place]
+                results[place] = None
                 slots = gradients.setdefault(following, [None] * len(following._input_metadata))
                 slots[index] = _sum(slots[index], result, following._input_metadata[index])
                 uses[following] -= 1

@@ -77,7 +77,10 @@ class Operator:
     """One operator of a traced forward pass."""
 
     def __init__(self, name, inputs, outputs, ipu):
-        self.name, self.inputs, self.outputs, self.ipu = name, inputs, outputs, ipu
+        self.name = name
+        self.inputs = inputs
+        self.outputs = outputs
+        self.ipu = ipu
 
     def __repr__(self):
         return "{}({}) -> {}".format(
@@ -177,7 +180,9 @@ class Traced:
                     self.outputs = functional_call(program.train(training), dict(self.weights), tuple(self.inputs))
             finally:
                 stand_in._graph = None
-        self.operators, self.problems, self.program = recorder.operators, recorder.problems, program
+        self.operators = recorder.operators
+        self.problems = recorder.problems
+        self.program = program
 
 
 def assert_lowers(trace, config, blocks):
@@ -186,7 +191,8 @@ def assert_lowers(trace, config, blocks):
     names = [operator.name for operator in trace.operators]
     assert set(names) <= ALLOWED
     # A gather is dear on IPUs: its gradient is a scatter.
-    assert "gather" not in names and names.count("embedding") == 3
+    assert "gather" not in names
+    assert names.count("embedding") == 3
     assert wide_types(trace.operators) == []
     assert all(tensor.device == DEVICE for operator in trace.operators for tensor in operator.outputs)
     types = {tensor.dtype for tensor in trace.weights.values() if tensor.is_floating_point()}

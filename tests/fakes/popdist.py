@@ -24,7 +24,10 @@ class Exchange:
     """
 
     def __init__(self, name, store, index, instances, seconds):
-        self.name, self.index, self.instances, self.seconds = name, index, instances, seconds
+        self.name = name
+        self.index = index
+        self.instances = instances
+        self.seconds = seconds
         self._group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), index, instances, timedelta(minutes=10))
 
     def _end(self, work):
@@ -56,9 +59,12 @@ class PopRun:
     """
 
     def __init__(self, *, index, instances, replicas, local_replicas=None, store=None):
-        self.index, self.instances, self.replicas = index, instances, replicas
+        self.index = index
+        self.instances = instances
+        self.replicas = replicas
         self.local_replicas = replicas // instances if local_replicas is None else local_replicas
-        self.ready, self.device = False, None
+        self.ready = False
+        self.device = None
         self._store = store
 
     def exchange(self, name):
@@ -77,7 +83,8 @@ class PopRun:
         def init():
             if self.ready:
                 raise stand_in.Error("popdist.init() was called twice")
-            self.ready, self.device = True, self.exchange("device")
+            self.device = self.exchange("device")
+            self.ready = True
 
         def options(ipus_per_replica=1):
             built = stand_in.Options()

@@ -304,7 +304,9 @@ class Options(_Settings):
     def toDict(self):
         """Return the options for the backend under PopTorch's names (its options.py), without defaults."""
         assert not self.defaultOutputMode(), "An output mode must be picked before serialisation"
-        settings, training, precision = self._values, self._training._values, self._precision._values
+        settings = self._values
+        training = self._training._values
+        precision = self._precision._values
         merged = {
             "execution_mode": 0,  # pipelined
             "replication_factor": settings["replication_factor"],
@@ -379,7 +381,10 @@ class _Graph:
     """State of a trace: blocks in the order they begin, losses, checkpoints."""
 
     def __init__(self, first_ipu=0):
-        self.blocks, self.losses, self.checkpoints, self.serialised = [], [], 0, []
+        self.blocks = []
+        self.losses = []
+        self.checkpoints = 0
+        self.serialised = []
 
     @property
     def ipu(self):
@@ -562,8 +567,10 @@ class PoplarExecutor:
                 raise Error("poprun started several instances: take popdist.poptorch.Options")
             self._exchange = _machine.poprun.device
         # A shallow copy, as PopTorch makes one: it shares parameters and submodules, not the attributes of its own.
-        self._user_model, self._model = model, _copy.copy(model)
-        self._options, self._training = options, training
+        self._user_model = model
+        self._model = _copy.copy(model)
+        self._options = options
+        self._training = training
         self._values = {**options._values, **options.Training._values}
         self._compiled = self._attached = False
         self._device = None  # parameters and buffers on the device
@@ -604,7 +611,8 @@ class PoplarExecutor:
             raise Error(f"constant optimiser attributes changed after compilation: {changed}")
         if optimizer is not self._optimizer and self._compiled:
             optimizer._to_device = True
-        self._optimizer, self._device_optimizer = optimizer, snapshot
+        self._optimizer = optimizer
+        self._device_optimizer = snapshot
         optimizer._executor = self
 
     def _read_optimizer_state(self, optimizer):
@@ -774,7 +782,8 @@ class PoplarExecutor:
             stages=self._stages,
             ipus=self._ipus // self._values["replication_factor"],
         )
-        used, available = profile.fullest_tile(), _machine.tile_bytes or _TILE_BYTES
+        used = profile.fullest_tile()
+        available = _machine.tile_bytes or _TILE_BYTES
         profile.write()
         if used > available and _engine_option(self._options._popart._values, "debug.allowOutOfMemory") != "true":
             raise Error(f"Out of memory on tile 1: {used} bytes used but tiles only have {available} bytes of memory")
@@ -807,7 +816,8 @@ class PoplarExecutor:
 
     def _run(self, micro_batch, graph, recorder=None, weights=None):
         global _graph
-        previous, _graph = _graph, graph
+        previous = _graph
+        _graph = graph
         modes = [part.training for part in self._parts]
         held = dict(weights or self._device)  # functional_call writes what the model reassigns into it
         try:
@@ -835,9 +845,13 @@ class PoplarExecutor:
         self._stages = stages
         if len(stages) > 1:
             if self._training:
-                needed, have, what = 2 * len(stages) - 1, values["accumulation"], "gradientAccumulation"
+                needed = 2 * len(stages) - 1
+                have = values["accumulation"]
+                what = "gradientAccumulation"
             else:
-                needed, have, what = len(stages), values["device_iterations"], "deviceIterations"
+                needed = len(stages)
+                have = values["device_iterations"]
+                what = "deviceIterations"
             if have < needed:
                 raise Error(f"{what} is {have}; a pipeline of {len(stages)} stages needs at least {needed}")
         used = (max(stages) + 1) * values["replication_factor"]
@@ -958,7 +972,8 @@ class PoplarExecutor:
     def _rows(self, inputs, iteration):
         """[replica][time] -> micro-batch.  Rows lie replica first, then time."""
         values = self._values
-        replicas, accumulation = values["replication_factor"], values["accumulation"]
+        replicas = values["replication_factor"]
+        accumulation = values["accumulation"]
         shaped = [t.reshape(replicas, values["device_iterations"], accumulation, -1, *t.shape[1:]) for t in inputs]
         return [
             [[t[replica, iteration, time] for t in shaped] for time in range(accumulation)]
@@ -974,7 +989,8 @@ class PoplarExecutor:
                         outputs[replica][time] = self._keep(self._run(micro_batch, _Graph()))
             return outputs
 
-        shared, values = self._device_optimizer["shared"], self._values
+        shared = self._device_optimizer["shared"]
+        values = self._values
         weights = {name: tensor.detach().requires_grad_(name in self._moments) for name, tensor in self._device.items()}
         reduced = dict.fromkeys(self._moments, 0.0)
         for replica, times in enumerate(rows):
@@ -1010,7 +1026,8 @@ class PoplarExecutor:
     def _update(self, name, gradient):
         """LAMB and AdamW as PopTorch's reference gives them, on one tensor."""
         group = self._device_optimizer["groups"][self._groups[name]]
-        moments, weight = self._moments[name], self._device[name]
+        moments = self._moments[name]
+        weight = self._device[name]
         moments["step"] += 1
         beta1, beta2 = group["betas"]
         first = moments["first"].to(_precise()).mul(beta1).add(gradient, alpha=1.0 - beta1)
@@ -1073,7 +1090,8 @@ class AsynchronousDataAccessor:
     ):
         if sharing_strategy in (SharingStrategy.ForkServer, SharingStrategy.SharedMemory):
             _pickle.dumps(dataset)  # it travels to the other process
-        self._dataset, self._stop = dataset, _threading.Event()
+        self._dataset = dataset
+        self._stop = _threading.Event()
         self._ready = _queue.Queue(buffer_size)
         self._indefinitely = load_indefinitely
         self._thread = None
@@ -1101,7 +1119,8 @@ class AsynchronousDataAccessor:
 
     def _elements(self):
         if self._first is not None:
-            first, self._first = self._first, None
+            first = self._first
+            self._first = None
             yield first
             yield from self._iterator
         else:

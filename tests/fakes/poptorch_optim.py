@@ -5,7 +5,8 @@ import torch
 
 class VariableAttributes:
     def __init__(self, variable_attributes, allowed_attributes):
-        self._variable, self._allowed = list(variable_attributes), list(allowed_attributes)
+        self._variable = list(variable_attributes)
+        self._allowed = list(allowed_attributes)
 
     def isConstant(self, attr):
         return attr not in self._variable

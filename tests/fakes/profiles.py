@@ -28,7 +28,9 @@ class Profile:
     def __init__(self, options, *, name, homes, weights, operators, stages, ipus):
         self.folder = engine_option(options, "autoReport.directory")
         self.most = int(engine_option(options, RUN_COUNT) or 2)
-        self.name, self.ipus, self.runs = name, ipus, []
+        self.name = name
+        self.ipus = ipus
+        self.runs = []
         self.stages = stages
         self.operators = [
             (

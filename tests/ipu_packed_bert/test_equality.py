@@ -162,8 +162,10 @@ def scores_of(network, batch) -> SequenceScores:
             fields["masked_lm_positions"],
             fields["next_sentence_positions"],
         )
-    ids, numbers = fields["masked_lm_ids"], fields["masked_lm_weights"]
-    labels, present = fields["next_sentence_labels"], fields["next_sentence_weights"]
+    ids = fields["masked_lm_ids"]
+    numbers = fields["masked_lm_weights"]
+    labels = fields["next_sentence_labels"]
+    present = fields["next_sentence_weights"]
     mlm = [
         _sequence_means(values, numbers, present.shape[1])
         for values in (cross_entropy(mlm_logits, ids), correct(mlm_logits, ids).double())
@@ -271,7 +273,8 @@ def test_of_the_test_mean_per_micro_batch(normalisation):
             normalisation=normalisation,
             dtype=np.float64,
         )
-        wrong["mlm_scale"][row], wrong["nsp_scale"][row] = alone["mlm_scale"][0], alone["nsp_scale"][0]
+        wrong["mlm_scale"][row] = alone["mlm_scale"][0]
+        wrong["nsp_scale"][row] = alone["nsp_scale"][0]
     network = build(LossConfig(normalisation=normalisation))
     assert gradient_error(case, network, case.packed) < 1e-12
     assert gradient_error(case, network, wrong) > 0.05

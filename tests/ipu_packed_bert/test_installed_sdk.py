@@ -75,8 +75,11 @@ def test_the_tests_on_the_sdk_run_on_the_package():
 def test_make_test_ipu_finds_the_sdk_and_both_parts():
     status, out, error = on_the_pod(ROOT / "tests" / "on_ipus.py", "--collect-only", "-p", "no:cacheprovider")
     assert status == 0, out + error
-    assert out.startswith("PopTorch 3.4") and out.splitlines()[0].endswith(" on 16 IPUs")
-    assert out.count(" tests collected (") == 2 and "[sdk]" in out and "[stand-in]" in out
+    assert out.startswith("PopTorch 3.4")
+    assert out.splitlines()[0].endswith(" on 16 IPUs")
+    assert out.count(" tests collected (") == 2
+    assert "[sdk]" in out
+    assert "[stand-in]" in out
 
 
 def test_the_commands_of_a_first_day(tmp_path):
@@ -91,7 +94,8 @@ def test_the_commands_of_a_first_day(tmp_path):
 
     status, out, error = packed_bert("ipu-check", "--config", "pod.yml", "--out", "check", folder=tmp_path)
     assert (tmp_path / "check" / "bundle.json").is_file(), error
-    assert status in (0, 1) and "Traceback" not in error  # 1: the stand-in is not as fast as the model says
+    assert status in (0, 1)
+    assert "Traceback" not in error
 
     status, out, error = packed_bert("pretrain", *run, folder=tmp_path)
     assert status == 0 and "IPU hardware: 4 IPUs (2 x 2)" in out, error
@@ -99,7 +103,8 @@ def test_the_commands_of_a_first_day(tmp_path):
     status, out, error = packed_bert("pretrain", "--resume", "run", *longer, folder=tmp_path)
     assert status == 0 and "IPU hardware" in out, error
     records = read_log(tmp_path / "run" / "log.jsonl")
-    assert [record["step"] for record in records] == [1, 2, 3, 4] and all(record["cycles"] > 0 for record in records)
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    assert all(record["cycles"] > 0 for record in records)
 
     status, out, error = packed_bert(
         "pretrain",
@@ -108,7 +113,10 @@ def test_the_commands_of_a_first_day(tmp_path):
         folder=tmp_path,
         ipus=2,
     )
-    assert status == 2 and error.startswith("error: ") and "has 2 IPUs" in error and error.count("\n") == 1
+    assert status == 2
+    assert error.startswith("error: ")
+    assert "has 2 IPUs" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -121,7 +129,8 @@ def test_a_poptorch_for_torch_1_13_is_refused(tmp_path, version, refused):
     (tmp_path / "poptorch.py").write_text(f"{imports}__version__ = {version!r}\n")
     config = ("--config", "packed_phase2_pod64", "--engine", "ipu", "--out", tmp_path / "run")
     status, _, error = packed_bert("pretrain", *config, folder=tmp_path, path=[tmp_path])
-    assert status == 2 and error.count("\n") == 1
+    assert status == 2
+    assert error.count("\n") == 1
     assert (version in error and "torch 1.13.1" in error and "SDK 3.4" in error) == refused, error
 
 
@@ -138,4 +147,5 @@ def test_fine_tuning_and_prediction(tmp_path):
     status, out, error = packed_bert("predict", "run", training, "--out", "found.jsonl", folder=tmp_path)
     assert status == 0, error
     lines = (tmp_path / "found.jsonl").read_text().splitlines()
-    assert len(lines) == 40 and all(isinstance(json.loads(line), dict) for line in lines)
+    assert len(lines) == 40
+    assert all(isinstance(json.loads(line), dict) for line in lines)

@@ -109,7 +109,8 @@ def check(tmp_path, cycle_cache):
     def run(*options, **more):
         return checked(tmp_path, cycle_cache, *options, **more)
 
-    run.folder, run.config = tmp_path / "check", load_config(configuration(tmp_path))
+    run.folder = tmp_path / "check"
+    run.config = load_config(configuration(tmp_path))
     return run
 
 

@@ -45,9 +45,8 @@ def test_a_run_that_is_killed_and_stopped_goes_on_exactly(tiny, tmp_path):
     stopped = disturbed(tiny, run, ranks=2, steps=STEPS, kills=2, seed=1, then=signal.SIGTERM)
     created = len(read_log(run / LOG))
     assert stopped.kills == 2 and stopped.status != 0 and 0 < created < STEPS, stopped.output
-    assert "stopped   by SIGTERM" in stopped.output and newest_checkpoint(run / CHECKPOINTS).name.endswith(
-        f"{created:08d}"
-    )
+    assert "stopped   by SIGTERM" in stopped.output
+    assert newest_checkpoint(run / CHECKPOINTS).name.endswith(f"{created:08d}")
     assert [status for status, _ in ended(partial(_run, tiny, run))] == [0, 0]
     assert differences(plain, run) == []
 

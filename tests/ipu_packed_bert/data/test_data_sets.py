@@ -34,11 +34,13 @@ def test_what_is_left_out_is_the_data_sets(tmp_path):
     completed, manifest = described(config)
     settings = completed.data
     assert (settings.max_sequence_length, settings.max_sequences_per_pack) == (SLOTS, DEPTH)
-    assert settings.max_predictions_per_sequence == PREDICTIONS and manifest.packs
+    assert settings.max_predictions_per_sequence == PREDICTIONS
+    assert manifest.packs
     assert completed.model.vocabulary_size == VOCABULARY
     assert "mine" in completed.origins["data.max_sequence_length"]
     # What the file does state stays.
-    assert settings.packer == "optimal" and settings.vocabulary_size == 8192
+    assert settings.packer == "optimal"
+    assert settings.vocabulary_size == 8192
     for key, origin in config.origins.items():
         assert origin.startswith(DEFAULT) or completed.origins[key] == origin
     # A run folder's configuration has all of it, and is held against the data set when the run goes on.

@@ -35,7 +35,8 @@ def test_a_number_given_comes_first_then_a_histogram_then_the_paper():
 
 def test_the_published_histogram_of_that_length_is_packed_as_asked():
     whole = published_for(384)
-    assert whole.name == "squad_1_1_384" and published_for(128) is None
+    assert whole.name == "squad_1_1_384"
+    assert published_for(128) is None
     packed = get_packer("spfhp")(whole, max_sequences_per_pack=2).packing_factor
     assert planned_factor(384, "spfhp", 2).value == packed
 

@@ -72,14 +72,16 @@ def test_updates_of_an_epoch_differ_by_one_pack_at_most(packs, most, micro_batch
     seen = []
     while of_ranks[0].position.epoch == 0:
         shares = [next(batches)["input_ids"].ravel() for batches in of_ranks]
-        assert len({len(share) for share in shares}) == 1 and len(shares[0]) % micro_batch == 0
+        assert len({len(share) for share in shares}) == 1
+        assert len(shares[0]) % micro_batch == 0
         update = np.concatenate(shares)
         sizes.append(np.count_nonzero(update))
         seen += update[update > 0].tolist()
     for batches in of_ranks:
         batches.close()
     assert seen == list(range(1, packs + 1))
-    assert len(sizes) == -(-packs // most) and max(sizes) - min(sizes) <= 1
+    assert len(sizes) == -(-packs // most)
+    assert max(sizes) - min(sizes) <= 1
 
 
 def all_packs(store):
@@ -119,7 +121,8 @@ def test_held_out_packs_come_in_order_in_batches_of_the_shape_of_training(store,
             packs += packs_in(batch)
             sequences += np.count_nonzero(batch["next_sentence_weights"])
             masked += np.count_nonzero(batch["masked_lm_weights"])
-        assert packs == all_packs(evaluation) and set(packs).isdisjoint(all_packs(store))
+        assert packs == all_packs(evaluation)
+        assert set(packs).isdisjoint(all_packs(store))
         assert len(packs) > batches.packs_per_update
         assert sequences == evaluation.manifest.sequences
         assert masked == int(evaluation.lengths()["prediction_counts"].sum())

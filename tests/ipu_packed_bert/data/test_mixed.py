@@ -43,7 +43,8 @@ def test_every_update_has_the_shares(mix):
     config, store = opened(mix)
     stores = list(map(PackStore.open, config.data.folders))
     alone = list(map(packs_of, stores))
-    assert len(store) == sum(map(len, alone)) and packs_of(store) == set().union(*alone)
+    assert len(store) == sum(map(len, alone))
+    assert packs_of(store) == set().union(*alone)
     assert np.array_equal(
         store.lengths(),
         store.lengths(np.arange(len(store))),

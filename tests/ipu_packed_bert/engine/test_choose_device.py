@@ -31,10 +31,14 @@ def no_sdk(monkeypatch):
 
 def test_without_ipus_a_gpu_comes_before_the_cpu_and_is_named(monkeypatch):
     config = load_config(POD16)
-    assert "on the CPU: no Poplar SDK" in choose_engine(config).reason and not choose_engine(config).cuda
+    assert "on the CPU: no Poplar SDK" in choose_engine(config).reason
+    assert not choose_engine(config).cuda
     pretend(monkeypatch, name="Fake H100")
     choice = choose_engine(config)
-    assert choice.kind == "host" and choice.cuda and "Fake H100" in choice.reason and "\n" not in choice.reason
+    assert choice.kind == "host"
+    assert choice.cuda
+    assert "Fake H100" in choice.reason
+    assert "\n" not in choice.reason
     assert not choose_engine(load_config(POD16, ["engine.device=cpu"])).cuda
 
 
@@ -44,9 +48,11 @@ def test_it_still_shrinks_and_names_the_ways_to_run_in_full(gpu, monkeypatch, ca
         pretend(monkeypatch)
     config = load_config(POD16)
     small = PacksRun.settle(config, Begun(Beginning(), ONE, choose_engine(config), contextlib.ExitStack()))
-    assert small.run.steps <= 1000 and not small.without_ipus
+    assert small.run.steps <= 1000
+    assert not small.without_ipus
     output = capsys.readouterr().out
-    assert ("--config packed_phase2_gpu1" in output) == gpu and "--whole" in output
+    assert ("--config packed_phase2_gpu1" in output) == gpu
+    assert "--whole" in output
 
 
 def test_whole_leaves_the_block_out(monkeypatch):
@@ -54,7 +60,8 @@ def test_whole_leaves_the_block_out(monkeypatch):
     monkeypatch.setattr(run, "run", lambda kind, config, *_: started.append(config) or 0)
     assert packed_bert(["pretrain", "--config", str(POD16), "--whole"]) == 0
     (whole,), config = started, load_config(POD16)
-    assert config.without_ipus and whole == dataclasses.replace(config, without_ipus=())
+    assert config.without_ipus
+    assert whole == dataclasses.replace(config, without_ipus=())
 
 
 def test_whole_is_for_a_new_run():

@@ -85,8 +85,10 @@ def test_packed_equals_unpacked_in_float32_and_equals_the_cpu():
     loss, packed = gradient(engine(), batch())
     loss_alone, unpacked = gradient(engine(CONFIG.changed("data", max_sequences_per_pack=1)), batch(depth=1))
     loss_cpu, cpu = gradient(engine(device="cpu", deterministic=False), batch())
-    assert loss == pytest.approx(loss_alone, rel=2e-5) and loss == pytest.approx(loss_cpu, rel=2e-5)
-    assert apart(packed, unpacked) < 5e-5 and apart(packed, cpu) < 5e-5
+    assert loss == pytest.approx(loss_alone, rel=2e-5)
+    assert loss == pytest.approx(loss_cpu, rel=2e-5)
+    assert apart(packed, unpacked) < 5e-5
+    assert apart(packed, cpu) < 5e-5
 
 
 @pytest.mark.parametrize("attention", ["auto", "sdpa", "eager", "varlen"])
@@ -120,7 +122,8 @@ def test_the_variable_length_kernel_is_taken_and_is_the_mask():
 def test_attention_dropout_falls_back_and_says_so():
     half_types()
     gpu = engine(CONFIG.changed("model", attention_dropout=0.1), precision="bfloat16")
-    assert "sdpa attention" in gpu.description and "attention dropout" in gpu.description
+    assert "sdpa attention" in gpu.description
+    assert "attention dropout" in gpu.description
     assert np.isfinite(gpu.step(batch(), 1e-3).loss)
 
 
@@ -225,7 +228,8 @@ def test_tf32_rounds_the_factors_of_products_and_float32_does_not():
     _, rounded = gradient(engine(precision="tf32"), batch())
     _, cpu = gradient(engine(device="cpu", deterministic=False), batch())
     # TF32 keeps 11 bits.
-    assert 1e-4 < apart(rounded, exact) < 2e-2 and apart(exact, cpu) < 5e-5
+    assert 1e-4 < apart(rounded, exact) < 2e-2
+    assert apart(exact, cpu) < 5e-5
 
 
 @pytest.mark.parametrize("name", ["lamb", "adamw"])

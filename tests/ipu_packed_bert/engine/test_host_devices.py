@@ -138,7 +138,8 @@ def test_auto_takes_the_kernel_on_cuda_for_long_rows_else_a_mask_and_says_why(ke
         ({"engine": half, "data": {"max_sequences_per_pack": None}}, "number of sequences"),
     ):
         actual = picked(device, **sections)
-        assert actual.kind == "sdpa" and words in actual.note
+        assert actual.kind == "sdpa"
+        assert words in actual.note
     assert picked(device, engine={**half, "attention": "sdpa"}) == Attention("sdpa")
     with pytest.raises(ValueError, match="engine.compile.*attention dropout"):
         picked(device, engine={**half, "attention": "varlen", "compile": True}, model={"attention_dropout": 0.1})

@@ -46,7 +46,9 @@ def test_masks_follow_the_law_of_dropout(rate):
         assert torch.equal(masks[-1], dropped(network[1], values))  # computed again
     for mask in masks:
         kept = np.unique(mask.numpy())
-        assert len(kept) == 2 and kept[0] == 0.0 and kept[1] == pytest.approx(1.0 / (1.0 - rate), rel=1e-4)
+        assert len(kept) == 2
+        assert kept[0] == 0.0
+        assert kept[1] == pytest.approx(1.0 / (1.0 - rate), rel=1e-4)
         # Six standard deviations of the share of dropped values, and of pairs of neighbours.
         deviation = (rate * (1.0 - rate) / VALUES) ** 0.5
         zeros = (mask == 0.0).double()
@@ -71,7 +73,8 @@ def test_a_rate_near_one_keeps_the_mean():
     network = nn.Sequential(nn.Dropout(0.999995))
     PackNoise(network).begin([1], 0, ROWS)
     actual = network(torch.ones(2, VALUES * 4))
-    assert actual.max() == 1 << 16 and float(actual.mean()) == pytest.approx(1.0, rel=0.6)
+    assert actual.max() == 1 << 16
+    assert float(actual.mean()) == pytest.approx(1.0, rel=0.6)
 
 
 def test_values_that_are_not_of_rows_are_refused():

@@ -33,7 +33,8 @@ def test_an_update_waits_for_the_device_once(attention, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "tolist", tolist)
     assert len(batch["input_ids"]) > 2  # several micro-batches
     result = engine.step(batch, 1e-2)
-    assert result.finite and waits == ["meta"]
+    assert result.finite
+    assert waits == ["meta"]
     with pytest.raises((RuntimeError, NotImplementedError)):
         engine.model.bert.pooler.dense.bias.sum().item()  # the control: such a read would have been noticed
 
@@ -59,7 +60,8 @@ def test_a_weight_is_cast_once_an_update():
         before = dense.weight.detach().clone()
         with _Casts() as casts:
             engine.step(batch, 1e-2)
-        assert len(batch["input_ids"]) > 2 and casts.of[dense.weight.data_ptr()] == 1
+        assert len(batch["input_ids"]) > 2
+        assert casts.of[dense.weight.data_ptr()] == 1
         assert not torch.equal(dense.weight, before)
         with _Casts() as casts:
             engine.evaluate(batch)

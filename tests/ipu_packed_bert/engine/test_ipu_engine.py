@@ -220,7 +220,8 @@ def test_a_resumed_run_is_bit_identical(sdk, name):
     two = make_config(model={"hidden_dropout": 0.1}, optimizer={"name": name}, replicas=2)  # another random state
     other = make_engine(sdk, two)
     other.load_state(state)
-    assert other.streams != first.streams and other.step(make_batch(two), 0.01).finite
+    assert other.streams != first.streams
+    assert other.step(make_batch(two), 0.01).finite
 
 
 def test_moments_are_found_by_the_end_of_their_names(sdk):
@@ -235,7 +236,8 @@ def test_moments_are_found_by_the_end_of_their_names(sdk):
         "Accum___model.network.a.weight": torch.ones(2),
     }
     actual = ipu.state.moments(device, parameters)
-    assert float(actual["exp_avg"]["b.a.weight"][0]) == 2.0 and float(actual["exp_avg_sq"]["a.weight"][0]) == 3.0
+    assert float(actual["exp_avg"]["b.a.weight"][0]) == 2.0
+    assert float(actual["exp_avg_sq"]["a.weight"][0]) == 3.0
     del device["Accl2___model.network.b.a.weight"]
     with pytest.raises(ValueError, match="no exp_avg_sq of b.a.weight"):
         ipu.state.moments(device, parameters)
@@ -285,7 +287,8 @@ def test_options_say_what_the_configuration_says(sdk):
 
     instance = ipu.devices.Instance(0, 1, 4, False)
     evaluation = ipu.options.evaluation_options(config, device, instance, iterations=12).toDict()
-    assert evaluation["device_iterations"] == 12 and evaluation["gradient_accumulation"] == 1
+    assert evaluation["device_iterations"] == 12
+    assert evaluation["gradient_accumulation"] == 1
     assert evaluation["enableStochasticRounding"] is False
 
 
@@ -325,7 +328,8 @@ def test_parameter_groups_and_types(sdk):
     optimizer = ipu.options.build_optimizer(program, config, betas=(0.8, 0.99))
     groups = [(group["weight_decay"], group["max_weight_norm"]) for group in optimizer.param_groups]
     assert groups == [(0.0, 0.0), (0.0, 65500.0), (0.01, 65500.0)]
-    assert optimizer.param_groups[0]["betas"] == (0.8, 0.99) and optimizer.param_groups[0]["eps"] == 1e-6
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.99)
+    assert optimizer.param_groups[0]["eps"] == 1e-6
     assert optimizer.accum_type == optimizer.first_order_momentum_accum_type == torch.float16
     assert optimizer.second_order_momentum_accum_type == torch.float32
     assert optimizer.loss_scaling == 128.0
@@ -333,7 +337,9 @@ def test_parameter_groups_and_types(sdk):
     automatic = config.changed("engine", automatic_loss_scaling=True)
     assert ipu.options.build_optimizer(program, automatic, betas=(0.8, 0.99)).loss_scaling == 1.0
     constant = optimizer.variable_attrs.isConstant
-    assert constant("weight_decay") and constant("max_weight_norm") and not constant("lr")
+    assert constant("weight_decay")
+    assert constant("max_weight_norm")
+    assert not constant("lr")
 
 
 def test_half_first_moments_travel_as_float32(sdk):
@@ -460,7 +466,8 @@ def test_a_broken_sdk_is_one_line(tmp_path, monkeypatch, fault, complaint):
 def test_hardware_then_the_ipu_model(monkeypatch):
     with installed(ipus=4):
         choice = choose_engine(make_config(replicas=4, accumulation=2))
-        assert choice.hardware and choice.reason == "IPU hardware: 4 IPUs (4 x 1)"
+        assert choice.hardware
+        assert choice.reason == "IPU hardware: 4 IPUs (4 x 1)"
         # Simulated devices of PopTorch's environment come first, the whole one before the small one.
         for model, small, named in (
             ("0", "0", "hardware"),
@@ -470,11 +477,13 @@ def test_hardware_then_the_ipu_model(monkeypatch):
             monkeypatch.setenv("POPTORCH_IPU_MODEL", model)
             monkeypatch.setenv("POPTORCH_SMALL_IPU_MODEL", small)
             choice = choose_engine(make_config())
-            assert choice.hardware == (named == "hardware") and named in choice.reason
+            assert choice.hardware == (named == "hardware")
+            assert named in choice.reason
     monkeypatch.undo()
     with installed(ipus=0):
         choice = choose_engine(make_config(engine={"kind": "auto"}))
-        assert choice.kind == "ipu_model" and "IPU Model" in choice.reason
+        assert choice.kind == "ipu_model"
+        assert "IPU Model" in choice.reason
         with refused("no IPU is attached"):
             choose_engine(make_config())
 
@@ -495,7 +504,8 @@ def test_fewer_ipus_than_replicas(attached):
             },
             batch={"gradient_accumulation": int(settings["batch.gradient_accumulation"])},
         )
-        assert choose_engine(fitting).hardware and not cross_check(fitting)
+        assert choose_engine(fitting).hardware
+        assert not cross_check(fitting)
         assert fitting.packs_per_update(1.0) == config.packs_per_update(1.0)
         assert not choose_engine(config.changed("engine", ipu_model=True)).hardware
 
@@ -551,7 +561,8 @@ def test_an_executable_makes_the_updates_of_a_compiled_program(tmp_path):
     for part in ("model", "optimizer"):
         names = states[0][part] if part == "model" else states[0][part]["exp_avg"]
         first, second = (item[part] if part == "model" else item[part]["exp_avg"] for item in states)
-        assert all(torch.equal(first[name], second[name]) for name in names) and names
+        assert all(torch.equal(first[name], second[name]) for name in names)
+        assert names
 
 
 # Other sections of the configuration -> what the refusal names; none: the program is the same.
@@ -636,7 +647,8 @@ def test_a_program_compiled_away_from_the_data(tiny, tmp_path, monkeypatch, caps
     with installed(ipus=0):
         assert command(*line, "--set", f"engine.offline_export={file}", "--packing-factor", "3") == 0
     printed = capsys.readouterr().out
-    assert "factor 3.000 of --packing-factor" in printed and "accumulation 8" in printed
+    assert "factor 3.000 of --packing-factor" in printed
+    assert "accumulation 8" in printed
     assert re.search(r"warning .* [\d,]+ epochs of the embedded corpus.*--data", printed)
     with installed(ipus=16), refused("accumulation 8", "this run has 1", "--packing-factor"):
         command(*line, "--out", str(tmp_path / "run"), "--set", f"engine.executable={file}")
@@ -661,7 +673,8 @@ def test_batches_ahead_are_the_batches(sdk, tiny, store):
     plain = global_batches(store, config, packing_factor=1.0, evaluation=held_out_of(store))
     engine = ipu_engine(sdk[0], config, store.schema)
     ahead = engine.feed(global_batches(store, config, packing_factor=1.0, evaluation=held_out_of(store)))
-    assert type(ahead) is not GlobalBatches and ahead.packs_per_update == plain.packs_per_update
+    assert type(ahead) is not GlobalBatches
+    assert ahead.packs_per_update == plain.packs_per_update
     in_this_process = config.changed("engine", asynchronous_loading=False)
     assert ipu_engine(sdk[0], in_this_process, store.schema).feed(plain) is plain
     states = []
@@ -670,7 +683,8 @@ def test_batches_ahead_are_the_batches(sdk, tiny, store):
         actual = next(ahead)
         assert list(actual) == list(BATCH_FIELDS)
         for name in BATCH_FIELDS:
-            assert np.array_equal(actual[name], expected[name]) and actual[name].dtype == expected[name].dtype
+            assert np.array_equal(actual[name], expected[name])
+            assert actual[name].dtype == expected[name].dtype
         assert ahead.state() == plain.state()
         states.append(ahead.state())
     assert states[-1]["epoch"] == 2
@@ -793,7 +807,8 @@ def test_the_readers_process_ends_without_a_traceback(loading, tmp_path):
         shard.write_bytes(b"")
     with pytest.raises(SystemExit) as ended:
         next(iter(reader))
-    assert ended.value.code == 1 and complaint.read_text().count("packs-") == 1
+    assert ended.value.code == 1
+    assert complaint.read_text().count("packs-") == 1
 
 
 def test_auto_runs_on_the_ipu_model_where_there_is_no_hardware(tiny, tmp_path, capsys):
@@ -825,7 +840,8 @@ def test_a_program_is_exported_and_run_by_the_command(tiny, tmp_path, capsys):
     with installed(ipus=0):
         assert command(*line, "--out", str(run), "--set", f"engine.offline_export={file}") == 0
     assert f"--set engine.executable={file}" in capsys.readouterr().out
-    assert file.exists() and not (run).exists()
+    assert file.exists()
+    assert not (run).exists()
     with installed(ipus=16):
         assert command(*line, "--out", str(run), "--set", f"engine.executable={file}") == 0
         assert machine.compilations == ["inference"]  # the evaluation at the end

@@ -77,7 +77,8 @@ def check(trace, config):
     assert_lowers(trace, config, placed(config).blocks)
     # Exactly one loss, in float32, a scalar; the other outputs are scalars too.
     assert len(trace.graph.losses) == 1
-    assert trace.loss.dtype == torch.float32 and trace.loss.dim() == 0
+    assert trace.loss.dtype == torch.float32
+    assert trace.loss.dim() == 0
     assert [tuple(output.shape) for output in trace.outputs] == [()] * 5
     # A checkpoint behind each layer.
     assert trace.graph.checkpoints == config.model.num_layers
@@ -121,7 +122,8 @@ def test_half_logits_are_never_widened(sdk):
         words = [t for t in tensors if t.numel() % config.model.vocabulary_size == 0 and t.is_floating_point()]
         wide.append(sum(t.numel() for t in words if t.dtype == torch.float32))
         assert words
-    assert wide[0] > 0 and wide[1] == 0
+    assert wide[0] > 0
+    assert wide[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,10 @@ def test_variants_lower(overrides, sdk):
 def test_evaluation_lowers(sdk):
     trace = Trace(two_layers(load_config(CONFIGS[0])), sdk, training=False)
     names = {operator.name for operator in trace.operators}
-    assert trace.problems == [] and names <= ALLOWED and "dropout" not in names and "_softmax" in names
+    assert trace.problems == []
+    assert names <= ALLOWED
+    assert "dropout" not in names
+    assert "_softmax" in names
 
 
 def test_wide_types_are_noticed():

@@ -210,7 +210,8 @@ def test_a_pipeline_of_four_ipus(tier, half, mask):
     config = tier.placed(
         make_config(layers_per_ipu=(0, 1, 1, 1), accumulation=9, micro_batch=1, engine={"mask": mask, **weights})
     )
-    assert config.placement.embedding_serialization_factor == 2 and config.pipeline_stages == 9
+    assert config.placement.embedding_serialization_factor == 2
+    assert config.pipeline_stages == 9
     tolerance = tier.tolerance(config)
     host = host_engine(config, packing_factor=1.0)
     with tier.engine(config) as engine:
@@ -250,7 +251,8 @@ def test_a_program_compiled_without_a_device(tier, tmp_path, monkeypatch):
     batch = make_batch(config)
     with tier.engine(config.changed("engine", offline_export=file)) as offline:
         offline.compile(batch)
-    assert os.path.getsize(file) > 0 and json.loads((tmp_path / "program.poptorch.json").read_text())["compiled_for"]
+    assert os.path.getsize(file) > 0
+    assert json.loads((tmp_path / "program.poptorch.json").read_text())["compiled_for"]
     if not tier.ipus(config.ipus):
         pytest.skip(f"compiled; needs {config.ipus} IPUs to run")
     loaded = config.changed("engine", executable=file)
@@ -305,4 +307,5 @@ def test_the_first_days_check(tier, cached_cycles, tmp_path, monkeypatch):
     # On a device cycles may differ from the model's: at these sizes everything is overhead. They are not counted here.
     assert ipu_check_command.main(words) == 0
     bundle = json.loads((tmp_path / "check" / "bundle.json").read_text())
-    assert len(bundle["measured"]["losses"]) == 2 and len(bundle["measured"]["memory"]) == 4
+    assert len(bundle["measured"]["losses"]) == 2
+    assert len(bundle["measured"]["memory"]) == 4

@@ -130,7 +130,8 @@ def test_random_streams_go_on_exactly_with_the_same_number_of_instances(found):
     whole, first, second = (found[name][0] for name in ("dropout", "first half", "second half"))
     assert whole["log"] == first["log"] + second["log"]
     streams = whole["engine"]["ipu_random"]
-    assert len(streams) == 2 and not torch.equal(streams[0], streams[1])
+    assert len(streams) == 2
+    assert not torch.equal(streams[0], streams[1])
     assert torch.equal(streams, second["engine"]["ipu_random"])
 
 
@@ -167,21 +168,25 @@ def test_a_signal_to_one_instance_ends_all_after_the_same_update_and_the_run_goe
 def test_a_loss_of_one_instance_that_is_not_finite_ends_all(found, folder):
     first, second = found["nan"]
     assert ends([first, second]) == [3, 3]
-    assert f"update {SAVED + 2}: the loss is nan" in first["error"] and not second["error"]
+    assert f"update {SAVED + 2}: the loss is nan" in first["error"]
+    assert not second["error"]
     losses = [record["loss"] for record in read_log(folder / "nan" / LOG)]
-    assert len(losses) == SAVED + 2 and losses.index(None) == SAVED + 1
+    assert len(losses) == SAVED + 2
+    assert losses.index(None) == SAVED + 1
 
 
 def test_a_mistake_that_one_instance_meets_ends_all_before_the_next_update(found, folder):
     first, second = found["mistake"]
-    assert ends([first, second]) == [2, 2] and not first["error"]
+    assert ends([first, second]) == [2, 2]
+    assert not first["error"]
     assert re.fullmatch("error: rank 1 on .*: the file ends in the middle of a pack\n", second["error"])
     assert len(read_log(folder / "mistake" / LOG)) == SAVED
 
 
 def test_each_instance_has_a_program_of_its_own(found, folder):
     """Programs may differ by the instance: none overwrites another's, and each finds its own again."""
-    assert ends(found["exported"]) == [0, 0] and ends(found["loaded"]) == [0, 0]
+    assert ends(found["exported"]) == [0, 0]
+    assert ends(found["loaded"]) == [0, 0]
     files = {path.name for path in folder.glob("program*")}
     assert files == {f"program-{index}-of-2{end}" for index in (0, 1) for end in ("", ".json")}
     assert len(read_log(folder / "loaded" / LOG)) == STEPS
@@ -189,11 +194,14 @@ def test_each_instance_has_a_program_of_its_own(found, folder):
 
 def test_numbers_and_objects_travel(found):
     for rank, output in enumerate(found["exchanged"]):
-        assert output["sum"] == [3.0, 3.0, 3 * 2.0**40 + 3] and output["share"] == (rank, 3)
+        assert output["sum"] == [3.0, 3.0, 3 * 2.0**40 + 3]
+        assert output["share"] == (rank, 3)
         assert output["all"] == ["", "x", "xx"]
         first = output["first"]
-        assert first["numbers"] == [1, 2] and torch.equal(first["half"], torch.arange(3).half())
-        assert first["one"] == 7 and first["none"].shape == (0,)
+        assert first["numbers"] == [1, 2]
+        assert torch.equal(first["half"], torch.arange(3).half())
+        assert first["one"] == 7
+        assert first["none"].shape == (0,)
 
 
 @pytest.fixture
@@ -213,7 +221,8 @@ def test_an_instance_looks_for_its_own_ipus(by_poprun):
     instance = PopRun(index=1, instances=2, replicas=4)
     with installed(ipus=8, poprun=instance):
         choice = choose_engine(pod16())
-        assert choice.hardware and choice.reason == "IPU hardware: 16 IPUs (4 x 4) in 2 instances of 8 IPUs (2 x 4)"
+        assert choice.hardware
+        assert choice.reason == "IPU hardware: 16 IPUs (4 x 4) in 2 instances of 8 IPUs (2 x 4)"
     for attached, kind in ((4, "ipu"), (0, "auto")):
         config = pod16(f"engine.kind={kind}")
         names = ("instance 1 of 2", "8 IPUs", f"has {attached} IPU")

@@ -33,7 +33,8 @@ def test_a_thousand_short_examples_are_not_a_thousand_calls(blocks):
     heads = heads_of(sum(lengths))
     actual = blocks.attend_in_blocks(heads, blocks.blocks_on(lengths), attend)
     assert torch.equal(actual, heads[2])  # each token is where it was
-    assert len(calls) == 20 + 2 and sum(shape[0] for shape in calls) == 1002
+    assert len(calls) == 20 + 2
+    assert sum(shape[0] for shape in calls) == 1002
 
 
 @settings(max_examples=30)
@@ -55,4 +56,5 @@ def test_how_long_a_group_may_be_is_no_matter(blocks, monkeypatch):
         arranged = blocks.blocks_on(lengths)
         assert len(arranged.groups) == {0: 6, 4: 5, 64: 3}[together]
         actual.append(blocks.attend_in_blocks(heads, arranged, F.scaled_dot_product_attention))
-    assert torch.allclose(actual[0], actual[1], atol=1e-12) and torch.allclose(actual[0], actual[2], atol=1e-12)
+    assert torch.allclose(actual[0], actual[1], atol=1e-12)
+    assert torch.allclose(actual[0], actual[2], atol=1e-12)

@@ -89,7 +89,8 @@ def test_the_tied_table_is_registered_once():
     network(*fields.values()).loss.backward()
     gradient = network.bert.embeddings.word_embeddings.weight.grad
     unread = [token for token in range(61) if token not in fields["input_ids"]]
-    assert unread and gradient[unread].abs().sum(1).all()
+    assert unread
+    assert gradient[unread].abs().sum(1).all()
 
 
 def test_initial_values():
@@ -133,7 +134,8 @@ def test_alone_in_its_row_the_padding_mask_is_enough(attention):
     mask = network.attention_mask(fields["input_mask"], torch.float32)
     assert (mask == 0).sum((1, 2, 3)).tolist() == [7, 12, 24]
     for actual, wanted in zip(network(*fields.values()), expected):
-        assert torch.isfinite(actual) and torch.allclose(actual, wanted, rtol=1e-6)
+        assert torch.isfinite(actual)
+        assert torch.allclose(actual, wanted, rtol=1e-6)
 
 
 def test_batch_fields_are_the_arguments_in_order():

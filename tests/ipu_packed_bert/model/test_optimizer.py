@@ -222,7 +222,8 @@ def test_schedules_are_their_formulas_and_keep_their_laws(schedule, steps, fract
     expected = [reference_share(schedule, step, steps, warmup, power) for step in range(steps + 2)]
     assert shares == pytest.approx(expected, abs=1e-15, rel=0)
     # Continuous: the last update of the warm-up and the first one after it have the peak.
-    assert shares[max(0, warmup - 1)] == 1.0 and (warmup >= steps or shares[warmup] == 1.0)
+    assert shares[max(0, warmup - 1)] == 1.0
+    assert warmup >= steps or shares[warmup] == 1.0
     assert shares[:warmup] == sorted(shares[:warmup])
     assert shares[warmup:] == sorted(shares[warmup:], reverse=True)
     assert shares[steps:] == ([1.0, 1.0] if schedule == "constant" else [0.0, 0.0])
@@ -234,7 +235,8 @@ def test_fewer_steps_leave_the_schedule_as_it_is(steps, more, fraction):
     whole = Config(optimizer=optimizer, run=RunConfig(steps=steps + more)).with_schedule()
     part = replace(whole, run=RunConfig(steps=steps))
     assert [learning_rate(step, part) for step in range(steps)] == [learning_rate(step, whole) for step in range(steps)]
-    assert part.with_schedule() == part and not cross_check(part)
+    assert part.with_schedule() == part
+    assert not cross_check(part)
 
 
 def give_gradients(model, seed):
@@ -250,7 +252,8 @@ def test_neutral_state_continues_bit_by_bit(model):
         optimizer.step()
     state = neutral_state(optimizer, model)
     weights = copy.deepcopy(model.state_dict())
-    assert state["step"] == 2 and set(state["exp_avg"]) == set(state["exp_avg_sq"]) == set(weights)
+    assert state["step"] == 2
+    assert set(state["exp_avg"]) == set(state["exp_avg_sq"]) == set(weights)
     give_gradients(model, 2)
     optimizer.step()
     expected = copy.deepcopy(model.state_dict())

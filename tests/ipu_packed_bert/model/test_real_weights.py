@@ -76,7 +76,8 @@ def encoder(pretrained, attention, dtype):
     network = BertModel(pretrained.model, attention=attention, pooler=True)
     weights = {name[len("bert.") :]: value for name, value in pretrained.weights.items() if name.startswith("bert.")}
     loaded = load_into(network, weights)
-    assert loaded.fresh == () and loaded.unused == ()
+    assert loaded.fresh == ()
+    assert loaded.unused == ()
     return network.to(dtype).eval()
 
 
@@ -131,7 +132,8 @@ def test_in_a_pack_as_alone(pretrained, sentences, attention, dtype, allowed, ev
     """All sentences, or every third."""
     sentences = sentences[::every]
     fields, where = packs_of(sentences)
-    assert len(where) == len(sentences) > 200 // every and len(fields[0]) < len(sentences) / 2
+    assert len(where) == len(sentences) > 200 // every
+    assert len(fields[0]) < len(sentences) / 2
     apart = furthest(
         encoder(pretrained, attention, dtype),
         AttentionMask(attention),

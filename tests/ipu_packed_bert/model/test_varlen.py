@@ -108,7 +108,8 @@ def test_the_rule_of_a_cpu_follows_lengths(dtype, dropout):
     def pays(slots, *rows):
         return rule.pays(blocks_of([length for row in rows for length in row]), len(rows), slots)
 
-    assert pays(512, [170, 172, 170], [256, 256]) and pays(512, *[[8] * 64] * 64)  # one call for all of a length
+    assert pays(512, [170, 172, 170], [256, 256])
+    assert pays(512, *[[8] * 64] * 64)
     assert not pays(128, *[[9 + row, 17 + row, 25 + row, 77 - 3 * row] for row in range(8)])  # 32 calls, for little
     if dtype == torch.float32 and not dropout:
         assert not pays(512, [512], [512])  # as much as a mask
@@ -234,6 +235,8 @@ def test_blocks_leave_padding_out():
     assert found.slots.tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 18, 20]
     assert found.blocks.groups == blocks_of([2, 3, 6, 1, 1]).groups
     full = _SequenceBlocks(BLOCKS)(numbers[1:2], torch.float32)
-    assert full.slots is None and full.blocks.groups == ((1, 6),)
+    assert full.slots is None
+    assert full.blocks.groups == ((1, 6),)
     empty = _SequenceBlocks(BLOCKS)(numbers[2:3], torch.float32)
-    assert empty.slots.tolist() == [0] and empty.blocks.groups == ((1, 1),)  # one token, for the gradients
+    assert empty.slots.tolist() == [0]
+    assert empty.blocks.groups == ((1, 1),)

@@ -27,7 +27,9 @@ def test_processes_that_would_make_a_run_each_are_refused(main, environment, say
         monkeypatch.setenv(variable, value)
     assert run_main(main, ["--config", "packed_host"]) == 2
     text = capsys.readouterr().err
-    assert says in text and "torchrun" in text and text.count("\n") == 1
+    assert says in text
+    assert "torchrun" in text
+    assert text.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -76,4 +78,5 @@ def test_a_rank_ends_after_its_last_call_of_the_store():
     assert store.called.wait(10)
     threading.Timer(0.05, store.released.set).start()
     beats.end()
-    assert store.released.is_set() and not beats._beating.is_alive()
+    assert store.released.is_set()
+    assert not beats._beating.is_alive()

@@ -83,7 +83,8 @@ def test_a_clipped_packed_update_equals_the_unpacked_one(name):
         ends.append(bits(engine.state()))
     for packed, unpacked in zip(*results):
         assert packed.gradient_norm == pytest.approx(unpacked.gradient_norm, rel=1e-12)
-        assert packed.gradient_norm > 0.02 and packed.loss == pytest.approx(unpacked.loss, rel=1e-12)
+        assert packed.gradient_norm > 0.02
+        assert packed.loss == pytest.approx(unpacked.loss, rel=1e-12)
     clipped = in_float64(config)
     clipped.step(batch_of(1), 1e-3)
     # The first moment is a tenth of the gradient, which was clipped to its bound.
@@ -127,13 +128,15 @@ def test_an_update_that_is_not_finite_changes_nothing_but_the_random_stream(monk
         result = engine.step(batches[1], 1e-2)
     assert not result.finite
     after = engine.state()
-    assert same(bits(before), bits(after)) and before["optimizer"]["step"] == after["optimizer"]["step"] == 1
+    assert same(bits(before), bits(after))
+    assert before["optimizer"]["step"] == after["optimizer"]["step"] == 1
     # The stream goes on, as if the update had been made; and no gradient is left for the next one.
     undisturbed.accumulate(batches[1])
     undisturbed.optimizer.zero_grad(set_to_none=True)
     actual = engine.step(batches[2], 1e-2)
     expected = undisturbed.step(batches[2], 1e-2)
-    assert actual.metrics == expected.metrics and actual.gradient_norm == expected.gradient_norm
+    assert actual.metrics == expected.metrics
+    assert actual.gradient_norm == expected.gradient_norm
     assert same(bits(engine.state()), bits(undisturbed.state()))
 
 
@@ -307,8 +310,11 @@ def test_a_broken_gradient_ends_a_run_with_status_3_and_it_resumes(tiny, tmp_pat
         breaking(patch, at=(4,))
         assert run_main(pretrain.main, [*options, "--out", str(tmp_path / "run")]) == 3
     error = capsys.readouterr().err
-    assert error.startswith("error: update 4: the gradient norm is nan; ") and error.count("\n") == 1
+    assert error.startswith("error: update 4: the gradient norm is nan; ")
+    assert error.count("\n") == 1
     last = read_log(tmp_path / "run" / LOG)[-1]
-    assert last["step"] == 4 and last["gradient_norm"] is None and last["loss"] is not None
+    assert last["step"] == 4
+    assert last["gradient_norm"] is None
+    assert last["loss"] is not None
     assert pretrain.main(["--resume", str(tmp_path / "run")]) == 0
     assert losses_of(tmp_path / "run") == losses_of(tmp_path / "undisturbed")

@@ -148,7 +148,8 @@ class Ops:
     """Every operation on files of `checkpoint.py`, numbered; from number `last` on each raises Killed."""
 
     def __init__(self, patch, last):
-        self.made, self.last = 0, last
+        self.made = 0
+        self.last = last
         patch.setattr(module, "open", self.open, raising=False)
         for owner, name in (
             (os, "rename"),
@@ -187,8 +188,10 @@ class Ops:
 
 class _File:
     def __init__(self, file, write):
-        self.file, self.write = file, write
-        self.flush, self.fileno = file.flush, file.fileno
+        self.file = file
+        self.write = write
+        self.flush = file.flush
+        self.fileno = file.fileno
 
     def __enter__(self):
         return self
@@ -222,9 +225,8 @@ def test_a_kill_at_any_operation_leaves_whole_ones(tmp_path, monkeypatch, again)
             assert ops.made >= last
         actual = load_newest(folder, note=lambda _: None)
         met.add(actual.step)
-        assert actual.step in (6, 9) and same(
-            actual.engine, {**a_checkpoint(actual.step).engine, "random": actual.engine["random"]}
-        )
+        assert actual.step in (6, 9)
+        assert same(actual.engine, {**a_checkpoint(actual.step).engine, "random": actual.engine["random"]})
         save_checkpoint(folder, a_checkpoint(12), keep=2)  # clears what the kill left
         assert all(path.name.startswith("step_") for path in folder.iterdir())
         assert load_newest(folder, note=pytest.fail).step == 12
@@ -241,7 +243,8 @@ class FullDisk:
     """A disk with room for so many bytes more, of all files together."""
 
     def __init__(self, patch, room, code=errno.ENOSPC):
-        self.left, self.code = room, code
+        self.left = room
+        self.code = code
         patch.setattr(module, "open", self.open, raising=False)
 
     def open(self, path, mode, **kwargs):

@@ -192,7 +192,8 @@ def test_every_record_is_predicted_in_its_place_and_scored_or_counted(folder, dr
     assert counts_of(accounts["scored"]) == (
         len(lines),
         known,
-    ) and task.scorable == bool(known)
+    )
+    assert task.scorable == bool(known)
     assert scored.metrics.get("questions", scored.metrics.get("texts", known)) == known
     # Tokens of texts and words of sentences: those of the records, and of the sequences.
     counts = [words for words, _ in drawn]
@@ -225,7 +226,8 @@ def test_conllu_is_read_by_its_columns(folder, name):
     ):
         (folder / name).write_text(_TREEBANK)
         task = tiny_task("tokens", folder / name, labels_column=column)
-        assert task.texts(task.config) == ["river new york", "#"] and task.labels == labels
+        assert task.texts(task.config) == ["river new york", "#"]
+        assert task.labels == labels
         assert "2 multiword ranges and empty nodes" in task.notes[0]
 
 
@@ -266,7 +268,8 @@ def test_an_answer_ends_behind_its_vowel_signs(folder, answer):
     for place, name in enumerate(("start_positions", "end_positions")):
         logits[task.evaluation.slot_targets[name][0], place] = 9.0
     scored = task.score([logits])
-    assert scored.answers[0]["prediction"] == answer and scored.metrics["exact"] == 100.0
+    assert scored.answers[0]["prediction"] == answer
+    assert scored.metrics["exact"] == 100.0
 
 
 def test_tables_are_read_by_name_from_every_form(folder):

@@ -113,17 +113,21 @@ def test_training_and_prediction_lower(path, kind, sdk, tmp_path):
     check(training, config, task)
     # Exactly one loss, in float32; as many sums as the task has.
     (loss,) = training.graph.losses
-    assert loss.dtype == torch.float32 and loss.dim() == 0
+    assert loss.dtype == torch.float32
+    assert loss.dim() == 0
     assert [tuple(output.shape) for output in training.outputs] == [()] * len(task.outputs)
     assert "dropout" in training.names
     # The head is where the last layer is, so that nothing returns to the first IPU.
     last = max(ipu for ipu, layers in enumerate(config.placement.layers_per_ipu) if layers)
-    assert {ipu for _, ipu in training.graph.blocks[-len(task.heads) :]} == {last} and last > 0
+    assert {ipu for _, ipu in training.graph.blocks[-len(task.heads) :]} == {last}
+    assert last > 0
     prediction = Trace(config, task, sdk, training=False)
     check(prediction, config, task)
     places = task.max_sequence_length if task.of_slots else task.max_sequences_per_pack
-    assert prediction.outputs.shape[:2] == (ROWS, places) and prediction.outputs.dtype == torch.float32
-    assert "dropout" not in prediction.names and prediction.graph.losses == []
+    assert prediction.outputs.shape[:2] == (ROWS, places)
+    assert prediction.outputs.dtype == torch.float32
+    assert "dropout" not in prediction.names
+    assert prediction.graph.losses == []
 
 
 VARIANTS = (
@@ -150,7 +154,8 @@ def test_one_at_full_depth(sdk, tmp_path):
     task = task_of(config, layers=config.model.num_layers)
     trace = Trace(config, task, sdk)
     check(trace, config, task)
-    assert trace.names.count("_softmax") == 24 and config.pipeline_stages == 15
+    assert trace.names.count("_softmax") == 24
+    assert config.pipeline_stages == 15
     assert len({ipu for _, ipu in trace.graph.blocks}) == 8
 
 

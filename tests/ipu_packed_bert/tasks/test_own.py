@@ -26,11 +26,13 @@ def test_class_and_settings_are_those_of_the_file(own, tmp_path, monkeypatch):
     name = f"{tmp_path / 'own_task.py'}:Own"
     assert (config.task.name, config.task.words) == (name, 7)
     actual = task_class(name)
-    assert issubclass(actual, ClassificationTask) and actual.settings is type(config.task)
+    assert issubclass(actual, ClassificationTask)
+    assert actual.settings is type(config.task)
     # What a run keeps is found from another folder, and is the same configuration.
     Path("kept.yml").write_text(config.to_yaml())
     monkeypatch.chdir("/")
-    assert load_config(tmp_path / "kept.yml").task == config.task and task_class(name) is actual
+    assert load_config(tmp_path / "kept.yml").task == config.task
+    assert task_class(name) is actual
 
 
 def test_a_run_does_not_load_a_file_beside_itself(own, tmp_path):
@@ -65,4 +67,5 @@ def test_an_exported_folder_is_asked_by_the_name_of_its_task(own, tmp_path):
         about = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**about, "architectures": [architecture]}))
         actual = find_trained(folder, "own_task.py:Own")
-        assert actual.tree["task"]["name"] == f"{tmp_path / 'own_task.py'}:Own" and actual.labels == ["0", "1", "2"]
+        assert actual.tree["task"]["name"] == f"{tmp_path / 'own_task.py'}:Own"
+        assert actual.labels == ["0", "1", "2"]

@@ -238,9 +238,11 @@ def test_every_update_has_the_same_shapes(checkpoint, tmp_path, kind):
         batch = next(run.batches)
         sequences += run.task.count(batch)["sequences"]
         run.engine.accumulate(batch)
-    assert len(programs) == 1 and sequences == len(run.task.training)
+    assert len(programs) == 1
+    assert sequences == len(run.task.training)
     held_out = [tuple(batch[name].shape for name in run.task.fields) for batch in run.batches.held_out()]
-    assert len(held_out) > 0 and len(set(held_out)) == 1
+    assert len(held_out) > 0
+    assert len(set(held_out)) == 1
 
 
 @pytest.mark.parametrize(
@@ -262,7 +264,8 @@ def test_packed_updates_are_the_unpacked_ones(checkpoint, tmp_path, kind, packer
         if step == 0:
             assert_same(found=packed[1], expected=unpacked[1], dtype=torch.float64)
         counts, counts_alone = map(run.task.count, batches)
-        assert counts.pop("packs") <= counts_alone.pop("packs") and counts == counts_alone
+        assert counts.pop("packs") <= counts_alone.pop("packs")
+        assert counts == counts_alone
         for engine, batch in zip(engines, batches):
             engine.step(batch, 1e-3)
     weights = [[weight.detach() for weight in without_key_bias(engine.model)] for engine in engines]
@@ -287,18 +290,21 @@ def test_packed_inference_gives_what_unpacked_inference_gives(run):
         packer="none",
         max_sequences_per_pack=1,
     )
-    assert task.evaluation_packs.packing.packing_factor > 1.2 and packing.packing_factor == 1.0
+    assert task.evaluation_packs.packing.packing_factor > 1.2
+    assert packing.packing_factor == 1.0
     layout = run.batches.layout
     packed = task.predict(run.engine, in_order(task.evaluation_packs, layout)).outputs
     alone = task.predict(run.engine, in_order(ExamplePacks(task.evaluation, packing), layout)).outputs
     assert len(packed) == len(alone) == len(task.evaluation)
     for first, second in zip(packed, alone):
-        assert first.shape == second.shape and float(np.abs(first - second).max()) <= 1e-12
+        assert first.shape == second.shape
+        assert float(np.abs(first - second).max()) <= 1e-12
     scored, expected = map(task.score, (packed, alone))
     assert scored.metrics == pytest.approx(expected.metrics, rel=1e-9)
     # A part of the rows has counts, but no outputs that could be scored.
     part = task.predict(run.engine, islice(in_order(task.evaluation_packs, layout), 1))
-    assert part.outputs is None and part.counts["tokens"] > 0
+    assert part.outputs is None
+    assert part.counts["tokens"] > 0
     if task.name == "squad":
         answers = scored.files["predictions.json"]
         assert answers == expected.files["predictions.json"]
@@ -313,15 +319,18 @@ def test_outputs_that_are_not_finite_are_no_scores(run, monkeypatch):
         lambda batch: np.full((*batch["input_ids"].shape, 2), np.nan),
     )
     evaluation = run.task.evaluate(run.engine, run.batches.held_out())
-    assert np.isnan(evaluation.loss) and list(evaluation.metrics) == ["loss"]
-    assert evaluation.counts["sequences"] == len(run.task.evaluation) and not evaluation.files
+    assert np.isnan(evaluation.loss)
+    assert list(evaluation.metrics) == ["loss"]
+    assert evaluation.counts["sequences"] == len(run.task.evaluation)
+    assert not evaluation.files
     assert run.task.evaluate(run.engine, []) is None
 
 
 def test_a_run_can_compare_itself_with_its_sequences_unpacked(run):
     """Run the comparison of --compare-unpacked for every task; the scales are in float32."""
     compared = compare_unpacked(run.engine, run.batches, updates=2)
-    assert compared is not None and compared.packing_factor > 1.2
+    assert compared is not None
+    assert compared.packing_factor > 1.2
     assert compared.loss_difference <= 1e-6
     assert compared.gradient_difference <= relative_tolerance(dtype=torch.float32)
 
@@ -329,8 +338,10 @@ def test_a_run_can_compare_itself_with_its_sequences_unpacked(run):
 def test_a_task_keeps_its_contract(run):
     task = run.task
     network = run.engine.model
-    assert isinstance(task, task_class(task.name)) and dataclasses.is_dataclass(task.model)
-    assert set(task.scales) <= set(task.fields) and "sequences" in task.counts
+    assert isinstance(task, task_class(task.name))
+    assert dataclasses.is_dataclass(task.model)
+    assert set(task.scales) <= set(task.fields)
+    assert "sequences" in task.counts
     assert set(task.counts.values()) <= set(task.layout(task.config, 1.0).fields)
     assert all(network.get_submodule(head.module) for head in task.heads)
     # The arguments of the network are the fields, with a suffix of capitals.

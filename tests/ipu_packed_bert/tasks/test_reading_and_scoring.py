@@ -231,7 +231,8 @@ def test_the_best_span_is_the_best_of_all(seed, tmp_path, monkeypatch):
         assert of_null["score"] == pytest.approx(null)
         best.remove(of_null)
     assert answers["predictions.json"]["q"] == answer
-    assert best[0]["text"] == text and best[0]["score"] == pytest.approx(score)
+    assert best[0]["text"] == text
+    assert best[0]["score"] == pytest.approx(score)
     texts = [candidate["text"] for candidate in best]
     assert len(set(texts)) == len(texts) <= 5
 
@@ -299,7 +300,8 @@ def test_tables_of_every_kind(tmp_path):
     for name, text, kind, texts, targets in TABLES:
         (tmp_path / name).write_text(text)
         task = table(tmp_path / name, kind)
-        assert task.texts(task.config) == texts and task.labels == ["x", "y"]
+        assert task.texts(task.config) == texts
+        assert task.labels == ["x", "y"]
         assert task.training.targets["labels"].tolist() == targets
 
 
@@ -313,7 +315,8 @@ def test_labels_and_their_targets(tmp_path):
         assert names == set(line.split(",")[1].split("|"))
     known = ["l3", "more", "l0", "l1", "l2"]  # of the checkpoint, whose head goes on
     again = table(path, "multi_label", labels=known)
-    assert again.labels == known and again.packs.digest != task.packs.digest
+    assert again.labels == known
+    assert again.packs.digest != task.packs.digest
     assert table(path, "multi_label", labels=known[1:]).labels == task.labels
 
 
@@ -363,4 +366,5 @@ def test_as_many_windows_as_published(data_dir, name, answerable, windows):
         values[start, 0] = values[end, 1] = 9.0
         logits.append(values)
     scores = task.score(logits).metrics
-    assert scores["exact"] > 97.0 and scores["f1"] > 99.0
+    assert scores["exact"] > 97.0
+    assert scores["f1"] > 99.0

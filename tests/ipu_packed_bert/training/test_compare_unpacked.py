@@ -59,13 +59,15 @@ def test_packed_and_unpacked_updates_are_equal(store, attention, normalisation):
     compared = compare_unpacked(engine, batches, updates=3)
     assert compared.loss_difference <= 1e-5
     assert compared.gradient_difference <= relative_tolerance(dtype=torch.float32)
-    assert len(compared.packed) == len(compared.unpacked) == 3 and (compared.speed_ups > 0).all()
+    assert len(compared.packed) == len(compared.unpacked) == 3
+    assert (compared.speed_ups > 0).all()
     counts = [engine.task.count(pair.packed) for pair in pairs]
     sequences = sum(count["sequences"] for count in counts)
     assert compared.packing_factor == sequences / sum(count["packs"] for count in counts)
     with progress_bar(None, "") as bar:
         exact = side_by_side(engine, in_float64(engine, pairs), bar=bar)
-    assert exact.loss_difference <= 1e-12 and exact.gradient_difference <= 1e-12
+    assert exact.loss_difference <= 1e-12
+    assert exact.gradient_difference <= 1e-12
     # The loader stays where it is; it gives no more than the epoch has without empty packs.
     assert batches.position == position
     assert len(list(batches.same_sequences(10**6))) == len(store) // batches.packs_per_update
@@ -158,7 +160,8 @@ def test_figures_by_hand(store):
     with progress_bar(None, "") as bar:
         compared = side_by_side(timed, [pair, pair], bar=bar)
     assert timed.calls == [False, True, True, False, False, True]
-    assert compared.packed.tolist() == [2.0, 3.0] and compared.unpacked.tolist() == [1.0, 0.5]
+    assert compared.packed.tolist() == [2.0, 3.0]
+    assert compared.unpacked.tolist() == [1.0, 0.5]
     values = compared.to_json()
     assert values.pop("speedup_quartiles") == [3.0, 5.0]
     assert values == pytest.approx(

@@ -98,7 +98,8 @@ def test_a_printed_line_clears_the_live_line_first(tmp_path, monkeypatch):
     log._say("printed")
     log.close()
     before = screen.getvalue().partition("printed")[0]
-    assert "0/300" in before and before.endswith(" \r")
+    assert "0/300" in before
+    assert before.endswith(" \r")
 
 
 @given(st.lists(st.integers(1, 8), max_size=10), st.integers(1, 8), st.booleans())
@@ -118,7 +119,8 @@ def test_a_resumed_log_keeps_the_updates_before_the_checkpoint_and_names_the_los
     notes = [line for line in printed.splitlines() if "of the updates before the checkpoint" in line]
     assert len(notes) == bool(missing or repeated)
     if missing:
-        assert f"lacks {len(missing)} of {first_step}" in notes[0] and f"is {missing[0]}" in notes[0]
+        assert f"lacks {len(missing)} of {first_step}" in notes[0]
+        assert f"is {missing[0]}" in notes[0]
     if repeated:
         assert f"has {repeated} more than once" in notes[0]
 
@@ -152,8 +154,10 @@ def test_a_full_disk_ends_the_curves_and_not_the_run(tmp_path, monkeypatch, caps
     for step in (3, 4):
         events.add(step, {"loss": 1.0})
     events.close()
-    assert len(printed) == 1 and "No space left on device" in printed[0]
-    assert threading.excepthook == hook and capsys.readouterr().err == ""
+    assert len(printed) == 1
+    assert "No space left on device" in printed[0]
+    assert threading.excepthook == hook
+    assert capsys.readouterr().err == ""
 
 
 def test_a_full_disk_costs_the_files_of_an_evaluation_and_not_its_scores(tmp_path, monkeypatch):
@@ -171,13 +175,15 @@ def test_a_full_disk_costs_the_files_of_an_evaluation_and_not_its_scores(tmp_pat
 def test_without_tensorboard_a_line_names_it_and_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     _, printed = written(tmp_path, [1])
-    assert "pip install tensorboard" in printed.splitlines()[0] and steps_in(tmp_path) == [1]
+    assert "pip install tensorboard" in printed.splitlines()[0]
+    assert steps_in(tmp_path) == [1]
 
 
 def test_environment_has_what_a_run_depends_on(tmp_path):
     data = data_of(read_manifest(tiny_data(tmp_path)))
     facts = environment(device="host engine", seed=5, data=data, command=["run_pretraining.py"])
-    assert facts["data"] == data and data["sequences"] == 60
+    assert facts["data"] == data
+    assert data["sequences"] == 60
     assert (facts["versions"]["torch"], facts["seed"], facts["device"]) == (torch.__version__, 5, "host engine")
     assert json.loads(json.dumps(facts)) == facts
     head = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True)
@@ -212,7 +218,8 @@ def test_only_a_run_that_saved_nothing_begins_again(tmp_path, monkeypatch):
     assert not resumes(tmp_path / "new")
     saved = tmp_path / CHECKPOINTS / "step_00000001"
     written(tmp_path, [1])
-    assert not resumes(tmp_path) and not (tmp_path / LOG).exists()
+    assert not resumes(tmp_path)
+    assert not (tmp_path / LOG).exists()
 
     @contextlib.contextmanager
     def after_another(*_):
@@ -222,8 +229,10 @@ def test_only_a_run_that_saved_nothing_begins_again(tmp_path, monkeypatch):
     written(tmp_path, [1])
     with monkeypatch.context() as patch:
         patch.setattr(run_folder, "locked", after_another)
-        assert resumes(tmp_path) and (tmp_path / LOG).exists()
-    assert resumes(tmp_path) and (tmp_path / LOG).exists()
+        assert resumes(tmp_path)
+        assert (tmp_path / LOG).exists()
+    assert resumes(tmp_path)
+    assert (tmp_path / LOG).exists()
 
 
 def test_one_process_at_a_time_writes_a_run(tmp_path, monkeypatch):
@@ -272,4 +281,6 @@ def test_a_full_disk_ends_the_run_with_the_file_and_resume_and_no_whole_line_is_
 def test_not_on_a_terminal_about_twenty_lines(tmp_path):
     _, text = written(tmp_path, range(1, 201), total=200)
     lines = [line for line in text.splitlines() if line.startswith("step")]
-    assert 20 <= len(lines) <= 22 and "1/200" in lines[0] and "200/200" in lines[-1]
+    assert 20 <= len(lines) <= 22
+    assert "1/200" in lines[0]
+    assert "200/200" in lines[-1]

@@ -107,7 +107,8 @@ def test_a_signal_lets_the_update_finish_and_saves(store, tmp_path, name):
     finally:
         signal.signal(number, actual)
     assert outcome == (5, number)
-    assert engine.calls[-1] == ("state", 5) and ("evaluate", 4) not in engine.calls
+    assert engine.calls[-1] == ("state", 5)
+    assert ("evaluate", 4) not in engine.calls
     assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1]).step == 5
     assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4, 5]
     assert outcome.status == 128 + number
@@ -131,7 +132,8 @@ def test_a_signal_ends_an_evaluation_after_its_batch_and_half_of_one_is_not_logg
     engine = Interrupted()
     _, outcome = run(store, tmp_path, engine)  # several batches, the first time after update 5
     assert outcome == (5, signal.SIGINT)
-    assert [name for name, _ in engine.calls].count("evaluate") == 1 and engine.calls[-1] == ("state", 5)
+    assert [name for name, _ in engine.calls].count("evaluate") == 1
+    assert engine.calls[-1] == ("state", 5)
     assert read_log(tmp_path / EVALUATIONS) == []
 
 
@@ -190,7 +192,8 @@ def test_evaluation_over_batches_is_that_of_one_large_batch(store, normalisation
         batches.close()
     small_batches, large_batch = evaluations
     assert len(parts[0]) > 1 == len(parts[1])
-    assert small_batches.counts == large_batch.counts and large_batch.counts["sequences"] > 10
+    assert small_batches.counts == large_batch.counts
+    assert large_batch.counts["sequences"] > 10
     assert small_batches.metrics == pytest.approx(large_batch.metrics, rel=1e-6)
 
 
@@ -230,7 +233,8 @@ def test_evaluation_weighs_batches_by_what_they_hold():
         evaluation = evaluated(task, first, second, empty)
         assert (evaluation.counts["sequences"], evaluation.counts["masked_tokens"]) == (4, 4)
         assert evaluation.metrics == pytest.approx(result(mlm_loss + 1.25, mlm_loss, 1.25, 0.25, 0.625).metrics)
-        assert evaluation.loss == evaluation.metrics["loss"] and evaluation.seconds == pytest.approx(0.3)
+        assert evaluation.loss == evaluation.metrics["loss"]
+        assert evaluation.seconds == pytest.approx(0.3)
         # Nothing masked, or nothing at all: no loss, and no division by zero.
         assert evaluated(task, second).metrics == second[1].metrics
         assert set(evaluated(task, empty).metrics.values()) == {0.0}

@@ -34,7 +34,8 @@ def points(line):
 def test_the_curves_are_the_logs():
     picture = _loss_picture(_losses(RECORDS, EVALUATIONS, unigram=7.5))
     training, held_out = picture.lines
-    assert points(training) == [(3, 8.0), (9, 5.5)] and picture.levels[0][1] == 7.5
+    assert points(training) == [(3, 8.0), (9, 5.5)]
+    assert picture.levels[0][1] == 7.5
     assert points(held_out) == [
         (5, 6.5),
         (9, 6.0),
@@ -44,7 +45,9 @@ def test_the_curves_are_the_logs():
 def test_other_tasks_are_drawn_by_their_loss_and_scores_are_no_loss():
     picture = _loss_picture(_losses([record(1, 3, loss=9.0)], [record(1, 9, exact=50.0)], unigram=7.5))
     (training,) = picture.lines
-    assert points(training) == [(3, 9.0)] and not picture.levels and "masked" not in picture.y.label
+    assert points(training) == [(3, 9.0)]
+    assert not picture.levels
+    assert "masked" not in picture.y.label
 
 
 def test_the_file_is_both_pictures(tmp_path):
@@ -52,7 +55,8 @@ def test_the_file_is_both_pictures(tmp_path):
     path = tmp_path / "run.svg"
     draw_curves(path, RECORDS, EVALUATIONS, title="a run", max_sequence_length=100, unigram=None)
     title = ElementTree.parse(path).getroot().find("{http://www.w3.org/2000/svg}title").text
-    assert "a run: loss" in title and "Slots" in title
+    assert "a run: loss" in title
+    assert "Slots" in title
 
 
 LOG = [
@@ -101,14 +105,17 @@ def test_the_page_has_the_tables_curves_and_figures_of_the_files(tmp_path):
     summary = {row["what"]: row["value"] for row in shown.tables["summary"]}
     assert (summary.pop("held_out.unigram_loss"), summary.pop("held_out.step")) == (7.5, 2)
     assert summary == {key: value for key, value in SUMMARY.items() if key != "held_out"}
-    assert shown.tables["evaluations"] == EVALUATED and shown.shown["evaluations"][0]["mlm_accuracy"] == "12.50%"
+    assert shown.tables["evaluations"] == EVALUATED
+    assert shown.shown["evaluations"][0]["mlm_accuracy"] == "12.50%"
     environment = {row["what"]: row["value"] for row in shown.tables["environment"]}
     assert environment["versions.python"] == "3.8"
 
     losses, throughput, slots = (picture for picture in page.pictures())
     training, held_out = losses.lines
-    assert points(training) == [(7.0, 8.0), (19.0, 6.5)] and points(held_out) == [(15.0, 7.25)]
-    assert losses.levels[0][1] == 7.5 and throughput.lines[0].y == (3.5, 8.0, 8.0)
+    assert points(training) == [(7.0, 8.0), (19.0, 6.5)]
+    assert points(held_out) == [(15.0, 7.25)]
+    assert losses.levels[0][1] == 7.5
+    assert throughput.lines[0].y == (3.5, 8.0, 8.0)
     tokens, padding = slots.series
     assert (tokens.values, padding.values) == ((966, 966), (UNPACKED, PACKED))
 
@@ -116,10 +123,12 @@ def test_the_page_has_the_tables_curves_and_figures_of_the_files(tmp_path):
     avoided = 1 - PACKED / UNPACKED
     figures = [figure.value for figure in page.figures]
     assert figures == ["7.250", f"{19 / 3.5:,.1f}", f"{avoided:.1%}"]
-    assert "7.500" in page.figures[0].words and len(page.first) == 1
+    assert "7.500" in page.figures[0].words
+    assert len(page.first) == 1
 
 
 def test_a_run_without_a_finite_loss_has_pictures(tmp_path):
     page, _ = page_of(tmp_path, lines=[{**record(1, 3), "seconds": 1.0, "loss": None}], evaluations=())
     losses, _, slots = page.pictures()
-    assert losses.lines == () and slots.ends == ("50.0% padding", "25.0% padding")
+    assert losses.lines == ()
+    assert slots.ends == ("50.0% padding", "25.0% padding")

@@ -49,7 +49,8 @@ def test_both_commands_begin_the_same_run(tmp_path, monkeypatch, main, file, kin
     monkeypatch.setattr(training, "run", lambda kind, config, *_: runs.append((kind, config)) or 0)
     assert run_main(main, ["--config", str(tmp_path / file)]) == 0
     ((begun, config),) = runs
-    assert begun is kind and config.path == str(tmp_path / file)
+    assert begun is kind
+    assert config.path == str(tmp_path / file)
 
 
 def test_a_run_closes_what_it_opened_whatever_happens(tmp_path, monkeypatch):

@@ -45,7 +45,8 @@ def test_by_hand(tmp_path):
     }
     summary = summary_of({**evaluation, "seconds": 1.0}, stopped_by="SIGTERM")
     _write(summary, tmp_path)
-    assert read(tmp_path) == dataclasses.asdict(summary) and set(read(tmp_path)) == FIELDS
+    assert read(tmp_path) == dataclasses.asdict(summary)
+    assert set(read(tmp_path)) == FIELDS
     assert (summary.steps, summary.steps_planned) == (3, 9)
     # All updates count for the work, this process's but its first for the speed.
     assert (summary.packs, summary.sequences, summary.tokens, summary.seconds) == (
@@ -57,7 +58,8 @@ def test_by_hand(tmp_path):
     assert (summary.sequences_per_second, summary.tokens_per_second) == (10.0, 570.0)
     assert (summary.packing_factor, summary.padding_avoided) == (1.7, 1 - 50 / 750)
     assert (summary.first_loss, summary.loss) == (9.0, 7.0)
-    assert summary.held_out == evaluation and summary.compare_unpacked is None
+    assert summary.held_out == evaluation
+    assert summary.compare_unpacked is None
     facts = summary.facts(precision="float32")
     values = as_json(facts)
     assert all(words in values["stopped"] for words in ("SIGTERM", "3 of 9"))
@@ -78,7 +80,8 @@ def test_a_run_ends_with_summary_and_picture_and_the_comparison_leaves_its_check
     for folder, options in zip(runs, ([], ["--compare-unpacked", "2"])):
         assert pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "3", *options]) == 0
         summary = read(folder)
-        assert set(summary) == FIELDS and summary["stopped_by"] is None
+        assert set(summary) == FIELDS
+        assert summary["stopped_by"] is None
         assert summary["steps"] == summary["steps_planned"] == 3
         assert summary["loss"] == losses_in(folder)[-1]
         for name in (
@@ -96,8 +99,10 @@ def test_a_run_ends_with_summary_and_picture_and_the_comparison_leaves_its_check
         assert f"export {folder} DIR" in printed.splitlines()[-1]
     assert read(runs[0])["compare_unpacked"] is None
     compared = read(runs[1])["compare_unpacked"]
-    assert compared["loss_difference"] <= 1e-5 and compared["gradient_difference"] <= 2e-5
-    assert compared["updates"] == 2 and compared["speedup"] > 0
+    assert compared["loss_difference"] <= 1e-5
+    assert compared["gradient_difference"] <= 2e-5
+    assert compared["updates"] == 2
+    assert compared["speedup"] > 0
     # It goes on as if nothing had been compared; until it ends anew there is no summary.
     for folder in runs:
         again = [
@@ -108,7 +113,8 @@ def test_a_run_ends_with_summary_and_picture_and_the_comparison_leaves_its_check
             "--set",
             "optimizer.schedule_steps=4",
         ]
-        assert pretrain.main(again) == 0 and read(folder)["steps"] == 4
+        assert pretrain.main(again) == 0
+        assert read(folder)["steps"] == 4
     assert losses_in(runs[0]) == losses_in(runs[1])
 
 

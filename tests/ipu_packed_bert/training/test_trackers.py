@@ -65,10 +65,13 @@ def test_a_tracker_gets_the_curves_of_the_logs_and_a_resumed_run_goes_on_in_its_
     run = tmp_path / "run"
     begin = ["--config", tiny, "--track", name, "--set", "run.evaluate_every=2", "--set", "optimizer.schedule_steps=5"]
     assert run_main(pretrain.main, [*begin, "--out", str(run), "--steps", "3"]) == 0
-    assert service.finished == 1 and service.settings[0]["run"]["track"] == name
+    assert service.finished == 1
+    assert service.settings[0]["run"]["track"] == name
     assert run_main(pretrain.main, ["--resume", str(run), "--steps", "5"]) == 0
     (first, begun), (again, _) = service.begun
-    assert first == again and begun == "run" and service.finished == 2
+    assert first == again
+    assert begun == "run"
+    assert service.finished == 2
     records = read_log(run / LOG)
     assert service.curve("loss/total") == [(record["step"], record["loss"]) for record in records]
     evaluations = read_log(run / EVALUATIONS)
@@ -80,7 +83,8 @@ def test_a_tracker_gets_the_curves_of_the_logs_and_a_resumed_run_goes_on_in_its_
     service.curves.clear()
     assert run_main(pretrain.main, [*begin, "--out", str(tmp_path / "other"), "--steps", "1"]) == 0
     assert f"no curves for run.track={name} (nobody answers)" in capsys.readouterr().out
-    assert len(read_log(tmp_path / "other" / LOG)) == 1 and not service.curves
+    assert len(read_log(tmp_path / "other" / LOG)) == 1
+    assert not service.curves
 
 
 def test_a_service_that_fails_ends_its_curves_and_not_the_run(tmp_path):
@@ -97,4 +101,5 @@ def test_a_service_that_fails_ends_its_curves_and_not_the_run(tmp_path):
     events.close()
     assert calls == [(1, {"loss": 1.0})]
     (line,) = printed
-    assert "run.track" in line and "\n" not in line
+    assert "run.track" in line
+    assert "\n" not in line

@@ -25,7 +25,10 @@ SIZES = {"slots": 24, "depth": 3, "columns": 8}
 def batch(*, cls_first=False):
     """Two packs of 24 slots: sequences of 9, 8 and 4 tokens and padding; sequences of 24."""
     lengths = [[9, 8, 4], [24]]
-    B, S, D, P = 2, 24, 3, 6
+    B = 2
+    S = 24
+    D = 3
+    P = 6
     generator = torch.Generator().manual_seed(3)
     fields = {name: torch.zeros(B, S, dtype=torch.int32) for name in ("input_mask", "segment_ids", "positions")}
     ids = torch.randint(5, 97, (B, S), generator=generator, dtype=torch.int32)
@@ -36,7 +39,8 @@ def batch(*, cls_first=False):
         for number, length in enumerate(parts):
             fields["input_mask"][row, at : at + length] = number + 1
             fields["positions"][row, at : at + length] = torch.arange(length, dtype=torch.int32)
-            cls[row, number], present[row, number] = at, 1
+            cls[row, number] = at
+            present[row, number] = 1
             at += length
         ids[row, at:] = 0
     masked = torch.tensor([[2, 4, 11, 18, 0, 0], [1, 5, 9, 20, 22, 3]], dtype=torch.int32)
@@ -86,7 +90,8 @@ def test_arrangements_are_equal(reference, arrangement):
         assert torch.allclose(ours, theirs, rtol=1e-12, atol=0)
     norm = sum(float(g.pow(2).sum()) for g in expected_gradients.values()) ** 0.5
     difference = sum(float((gradients[n] - g).pow(2).sum()) for n, g in expected_gradients.items()) ** 0.5
-    assert norm > 1e-3 and difference <= 1e-12 * norm
+    assert norm > 1e-3
+    assert difference <= 1e-12 * norm
 
 
 def test_unpacked_forms_equal_the_model_on_unpacked_rows(reference):

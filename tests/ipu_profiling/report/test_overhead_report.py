@@ -139,7 +139,8 @@ def test_the_answer_stands_beside_the_papers(small):
     assert overhead == pytest.approx(100 * small.overhead(3))
     assert graph == pytest.approx(1.995 / (1 + small.overhead(3)))
     text = printed(answer)
-    assert all(row["paper"] in text for row in rows) and "the paper" in text
+    assert all(row["paper"] in text for row in rows)
+    assert "the paper" in text
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

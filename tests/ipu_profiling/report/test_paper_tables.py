@@ -19,7 +19,8 @@ from tests.imports import ROOT
 from tests.tiers import slow
 
 PAGE = ROOT / "docs" / "paper_tables.md"
-BEGIN, END = "<!-- generated: one row per item -->\n", "<!-- end of generated -->"
+BEGIN = "<!-- generated: one row per item -->\n"
+END = "<!-- end of generated -->"
 EVIDENCE = "python -m evidence.figures"
 
 
@@ -325,7 +326,8 @@ def rows_of_page(text):
 def test_the_page_has_a_row_for_each_item():
     generated, values = rows_of_page(PAGE.read_text(encoding="utf-8"))
     assert generated.splitlines()[:2] == HEAD
-    assert list(values) == [item.name for item in ITEMS] and len(ITEMS) > 40
+    assert list(values) == [item.name for item in ITEMS]
+    assert len(ITEMS) > 40
 
 
 COMMANDS = dict.fromkeys(item.command for item in ITEMS)
@@ -340,7 +342,8 @@ def test_a_command_of_the_page_runs_and_the_page_has_its_values(command, cached_
     printed.cache_clear()
     generated, values = rows_of_page(PAGE.read_text(encoding="utf-8"))
     actual = [row_of(item, tmp_path / "evidence", values) for item in ITEMS if item.command == command]
-    assert [row for row in actual if row not in generated.splitlines()] == [] and actual
+    assert [row for row in actual if row not in generated.splitlines()] == []
+    assert actual
 
 
 if __name__ == "__main__":
