@@ -7,6 +7,7 @@ path = tiny_config(tmp_path / "tiny.yml", folder)      # a YAML file; --set styl
 import numpy as np
 import yaml
 
+from ipu_packed_bert.run_files.folder import LOG, read_log
 from ipu_packed_bert.settings.schema import ModelConfig
 from pack_data.building.held_out import held_out_folder
 from pack_data.store.data_set import PackStore, StoreWriter
@@ -106,6 +107,11 @@ def tiny_settings(data=None):
 def not_drawn(*_, **__):
     """In place of `run_summary.draw_curves`, which takes as long as a tiny run."""
     raise ValueError("nobody looks at it")
+
+
+def logged(folder, name="step", file=LOG):
+    """Return a value of every record of a log of a run."""
+    return [record[name] for record in read_log(folder / file)]
 
 
 def tiny_config(path, data):

@@ -24,6 +24,7 @@ from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore
 from tests.pack_data.text_corpus import write_corpus
 from tests.pretraining import global_batches, host_engine
+from tests.tiny_runs import logged
 
 STEPS = 12
 
@@ -201,7 +202,7 @@ def test_two_processes_cannot_write_one_run(tiny, tmp_path, monkeypatch, capsys)
     assert met == [2]
     assert text.startswith(error)
     assert text.count("\n") == 1
-    steps = [record["step"] for record in read_log(folder / LOG)]
+    steps = logged(folder)
     assert steps == list(range(1, STEPS + 1))
 
 

@@ -30,7 +30,7 @@ from tests.fine_tuning_files import tiny_table
 from tests.kill_ranks import differences, disturbed
 from tests.ranks_at_work import forking
 from tests.tiers import slow
-from tests.tiny_runs import not_drawn
+from tests.tiny_runs import logged, not_drawn
 
 STEPS = 30
 
@@ -337,4 +337,4 @@ def test_fine_tuning_in_two_ranks_is_one_run(tmp_path):
         assert two["sequences"] == one["sequences"]
     assert (run / "model").is_dir()
     assert (run / "predictions.json").exists()
-    assert [record["step"] for record in read_log(run / EVALUATIONS)] == [len(theirs)]
+    assert logged(run, file=EVALUATIONS) == [len(theirs)]

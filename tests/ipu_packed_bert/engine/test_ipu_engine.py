@@ -30,7 +30,7 @@ from tests.ipu_runs import make_batch, make_config, schema, weights_of
 from tests.pretraining import global_batches, host_engine, initial_network, ipu_engine, placed
 from tests.refusals import refused
 from tests.tiers import slow
-from tests.tiny_runs import held_out_of, tiny_config, tiny_data
+from tests.tiny_runs import held_out_of, logged, tiny_config, tiny_data
 from tests.tolerances import relative_error
 from tests.update_batches import change
 
@@ -727,10 +727,6 @@ def command(*arguments):
     return pretrain.main(list(arguments))
 
 
-def losses(run):
-    return [json.loads(line)["loss"] for line in (run / "log.jsonl").read_text().splitlines()]
-
-
 def test_a_run_compiles_once_and_continues_on_the_host(tiny, tmp_path, capsys):
     """12 updates with evaluations and checkpoints: two programs. Saved on IPUs after 6 updates, resumed on the host."""
     ipu = tmp_path / "ipu"
@@ -746,9 +742,9 @@ def test_a_run_compiles_once_and_continues_on_the_host(tiny, tmp_path, capsys):
         shorter = f"--out {half} --set engine.kind=auto --steps 6 --set optimizer.warmup_fraction=0"
         assert command(*same, *shorter.split()) == 0
     assert command(*same, *f"--out {host} --engine host".split()) == 0
-    assert losses(ipu) == pytest.approx(losses(host), rel=1e-4)
+    assert logged(ipu, "loss") == pytest.approx(logged(host, "loss"), rel=1e-4)
     assert command(*f"--resume {half} --engine host --steps 8 --set optimizer.schedule_steps=8".split()) == 0
-    assert len(losses(half)) == 8
+    assert len(logged(half, "loss")) == 8
 
 
 def test_the_order_of_rows_decides_nothing(sdk):
@@ -818,7 +814,7 @@ def test_auto_runs_on_the_ipu_model_where_there_is_no_hardware(tiny, tmp_path, c
     with installed(ipus=0):
         assert command(*options.split()) == 0
     assert "IPU Model" in capsys.readouterr().out
-    assert len(losses(run)) == 2
+    assert len(logged(run, "loss")) == 2
 
 
 def test_fewer_ipus_than_asked_for():

@@ -33,6 +33,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.data.data_sets import known_packing_factor
+from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from tests.fakes import poptorch as stand_in
@@ -271,8 +272,8 @@ def test_a_run_is_saved_and_resumed(tier, tiny, tmp_path, capsys):
     begun = ["--config", tiny, "--out", str(run), "--steps", "2", *options]
     assert pretrain.main([*begun, "--set", "optimizer.schedule_steps=4"]) == 0
     assert pretrain.main(["--resume", str(run), "--steps", "4"]) == 0
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    held_out = [json.loads(line) for line in (run / "evaluation.jsonl").read_text().splitlines()]
+    lines = read_log(run / LOG)
+    held_out = read_log(run / EVALUATIONS)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert [line["step"] for line in held_out] == [2, 4]
     # Before the first update the loss is that of guessing: log 128 tokens + log 2.

@@ -26,7 +26,7 @@ from tests.instances_at_work import ENVIRONMENT, ON_IPUS, at_work, exchanged, fi
 from tests.pretraining import global_batches, ipu_engine
 from tests.ranks_at_work import Job
 from tests.refusals import refusal_of, refused
-from tests.tiny_runs import tiny_config, tiny_data
+from tests.tiny_runs import logged, tiny_config, tiny_data
 from tests.tolerances import same_records, same_state
 
 LEGS = (2, 4, 1)  # instances of a run that is resumed three times
@@ -170,7 +170,7 @@ def test_a_loss_of_one_instance_that_is_not_finite_ends_all(found, folder):
     assert ends([first, second]) == [3, 3]
     assert f"update {SAVED + 2}: the loss is nan" in first["error"]
     assert not second["error"]
-    losses = [record["loss"] for record in read_log(folder / "nan" / LOG)]
+    losses = logged(folder / "nan", "loss")
     assert len(losses) == SAVED + 2
     assert losses.index(None) == SAVED + 1
 

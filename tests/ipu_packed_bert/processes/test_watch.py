@@ -27,7 +27,7 @@ from pack_data.store.data_set import PackStore
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import global_batches, host_engine
 from tests.refusals import refused
-from tests.tiny_runs import SLOTS, held_out_of, tiny_settings
+from tests.tiny_runs import SLOTS, held_out_of, logged, tiny_settings
 from tests.tolerances import relative_error
 
 
@@ -199,7 +199,7 @@ def steps_saved(folder):
 def test_an_update_that_is_not_finite_ends_the_run_before_any_checkpoint(store, tmp_path):
     with pytest.raises(NotFinite, match="update 3: the loss is nan; no checkpoint .*optimizer.learning_rate"):
         run(store, tmp_path, [3.0, 2.0, NAN, 1.0])
-    assert [record["loss"] for record in read_log(tmp_path / LOG)] == [3.0, 2.0, None]
+    assert logged(tmp_path, "loss") == [3.0, 2.0, None]
 
 
 @pytest.mark.parametrize("keep", [1, 2])

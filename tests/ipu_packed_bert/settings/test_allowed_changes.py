@@ -16,7 +16,7 @@ from ipu_packed_bert.settings.finetuning import TASKS
 from ipu_packed_bert.settings.loading import config_from_tree
 from pack_data.cli.command import run_main
 from tests.refusals import faults_of_refusals
-from tests.tiny_runs import tiny_settings
+from tests.tiny_runs import logged, tiny_settings
 
 SETTINGS = dict(settings_of("pretrain"))
 for each in TASKS.values():
@@ -125,7 +125,7 @@ def test_a_changed_run_is_refused_by_name_or_goes_on_where_it_is_allowed(copied,
     assert run_main(pretrain.main, ["--resume", str(copied)]) == 2  # nothing was saved since: it is asked again
     assert "--allow-change optimizer.name" in capsys.readouterr().err
     assert pretrain.main(["--resume", str(copied), *allow]) == 0
-    assert [record["step"] for record in read_log(copied / LOG)] == [1, 2, 3]
+    assert logged(copied) == [1, 2, 3]
     newest = load_checkpoint(checkpoints(copied / CHECKPOINTS)[-1])
     assert newest.batches["packs_per_update"] == 2
     assert newest.batches["packs"] == 4 + 4 + 2

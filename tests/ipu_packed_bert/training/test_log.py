@@ -26,7 +26,7 @@ from pack_data.cli.command import _without_controls
 from pack_data.reading import files
 from pack_data.store.data_set import read_manifest
 from tests.refusals import refused
-from tests.tiny_runs import tiny_data
+from tests.tiny_runs import logged, tiny_data
 
 COUNTS = {"packs": 4, "sequences": 7, "tokens": 380, "masked_tokens": 50}
 
@@ -51,10 +51,6 @@ def written(folder, steps, *, first_step=0, total=6, evaluated=()):
         for evaluation in evaluated:
             log.evaluation(steps[-1], evaluation)
     return log, stream.getvalue()
-
-
-def steps_in(folder):
-    return [record["step"] for record in read_log(folder / LOG)]
 
 
 def test_a_line_a_step_with_every_key(tmp_path):
@@ -113,7 +109,7 @@ def test_a_resumed_log_keeps_the_updates_before_the_checkpoint_and_names_the_los
             file.write('{"step": 5, "lo')  # cut short by a kill
     _, printed = written(folder, [first_step + 1], first_step=first_step)
     kept = [step for step in steps if step <= first_step]
-    assert steps_in(folder) == [*kept, first_step + 1]
+    assert logged(folder) == [*kept, first_step + 1]
     missing = sorted(set(range(1, first_step + 1)) - set(kept))
     repeated = sum(count - 1 for count in Counter(kept).values())
     notes = [line for line in printed.splitlines() if "of the updates before the checkpoint" in line]
@@ -169,14 +165,14 @@ def test_a_full_disk_costs_the_files_of_an_evaluation_and_not_its_scores(tmp_pat
         patch.setattr(runlog, "write_atomically", full)
         _, printed = written(tmp_path, [2], evaluated=[evaluation])
     assert f"{tmp_path / 'predictions.json'} cannot be written (full)" in printed
-    assert [record["step"] for record in read_log(tmp_path / EVALUATIONS)] == [2]
+    assert logged(tmp_path, file=EVALUATIONS) == [2]
 
 
 def test_without_tensorboard_a_line_names_it_and_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     _, printed = written(tmp_path, [1])
     assert "pip install tensorboard" in printed.splitlines()[0]
-    assert steps_in(tmp_path) == [1]
+    assert logged(tmp_path) == [1]
 
 
 def test_environment_has_what_a_run_depends_on(tmp_path):

@@ -14,7 +14,7 @@ from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.model.optimizer import learning_rate
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
-from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
+from ipu_packed_bert.run_files.folder import EVALUATIONS, read_log
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.log import RunLog
@@ -22,7 +22,7 @@ from ipu_packed_bert.training.loop import _Interruption, train
 from pack_data.cli.command import NotFinite
 from tests.pretraining import global_batches, host_engine
 from tests.refusals import refused
-from tests.tiny_runs import SLOTS, held_out_of, tiny_settings
+from tests.tiny_runs import SLOTS, held_out_of, logged, tiny_settings
 
 
 def result(*values):
@@ -74,15 +74,15 @@ def test_steps_evaluations_and_checkpoints_come_when_they_are_due(store, tmp_pat
     assert [value for name, value in names if name == "state"] == [3, 6, 9, 12]
     rates = [value for name, value in engine.calls if name == "step"]
     assert rates == [learning_rate(step, config) for step in range(12)]
-    assert [record["step"] for record in read_log(tmp_path / LOG)] == list(range(1, 13))
-    assert [record["step"] for record in read_log(tmp_path / EVALUATIONS)] == [5, 10, 12]
+    assert logged(tmp_path) == list(range(1, 13))
+    assert logged(tmp_path, file=EVALUATIONS) == [5, 10, 12]
     assert [load_checkpoint(path).step for path in checkpoints(tmp_path / "checkpoints")] == [9, 12]
 
 
 @pytest.mark.parametrize("first_step", [5, 3])
 def test_a_resumed_run_makes_up_once_for_an_evaluation_that_was_cut_short(store, tmp_path, first_step):
     run(store, tmp_path, Recorder(), first_step=first_step)
-    assert [record["step"] for record in read_log(tmp_path / EVALUATIONS)] == [5, 10, 12]
+    assert logged(tmp_path, file=EVALUATIONS) == [5, 10, 12]
     again = Recorder()
     run(store, tmp_path, again, first_step=5)
     assert again.calls[0][0] == "step"
@@ -110,7 +110,7 @@ def test_a_signal_lets_the_update_finish_and_saves(store, tmp_path, name):
     assert engine.calls[-1] == ("state", 5)
     assert ("evaluate", 4) not in engine.calls
     assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1]).step == 5
-    assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4, 5]
+    assert logged(tmp_path) == [1, 2, 3, 4, 5]
     assert outcome.status == 128 + number
 
 

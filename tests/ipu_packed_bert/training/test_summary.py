@@ -8,12 +8,13 @@ from unittest import mock
 
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
+from ipu_packed_bert.run_files.folder import EVALUATIONS, PICTURE, SUMMARY, read_log
 from ipu_packed_bert.training import summary as run_summary
 from ipu_packed_bert.training.log import Totals
 from ipu_packed_bert.training.summary import _RunSummary, _summarise, _write
 from pack_data.cli.command import run_main
 from pack_data.display.facts import as_json, printed
+from tests.tiny_runs import logged
 
 FIELDS = {field.name for field in dataclasses.fields(_RunSummary)}
 RECORDS = [
@@ -71,10 +72,6 @@ def test_by_hand(tmp_path):
     assert read(tmp_path)["seconds"] is None
 
 
-def losses_in(folder):
-    return [record["loss"] for record in read_log(folder / LOG)]
-
-
 def test_a_run_ends_with_summary_and_picture_and_the_comparison_leaves_its_checkpoint(tiny, tmp_path, pictures, capsys):
     runs = [tmp_path / "alone", tmp_path / "compared"]
     for folder, options in zip(runs, ([], ["--compare-unpacked", "2"])):
@@ -83,7 +80,7 @@ def test_a_run_ends_with_summary_and_picture_and_the_comparison_leaves_its_check
         assert set(summary) == FIELDS
         assert summary["stopped_by"] is None
         assert summary["steps"] == summary["steps_planned"] == 3
-        assert summary["loss"] == losses_in(folder)[-1]
+        assert summary["loss"] == logged(folder, "loss")[-1]
         for name in (
             "step",
             "loss",
@@ -115,7 +112,7 @@ def test_a_run_ends_with_summary_and_picture_and_the_comparison_leaves_its_check
         ]
         assert pretrain.main(again) == 0
         assert read(folder)["steps"] == 4
-    assert losses_in(runs[0]) == losses_in(runs[1])
+    assert logged(runs[0], "loss") == logged(runs[1], "loss")
 
 
 def changed_after(monkeypatch, number, change):
