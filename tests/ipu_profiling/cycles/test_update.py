@@ -5,7 +5,7 @@ import pytest
 from ipu_profiling.cycles.layout import Cost
 from ipu_profiling.cycles.pipeline import Parameters
 from ipu_profiling.cycles.target import BOW, MK2
-from ipu_profiling.cycles.update import IpuUpdate, UpdateCost, _ring, host_seconds, ipu_cost
+from ipu_profiling.cycles.update import IpuUpdate, UpdateCost, _ring
 
 # 32 M parameters in 50 tensors, an optimiser of 1.33 M cycles and 100 MB to and from streaming memory.
 UPDATE = IpuUpdate(Cost(vertices=1.0e6, layout_bytes=1.0e5), 32.0e6, 50, 100.0e6)
@@ -25,28 +25,6 @@ def test_the_exchange_of_gradients_by_hand():
     assert pods.steps == pytest.approx(cycles / 1.85e9)
     assert pods == UpdateCost(gateways=pods.gateways, steps=pods.steps)
     assert _ring(UPDATE, 1, 4, MK2) == UpdateCost()
-
-
-def test_optimiser_streaming_and_host_by_hand():
-    """1 M cycles and 100 kB rearranged at 2 cycles a byte, twice as long: 2.4 M cycles; 100 MB at 5 GB/s: 20 ms."""
-    cost = ipu_cost(
-        UPDATE,
-        1,
-        4,
-        MK2,
-        Parameters(2.0, 2.0),
-    )
-    assert cost.optimizer == pytest.approx(2.4e6 / 1.33e9)
-    assert cost.streaming == pytest.approx(0.020)
-    assert cost.total == cost.device == pytest.approx(cost.optimizer + 0.020)
-    # The process of a pod serves its replicas one after the other.
-    for replicas, served in (
-        (4, 4),
-        (8, 8),
-        (16, 8),
-    ):
-        seconds = host_seconds(replicas, 8, MK2, replica_seconds=0.008)
-        assert seconds == pytest.approx(0.008 * served)
 
 
 def test_an_update_adds_up(machine, load):

@@ -134,12 +134,8 @@ def test_the_parts_of_an_update_add_up_to_its_seconds(small):
 
 def test_the_answer_stands_beside_the_papers(small):
     answer, _ = headline.headline(small, small.config, 3, 1.995)
-    rows = as_json(answer)
-    overhead, graph, _ = (row["ours"] for row in rows)
-    assert overhead == pytest.approx(100 * small.overhead(3))
-    assert graph == pytest.approx(1.995 / (1 + small.overhead(3)))
     text = printed(answer)
-    assert all(row["paper"] in text for row in rows)
+    assert all(row["paper"] in text for row in as_json(answer))
     assert "the paper" in text
 
 
