@@ -28,7 +28,7 @@ from pack_data.inspection.lengths import summary
 from pack_data.inspection.page_sections import headline, page_of_data_set, page_of_histogram
 from pack_data.lengths.counting import count, picture, what_was_read
 from pack_data.packers import PACKERS, get_packer, packs_at_depth
-from pack_data.packing.histogram import PUBLISHED
+from pack_data.packing.histogram import BUNDLED, PUBLISHED
 from pack_data.solver.free_slots import cost_of_depth
 from pack_data.store.data_set import MANIFEST, PackStore
 
@@ -51,7 +51,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         check_output("--out", args.out, reads=sources)
 
     first = Path(sources[0])
-    is_shipped = sources[0] in PUBLISHED
+    is_shipped = sources[0] in BUNDLED
     if not is_shipped and (first / LOG).is_file():
         _refuse(args, _LENGTH_OPTIONS + _PACKING_OPTIONS + _DATA_SET_OPTIONS, f"{first} is a run")
         _refuse_several(sources, "a run")
@@ -81,7 +81,7 @@ def _parser() -> ArgumentParser:
         "what",
         nargs="+",
         metavar="WHAT",
-        help=f"a bundled histogram ({', '.join(PUBLISHED)}), a CSV 'length,count', a text file with one length per "
+        help=f"a bundled histogram ({', '.join(BUNDLED)}), a CSV 'length,count', a text file with one length per "
         "line (also .gz, .xz, .bz2), a .npy array of lengths, a file of sequences (TFRecord, HDF5, Parquet, Arrow, "
         "JSONL), a packed data set, or the directory of a run",
     )

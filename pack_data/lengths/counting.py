@@ -19,7 +19,7 @@ import numpy as np
 from pack_data.cli.command import starting_workers
 from pack_data.cli.terminal import progress_bar
 from pack_data.display.picture import Axis, Bars, Series
-from pack_data.packing.histogram import PUBLISHED, LengthHistogram, is_heading, unfit, whole_of
+from pack_data.packing.histogram import BUNDLED, LengthHistogram, is_heading, unfit, whole_of
 from pack_data.reading.bad_records import MOST_RECORD_BYTES
 from pack_data.reading.compressed import open_unpacked, without_compression
 from pack_data.reading.encodings import lines_of_numbers
@@ -97,7 +97,7 @@ def lengths_in(sources: Sequence[str]) -> np.ndarray:
     """
     blocks: List[np.ndarray] = [np.zeros(0, np.int64)]
     for path in chain.from_iterable(_files(source, "") for source in sources):
-        if path in PUBLISHED or (os.path.isfile(path) and _begins_as_histogram(path)):
+        if path in BUNDLED or (os.path.isfile(path) and _begins_as_histogram(path)):
             raise ValueError(
                 f"{path}: a histogram does not tell the order of its sequences; pass a file with one length for each"
             )
@@ -122,7 +122,7 @@ def _map(
 
 
 def _name(source: str) -> str:
-    return source if source in PUBLISHED else Path(source).name.split(".")[0] or source
+    return source if source in BUNDLED else Path(source).name.split(".")[0] or source
 
 
 def what_was_read(
@@ -144,14 +144,14 @@ def _has_columns(path: str) -> bool:
 
 def _files(source: str, split: str) -> List[str]:
     """Return what is counted on its own: the files of a directory, or the source itself."""
-    is_whole = source in PUBLISHED or (Path(source) / MANIFEST).is_file()
+    is_whole = source in BUNDLED or (Path(source) / MANIFEST).is_file()
     if split and (is_whole or os.path.isfile(source)):
         raise ValueError(f"{source}: has no splits, as directories have; leave --split {split} out")
     if is_whole:
         return [source]
     if not os.path.exists(source):
         raise ValueError(
-            f"{source}: no such file, directory or bundled histogram; bundled are {', '.join(PUBLISHED)}"
+            f"{source}: no such file, directory or bundled histogram; bundled are {', '.join(BUNDLED)}"
         )
     if not os.path.isdir(source):
         return [source]
@@ -171,7 +171,7 @@ def _count_part(
     path: str, S: Optional[int], max_record_bytes: int, columns: Sequence[str]
 ) -> LengthHistogram:
     """Count one source. S: slots of a pack; None for what the source states, or its longest sequence."""
-    if path in PUBLISHED:
+    if path in BUNDLED:
         histogram = LengthHistogram.published(path)
     elif os.path.isdir(path):
         counts = np.array(read_manifest(Path(path)).histogram, np.int64)

@@ -10,7 +10,7 @@ from typing import Optional, Sequence
 from pack_data.cli.command import positive_int
 from pack_data.cli.reading_options import add_columns, add_split
 from pack_data.lengths.synthetic import HELP, synthetic_histogram
-from pack_data.packing.histogram import PUBLISHED, LengthHistogram
+from pack_data.packing.histogram import BUNDLED, PUBLISHED, LengthHistogram
 from pack_data.store.data_set import MANIFEST
 
 
@@ -21,7 +21,7 @@ def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:
         "--histogram",
         metavar="NAME|FILE|DIR",
         default=PUBLISHED[0],
-        help=f"a bundled histogram ({', '.join(PUBLISHED)}), a CSV file 'length,count', a file with one length per "
+        help=f"a bundled histogram ({', '.join(BUNDLED)}), a CSV file 'length,count', a file with one length per "
         "line (.txt, .lengths), an array of lengths (.npy), a packed data set, or a file or directory of sequences "
         f"(TFRecord, HDF5, Parquet, Arrow, JSONL); default {PUBLISHED[0]}",
     )
@@ -74,7 +74,7 @@ def named_histogram(
     from pack_data.lengths.counting import count, what_was_read
 
     path = Path(name)
-    tells_slots = name in PUBLISHED or (path / MANIFEST).is_file()
+    tells_slots = name in BUNDLED or (path / MANIFEST).is_file()
     # `count` refuses a name that does not exist.
     if path.exists() and not tells_slots and max_sequence_length is None:
         raise ValueError(

@@ -14,7 +14,7 @@ from pack_data.lengths.counting import count, lengths_in
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.lengths.overlong import RULES, Longer, fit
 from pack_data.lengths.synthetic import synthetic_histogram
-from pack_data.packing.histogram import PUBLISHED
+from pack_data.packing.histogram import BUNDLED, PUBLISHED
 from tests.refusals import faults_of_refusals, rows_of
 
 RULES_THAT_GO_ON = [rule for rule in RULES if rule != "raise"]
@@ -76,11 +76,11 @@ fit([20, 0], 8, 'split') => sequence 1 | length 0 | max_sequence_length = 8
 fit([1.5], 8, 'drop') => lengths | float64
 """
     ),
-    ("count(['nothing'], 10)", ["nothing", *PUBLISHED]),
-    ("histogram('--histogram', 'nothing.csv')", ["nothing.csv", *PUBLISHED]),
+    ("count(['nothing'], 10)", ["nothing", *BUNDLED]),
+    ("histogram('--histogram', 'nothing.csv')", ["nothing.csv", *BUNDLED]),
     ("histogram('--columns', 'a')", [PUBLISHED[0], "--columns"]),
     ("histogram('--split', 'train')", [PUBLISHED[0], "--split"]),
-    ("synthetic_histogram('sample:nothing,n=3')", ["'nothing'", *PUBLISHED]),
+    ("synthetic_histogram('sample:nothing,n=3')", ["'nothing'", *BUNDLED]),
     ("fit([3, 9], 8)", ["sequence 1", "length 9", *RULES_THAT_GO_ON]),
     ("fit([3], 8, 'cut')", ["longer = 'cut'", *RULES]),
 ]

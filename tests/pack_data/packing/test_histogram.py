@@ -1,13 +1,15 @@
 """Length histograms: totals, merging, and the way in from lengths, CSV and JSON."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.packing.histogram import PUBLISHED, LengthHistogram
+import pack_data
+from pack_data.packing.histogram import BUNDLED, PUBLISHED, LengthHistogram
 from tests.pack_data_strategies import histograms, lengths_of
 
 
@@ -43,6 +45,13 @@ def test_published(name, S, sequences, tokens, shortest, median, padding, speedu
     assert histogram.padding_share == pytest.approx(padding, abs=1e-4)
     assert histogram.theoretical_speedup == pytest.approx(speedup, abs=5e-4)
     assert name in PUBLISHED
+
+
+def test_every_bundled_file_is_a_name_and_holds_no_longer_sequence():
+    files = (Path(pack_data.__file__).parent / "published").glob("*.csv")
+    assert {path.stem for path in files} == set(BUNDLED)
+    for name, slots in BUNDLED.items():
+        assert LengthHistogram.published(name).longest <= slots
 
 
 def test_counts_cannot_be_changed_from_outside():

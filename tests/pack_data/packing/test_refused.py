@@ -12,7 +12,7 @@ from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import certificate as proofs
 from pack_data.packing import checker
 from pack_data.packing.certificate import Certificate, best_pack_value
-from pack_data.packing.histogram import PUBLISHED, LengthHistogram
+from pack_data.packing.histogram import BUNDLED, LengthHistogram
 from pack_data.packing.packing import Packing, prove
 from tests.refusals import faults_of_refusals, rows_of
 
@@ -117,7 +117,7 @@ best_pack_value([5], [2**61], 10, 2) => 2305843009213693952 | 2
 best_pack_value([1], [2**60], 100, None) => 1152921504606846976 | 100
 """
     ),
-    ("LengthHistogram.published('wikipedia_128')", ["'wikipedia_128'", *PUBLISHED]),
+    ("LengthHistogram.published('wikipedia_128')", ["'wikipedia_128'", *BUNDLED]),
     *(
         (f"{call.format(slots)}", ["max_sequence_length = ", 16777216])
         for call in (
