@@ -6,6 +6,7 @@ from typing import (
     Any,
     Callable,
     Dict,
+    Iterable,
     Iterator,
     List,
     Mapping,
@@ -22,6 +23,8 @@ from pack_data.reading.bad_records import BadRecords, Origin
 from pack_data.store.boundaries import sequences_in
 from pack_data.store.meanings import (
     ALSO_OF_RECORDS,
+    HARMLESS,
+    LENGTHS,
     MASKS,
     OF_SEQUENCES,
     OF_TOKENS,
@@ -42,7 +45,7 @@ TEXT = "text"
 ONE = "one value"
 NULL = "null"
 OTHER = "other"
-_LISTS = (WHOLE, TRUTHS, FRACTIONS)
+LISTS = (WHOLE, TRUTHS, FRACTIONS)
 # They divide or pad the sequences, and are not kept.
 _USED_UP = frozenset((*MASKS, *OF_SEQUENCES, "positions"))
 
@@ -100,7 +103,7 @@ def token_columns(
         tokens = _named(path, types)
         beside = [*OF_TOKENS, *OF_SEQUENCES]
         for name, way_out in REFUSED.items():
-            if name in types and types[name].kind in _LISTS:
+            if name in types and types[name].kind in LISTS:
                 raise ValueError(
                     f"{path}: {name} is not read: {way_out}, or choose --columns {tokens} to ignore it"
                 )
@@ -113,7 +116,7 @@ def _chosen(path: str, types: Mapping[str, ColumnType], columns: Sequence[str]) 
     lists = [name for name, type in types.items() if type.kind in (WHOLE, FRACTIONS)]
     for name in columns:
         kind = types[name].kind if name in types else ""
-        if kind not in (*_LISTS, NULL):
+        if kind not in (*LISTS, NULL):
             problem = f"is {types[name].name}" if kind else "is not a column"
             raise ValueError(
                 f"{path}: {name} {problem}; the columns of integer lists are {', '.join(lists) or 'none'}"
@@ -136,23 +139,51 @@ def _named(path: str, types: Mapping[str, ColumnType]) -> str:
         problem = (
             f"no column {TOKENS} of integer lists; its columns are {described[:150] or 'none'}"
         )
-        lists = [name for name, type in types.items() if type.kind == WHOLE]
-        way_out = "for text use --corpus"
-        if lists:
-            way_out = f"choose the tokens with --columns: {', '.join(lists)[:150]}; {way_out}"
+        way_out = "choose the tokens with --columns, or for text use --corpus"
     raise ValueError(f"{path}: {problem} ({way_out})")
 
 
 def _is_read(path: str, name: str, type: ColumnType) -> bool:
     """Return True for a column of lists or nulls.  Raises ValueError for one that changes the meaning of the tokens."""
-    if type.kind in (*_LISTS, NULL):
+    if type.kind in (*LISTS, NULL):
         return True
     if type.kind in (ONE, TEXT) and name in ALSO_OF_RECORDS:
         return False
     values = OF_TOKENS[name].values if name in OF_TOKENS else "whole numbers"
     raise ValueError(
-        f"{path}: {name} is {type.name}, must be a list of {values}; choose other columns with --columns"
+        f"{path}: {name} is {type.name}, must be a list of {values}; write it as one, or choose other columns with "
+        "--columns (a mask of padding is read in any case)"
     )
+
+
+def check_beside(path: str, columns: Sequence[str], rows: Iterable[FileRow]) -> None:
+    """Raise ValueError if a column beside those that are read may change the meaning of the tokens.
+
+    In all rows it has a value for each token, or divides them, or in one it states another number of tokens.
+    """
+    tokens = columns[0]
+    way_out = f"or choose --columns {tokens} to ignore it"
+    others = {*columns, *HARMLESS}
+    alike = set()
+    for row in rows:
+        ids = row.fields.get(tokens)
+        count = len(ids) if isinstance(ids, list) else 0
+        for name, values in row.fields.items():
+            if not values or count < 2:
+                continue
+            if isinstance(values, list):
+                numbers = [value for value in values if isinstance(value, (int, float))]
+                is_alike = count in (len(values), values[-1], sum(numbers))
+                (alike if is_alike else others).add(name)
+            elif name in LENGTHS and values != count:
+                raise ValueError(
+                    f"{row.origin}: {name} is {values}, but {tokens} has {count} values; remove the column, {way_out}"
+                )
+    for name in sorted(alike - others):
+        raise ValueError(
+            f"{path}: {name} has a value for each token or sequence, but an unknown name; rename it to what it is "
+            f"(attention_mask, labels, seq_lengths, ...), {way_out}"
+        )
 
 
 # ---- blocks of rows ----------------------------------------------------------------------------------------------

@@ -244,9 +244,10 @@ def write(path: str, records: Callable[[], Iterable[Record]], to_format: str) ->
                 if count is not None and parquet.types(str(temporary)):
                     return count
             except _arrow().ArrowException as error:
+                columns = ", ".join(f"{name} of type {kind}" for name, kind in types.items())
                 raise ValueError(
-                    f"{path}: {to_format} cannot hold the columns {', '.join(types)[:100]} ({one_line(error, 100)}); "
-                    "write another format, such as .jsonl, or leave a column out of the source"
+                    f"{path}: {to_format} cannot hold {one_line(columns, 150)} ({one_line(error, 100)}); write another "
+                    "format, such as .jsonl, or leave a column out of the source"
                 ) from None
             if not types:
                 raise ValueError(f"{path}: nothing to write, the source has no record")

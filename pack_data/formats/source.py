@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
@@ -18,7 +19,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tupl
 import numpy as np
 
 from pack_data.formats import bert_tfrecord
-from pack_data.formats.columns import RowBlock, token_columns
+from pack_data.formats.columns import LISTS, RowBlock, check_beside, token_columns
 from pack_data.formats.data_files import data_files
 from pack_data.formats.detect import FORMATS, format_of
 from pack_data.formats.megatron import tokens_file
@@ -36,9 +37,12 @@ from pack_data.reading.durable import PathLike
 from pack_data.reading.fields import printable, whole_number
 from pack_data.reading.words import in_blocks
 from pack_data.store.data_set import MANIFEST, read_manifest
-from pack_data.store.meanings import OF_SEQUENCES, OF_TOKENS, REFUSED
+from pack_data.store.meanings import LENGTHS, OF_SEQUENCES, OF_TOKENS, REFUSED
 from pack_data.store.sequences import Sequences
 
+_ROWS_COMPARED = (
+    100  # of the first file, to find columns of unknown names that belong to the tokens
+)
 _BLOCK_OF_EXAMPLES = 512  # small: as Python numbers they take ten times the memory of a column
 
 
@@ -318,6 +322,11 @@ def open_source(
         source.columns = token_columns(first, types, columns)
         source.ignored = tuple(sorted(set(types) - set(source.columns)))
         source.are_chosen = bool(columns)
+        if not columns and hasattr(module, "rows"):
+            beside = [name for name in types if types[name].kind in LISTS or name in LENGTHS]
+            bad = BadRecords(_ROWS_COMPARED, max_record_bytes)
+            rows = islice(module.rows(first, bad, beside), _ROWS_COMPARED)
+            check_beside(first, source.columns, rows)
     else:
         source.kind = module.kind(first, **source._options)
     return source

@@ -27,6 +27,19 @@ TOKENS = "input_ids"
 # Names of token ids in files without input_ids.
 OTHER_TOKENS = ("token_ids", "tokens", "ids")
 TEXTS = ("text", "content")
+# One number of a record: of its tokens.
+LENGTHS = (
+    "length",
+    "lengths",
+    "len",
+    "num_tokens",
+    "n_tokens",
+    "token_count",
+    "seq_len",
+    "seq_length",
+)
+# Values for tokens that do not change what the tokens mean.
+HARMLESS = ("word_ids", "tags", "ner_tags", "pos_tags", "chunk_tags")
 
 _IDS = f"token ids, 0 to {2**31 - 1}"
 _WHOLE = "whole numbers of 32 bits"

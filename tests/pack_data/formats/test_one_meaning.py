@@ -38,7 +38,7 @@ FOREIGN = [
     {"label": [1, None]},
     {"score": [1, 0.5]},
     {"text": ["a", ["b"]]},
-    {"embedding": [[-3, 5], [0.5]]},
+    {"embedding": [[-3, 5] * 9, [0.5] * 9]},
     {"meta": [{"x": 1}, {"y": "z"}]},
 ]
 
@@ -168,9 +168,9 @@ def in_stream(rows):
             yield ids.tolist()
 
 
-def as_built(path):
+def as_built(path, **options):
     """Yield the ids of the sequences as `build` reads them."""
-    for block in open_source(path).blocks():
+    for block in open_source(path, **options).blocks():
         for ids in np.split(block.tokens["input_ids"], np.cumsum(block.lengths)[:-1]):
             yield ids.tolist()
 
@@ -228,3 +228,35 @@ def test_weights_are_kept_in_rows_and_refused_by_a_build(tmp_path):
             build(BuildOptions(tmp_path / "out", source=path, max_sequence_length=16))
         options = BuildOptions(f"{path}.packs", source=path, columns=("input_ids",), max_sequence_length=16)
         build(options).close()
+
+
+# Columns beside rows of 9 tokens, of which 4, 5 and 6 are real: the values of each row, and whether the file is read.
+BESIDE = [
+    ("mask", [[1] * real + [0] * (9 - real) for real in (4, 5, 6)], False),
+    ("Attention_Mask", [[1.0] * real + [0.0] * (9 - real) for real in (4, 5, 6)], False),
+    ("is_padding", [[False] * real + [True] * (9 - real) for real in (4, 5, 6)], False),
+    ("document_lengths", [[real, 9 - real] for real in (4, 5, 6)], False),
+    ("offsets", [[0, real, 9] for real in (4, 5, 6)], False),
+    ("length", [4, 5, 6], False),
+    ("length", [9, 9, 9], True),
+    ("labels", [[[1] * 9] * 9] * 3, False),
+    ("embedding", [[0.1, -0.3]] * 3, True),
+    ("word_ids", [list(range(9))] * 3, True),
+    ("offset_mapping", [[[0, 1]] * 9] * 3, True),
+    ("label", [1, 0, None], True),
+]
+
+
+@pytest.mark.parametrize("name, values, is_read", BESIDE, ids=[name for name, _, _ in BESIDE])
+def test_a_column_that_may_belong_to_the_tokens_is_read_or_refused(tmp_path, name, values, is_read):
+    rows = [{"input_ids": list(range(1, 10)), name: value} for value in values]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for path in (tmp_path / "a.jsonl", tmp_path / "a.parquet"):
+        if is_read:
+            assert name in open_source(path).ignored
+            assert len(list(as_built(path))) == 3
+        else:
+            with refused(name, "--columns"):
+                open_source(path)
+        assert len(list(as_built(path, columns=("input_ids",)))) == 3
