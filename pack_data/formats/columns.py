@@ -13,6 +13,7 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
+    Set,
     Tuple,
 )
 
@@ -113,13 +114,13 @@ def token_columns(
 
 def _chosen(path: str, types: Mapping[str, ColumnType], columns: Sequence[str]) -> str:
     """Return which of the columns of the user holds the tokens.  Raises ValueError for a column that is no list."""
-    lists = [name for name, type in types.items() if type.kind in (WHOLE, FRACTIONS)]
+    lists = [name for name, type in types.items() if type.kind in LISTS]
     for name in columns:
         kind = types[name].kind if name in types else ""
         if kind not in (*LISTS, NULL):
-            problem = f"is {types[name].name}" if kind else "is not a column"
             raise ValueError(
-                f"{path}: {name} {problem}; the columns of integer lists are {', '.join(lists) or 'none'}"
+                f"{path}: {name} is {kind or 'not a column'}; the columns of integer lists are "
+                f"{', '.join(lists) or 'none'}"
             )
     return min(columns, key=lambda name: (name != TOKENS, name in OF_TOKENS))
 
@@ -136,9 +137,7 @@ def _named(path: str, types: Mapping[str, ColumnType]) -> str:
         way_out = f"choose one of them with --columns {candidates[0]}"
     else:
         described = ", ".join(f"{name} ({type.name})" for name, type in types.items())
-        problem = (
-            f"no column {TOKENS} of integer lists; its columns are {described[:150] or 'none'}"
-        )
+        problem = f"no column {TOKENS} of integer lists; its columns are {described[:150]}"
         way_out = "choose the tokens with --columns, or for text use --corpus"
     raise ValueError(f"{path}: {problem} ({way_out})")
 
@@ -164,22 +163,22 @@ def check_beside(path: str, columns: Sequence[str], rows: Iterable[FileRow]) -> 
     tokens = columns[0]
     way_out = f"or choose --columns {tokens} to ignore it"
     others = {*columns, *HARMLESS}
-    alike = set()
+    alike: Set[str] = set()
     for row in rows:
         ids = row.fields.get(tokens)
-        count = len(ids) if isinstance(ids, list) else 0
+        count = isinstance(ids, list) and len(ids)
         for name, values in row.fields.items():
             if not values or count < 2:
                 continue
             if isinstance(values, list):
                 numbers = [value for value in values if isinstance(value, (int, float))]
-                is_alike = count in (len(values), values[-1], sum(numbers))
-                (alike if is_alike else others).add(name)
+                may_be_of_tokens = count in (len(values), values[-1], sum(numbers))
+                (alike if may_be_of_tokens else others).add(name)
             elif name in LENGTHS and values != count:
                 raise ValueError(
                     f"{row.origin}: {name} is {values}, but {tokens} has {count} values; remove the column, {way_out}"
                 )
-    for name in sorted(alike - others):
+    for name in alike - others:
         raise ValueError(
             f"{path}: {name} has a value for each token or sequence, but an unknown name; rename it to what it is "
             f"(attention_mask, labels, seq_lengths, ...), {way_out}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -265,6 +266,12 @@ class Source:
         return "\n".join(printable(f"skipped {bad}") for bad in self.bad.found)
 
 
+def _readable(rows: Iterator[Any]) -> Iterator[Any]:
+    """Yield the first rows, up to a damage, which is an error when all rows are read."""
+    with suppress(ValueError):
+        yield from islice(rows, _ROWS_COMPARED)
+
+
 def _pattern(files: Sequence[str]) -> str:
     """Return the name of a file, or one pattern for several."""
     names = [os.path.basename(file) for file in files]
@@ -324,9 +331,8 @@ def open_source(
         source.are_chosen = bool(columns)
         if not columns and hasattr(module, "rows"):
             beside = [name for name in types if types[name].kind in LISTS or name in LENGTHS]
-            bad = BadRecords(_ROWS_COMPARED, max_record_bytes)
-            rows = islice(module.rows(first, bad, beside), _ROWS_COMPARED)
-            check_beside(first, source.columns, rows)
+            rows = module.rows(first, BadRecords(_ROWS_COMPARED, max_record_bytes), beside)
+            check_beside(first, source.columns, _readable(rows))
     else:
         source.kind = module.kind(first, **source._options)
     return source
