@@ -24,10 +24,11 @@ if str(ROOT) not in sys.path:
 from evidence import __main__ as evidence  # noqa: E402
 from ipu_packed_bert import __main__ as packed_bert  # noqa: E402
 from ipu_packed_bert.settings.config import Config, settings_of  # noqa: E402
-from ipu_packed_bert.settings.declare import Setting, shown  # noqa: E402
+from ipu_packed_bert.settings.declare import shown  # noqa: E402
 from ipu_packed_bert.settings.finetuning import TASKS  # noqa: E402
 from pack_data.lengths import packer_command  # noqa: E402
 from pack_data.packers import PACKERS  # noqa: E402
+from pack_data.reading.declare import Setting  # noqa: E402
 from pack_data.store.quantities import QUANTITIES  # noqa: E402
 
 PAGES = ("configuration.md", "commands.md", "glossary.md")
@@ -119,11 +120,10 @@ def settings_tables(sections: Mapping[str, Section]) -> str:
 def _type(kind: Any, rule: Any) -> str:
     """Describe the type and range of a setting."""
     arguments = getattr(kind, "__args__", ())
-    if arguments == (int, str):
-        return " or ".join(
-            [_type(int, rule._replace(choices=())), *map("`{}`".format, rule.choices)]
-        )
     null = " or null" if type(None) in arguments else ""
+    if arguments[:2] == (int, str):
+        number = _type(int, rule._replace(choices=()))
+        return " or ".join([number, *map("`{}`".format, rule.choices)]) + null
     if null:
         kind = arguments[0]
         arguments = getattr(kind, "__args__", ())
@@ -176,9 +176,10 @@ def configuration_schema() -> Dict[str, Any]:
 def _schema_of(kind: Any, rule: Any) -> Dict[str, Any]:
     """Return the schema of the values of a setting."""
     arguments = getattr(kind, "__args__", ())
-    if arguments == (int, str):
+    if arguments[:2] == (int, str):
         number = _schema_of(int, rule._replace(choices=()))
-        return {"anyOf": [{"enum": list(rule.choices)}, number]}
+        null = [{"type": "null"}] if type(None) in arguments else []
+        return {"anyOf": [{"enum": list(rule.choices)}, number, *null]}
     if type(None) in arguments:
         return {"anyOf": [_schema_of(arguments[0], rule), {"type": "null"}]}
     if arguments:

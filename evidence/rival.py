@@ -21,10 +21,11 @@ from ipu_packed_bert.benchmarks.packed import accumulated, host_engine
 from ipu_packed_bert.benchmarks.work import BenchmarkWork, config_of, draw_work
 from ipu_packed_bert.engine.host.attention import dense_attention
 from ipu_packed_bert.engine.host.devices import clock_of
+from ipu_packed_bert.engine.timing import rounds_in_turn
 from ipu_packed_bert.settings.config import fast_micro_batch
 from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.memory import keep_buffers
-from pack_data.cli.timing import rounds_in_turn, timed
+from pack_data.cli.timing import timed
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.store.packs import default_predictions

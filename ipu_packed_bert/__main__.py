@@ -26,7 +26,8 @@ _GROUPS: Dict[str, Dict[str, Command]] = {
             "pack a histogram of lengths; --packer NAME (default optimal)",
         ),
         "build": Command(
-            "pack_data.building.command", "build a packed data set from text or tokenised sequences"
+            "ipu_packed_bert.commands.build",
+            "build a packed data set from text or tokenised sequences",
         ),
         "verify": Command(
             "pack_data.inspection.verify_command", "read a data set or a packing again and prove it"

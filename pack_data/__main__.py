@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pack_data.cli.command import list_commands, run_main
+import sys
+from typing import Optional, Sequence
+
+from pack_data.cli.command import run_main
 
 COMMANDS = {
     "optimal": "packer: as few packs as provably possible",
@@ -17,5 +20,22 @@ COMMANDS = {
 }
 
 
+def _main(argv: Optional[Sequence[str]] = None) -> int:
+    """Print the packers, one per line."""
+    arguments = sys.argv[1:] if argv is None else argv
+    names = [argument for argument in arguments if argument not in ("-h", "--help")]
+    if names:
+        way_out = f"the commands are {', '.join(COMMANDS)}"
+        if names[0] in COMMANDS:
+            way_out = f"type python -m pack_data.{' '.join(names)}"
+        raise ValueError(f"{names[0]}: python -m pack_data only lists its commands; {way_out}")
+
+    width = max(map(len, COMMANDS))
+    print("python -m pack_data.NAME --help says more about each:\n")
+    for command, summary in COMMANDS.items():
+        print(f"  {command:<{width}}  {summary}")
+    return 0
+
+
 if __name__ == "__main__":
-    raise SystemExit(run_main(lambda argv: list_commands("pack_data", COMMANDS, argv)))
+    raise SystemExit(run_main(_main))

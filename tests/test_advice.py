@@ -224,6 +224,7 @@ WITHOUT_ROW = {
     "every task reads the source anew": _NOT_TYPED,
     "a tokenizer.json says this itself": _FOREIGN,
     "contains no sequences": _NOT_TYPED,
+    "--task \0: pass I/N for task": _LAUNCHERS,
     "--append is gone": _NOT_TYPED,
     "--longest \0: does not fit": _SECONDS,
 }

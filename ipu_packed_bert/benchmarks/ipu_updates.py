@@ -49,7 +49,7 @@ class IpuUpdates:
         # The fewest micro-batches that fill the pipeline.
         shorter = config.changed("batch", gradient_accumulation=config.pipeline_stages)
         shorter = shorter.changed("optimizer", packing_adjustment="none").with_schedule()
-        depth = config.data.max_sequences_per_pack or _DEFAULT_DEPTH
+        depth = config.data.depth or _DEFAULT_DEPTH
         shorter = shorter.changed("data", max_sequences_per_pack=depth)
         self.config = shorter.changed(
             "engine",
@@ -122,7 +122,7 @@ def _random_batch(config: Config) -> Dict[str, Any]:
     slots = config.data.max_sequence_length
     histogram = LengthHistogram.from_lengths(list(range(min(8, slots), slots + 1)), slots)
     return draw_work(
-        pack(histogram, max_sequences_per_pack=config.data.max_sequences_per_pack),
+        pack(histogram, max_sequences_per_pack=config.data.depth),
         packs=config.packs_per_update(1.0),
         micro_batch=config.batch.micro_batch,
         vocabulary=config.model.vocabulary_size,

@@ -15,12 +15,13 @@ from ipu_packed_bert.data.global_batches import SameSequences
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.engine.host.attention import dense_attention
 from ipu_packed_bert.engine.host.devices import clock_of, find_device, product_rate
+from ipu_packed_bert.engine.timing import quartiles, rounds_in_turn, seconds_in_turn
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import SideBySide, side_by_side
-from pack_data.cli.timing import Clock, quartiles, rounds_in_turn, seconds_in_turn, timed
+from pack_data.cli.timing import Clock, timed
 from pack_data.display.facts import Fact, Facts, quantity
 from pack_data.reading.fields import one_line
 

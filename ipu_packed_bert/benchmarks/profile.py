@@ -12,8 +12,8 @@ from torch import nn
 from ipu_packed_bert.benchmarks.packed import accumulated, host_engine, useful_flop
 from ipu_packed_bert.benchmarks.work import BenchmarkWork
 from ipu_packed_bert.engine.host.devices import clock_of, find_device, product_rate
+from ipu_packed_bert.engine.timing import seconds_in_turn
 from ipu_packed_bert.settings.config import Config
-from pack_data.cli.timing import seconds_in_turn
 from pack_data.display.facts import Fact, Facts
 
 _PRODUCTS = "layer products"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert.run_files.folder import CONFIG
-from pack_data.cli.command import ArgumentParser, runnable, typed
+from pack_data.cli.parser import ArgumentParser, runnable, typed
 from pack_data.cli.terminal import progress_bar
 from pack_data.reading.words import counted
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from typing import Any
 
 from ipu_packed_bert.commands import run_options
 from ipu_packed_bert.processes.ranks import Processes
+from ipu_packed_bert.settings.command_line import RunOptions
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.files import located
 
 
-def _start(config: Config, args: argparse.Namespace, processes: Processes, _: Any = None) -> int:
+def _start(config: Config, args: RunOptions, processes: Processes, _: Any = None) -> int:
     # With full paths, so that the run can be resumed without --data-dir.
     config = located(config, args.data_dir)
     # torch is imported from here on: wrong configurations are refused without it.

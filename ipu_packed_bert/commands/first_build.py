@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ipu_packed_bert.data.data_sets import BUILT_WITH
 from ipu_packed_bert.settings.config import Config
 
 
@@ -23,9 +22,8 @@ def build_missing(config: Config) -> None:
         f"data      {data.directory} is missing: building it from {source}; kept for the next run",
         flush=True,
     )
-    names = (*BUILT_WITH, "corpus", "vocabulary", "held_out")
-    options = {name: getattr(data, name) for name in names}
-    built = build_and_report(BuildOptions(data.directory, workers=None, **options))
+    options = BuildOptions(data.directory, workers=None, **data.build_options)
+    built = build_and_report(options)
     built.store.close()
     for remark in built.remarks:
         print(f"note      {remark}")

@@ -33,14 +33,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
-from ipu_packed_bert.commands.run_options import add_settings, add_trust
+from ipu_packed_bert.commands.run_options import add_settings
 from ipu_packed_bert.processes.ranks import refuse_several
+from ipu_packed_bert.settings.command_line import RunOptions
 from ipu_packed_bert.settings.finetuning import TOKENS, affects_predictions
 from ipu_packed_bert.settings.reader import peek
 from ipu_packed_bert.settings.user_task import trust_what_was_named
 from ipu_packed_bert.tasks.files import STANDARD_INPUT, ExampleSource
 from pack_data.cli.command import ArgumentParser, check_output, typed
+from pack_data.cli.options import add_options
 from pack_data.cli.terminal import progress_bar
+from pack_data.reading.declare import settings_in
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.words import counted
 from pack_data.store.quantities import sequences_per_second
@@ -75,8 +78,9 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         parser,
         "override a setting of the run; may be repeated: --set data.packer=none predicts without packing",
     )
-    add_trust(parser)
-    parser.rare("--engine", "--trust-task")
+    add_options(parser, [settings_in(RunOptions)["trust_task"]])
+    parser.set_defaults(trust_task=[])
+    parser.rare("--engine")
     args = parser.parse_args(argv)
     if args.overwrite and args.output is None:
         parser.error("--overwrite needs --output")

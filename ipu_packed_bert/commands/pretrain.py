@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from functools import partial
 from typing import Optional
 
 from ipu_packed_bert.commands import run_options
 from ipu_packed_bert.processes.ranks import Processes
+from ipu_packed_bert.settings.command_line import RunOptions
 from ipu_packed_bert.settings.config import Config
 
 
 def _start(
     config: Config,
-    args: argparse.Namespace,
+    args: RunOptions,
     processes: Processes,
     build: Optional[run_options.Build] = None,
 ) -> int:

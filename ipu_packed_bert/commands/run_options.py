@@ -9,25 +9,29 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Collection, List, Optional, Sequence
+from typing import Any, Callable, Collection, List, Optional, Sequence, Tuple
 
-from ipu_packed_bert.data.factors import parse_factor
 from ipu_packed_bert.engine import instances, ipu_modules
 from ipu_packed_bert.processes.ranks import Processes, joined
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.run_files.new_run import refuse_a_run_in
-from ipu_packed_bert.settings.config import Config, ConfigError
+from ipu_packed_bert.settings.command_line import RunOptions
+from ipu_packed_bert.settings.config import Config, ConfigError, settings_of
 from ipu_packed_bert.settings.loading import load_config, task_name
-from ipu_packed_bert.settings.schema import PRETRAIN, PRETRAINING
+from ipu_packed_bert.settings.reader import Override, parse_override
+from ipu_packed_bert.settings.schema import FINETUNE, PRETRAIN, PRETRAINING
 from ipu_packed_bert.settings.shipped import config_file, refuse_no_run
 from ipu_packed_bert.settings.user_task import trust_what_was_named
 from ipu_packed_bert.settings.yaml_files import load_yaml
-from pack_data.cli.command import ArgumentParser, typed
+from pack_data.cli.options import add_options
+from pack_data.cli.parser import ArgumentParser, typed
+from pack_data.reading.declare import settings_in, words_of
 
 Build = Callable[[Config], None]
 # Configuration, options, processes, what builds a missing data set -> exit status.
-Start = Callable[[Config, argparse.Namespace, Processes, Optional[Build]], int]
+Start = Callable[[Config, RunOptions, Processes, Optional[Build]], int]
 
 _ABOUT = {
     "pretrain": "Pre-train a packed BERT: python run_pretraining.py --config configs/packed_phase2_pod16.yml",
@@ -38,47 +42,34 @@ Takes the options of pretrain and finetune. Nothing is measured: memory is compu
 
 Exit status: 0 it fits or may fit; 1 it does not fit; 2 a usage error.""",
 }
-# Options of only one of the two commands.
-_PRETRAINING_OPTIONS = ("start_from", "whole")
-_FINE_TUNING_OPTIONS = ("data_dir", "trust_task")
 
 
 def add_settings(parser: argparse.ArgumentParser, help: str) -> None:
     """Add --engine and --set, which override settings; ``help`` describes --set."""
-    _add_setting(parser, "--engine", "KIND", "engine.kind", "where to run: auto, ipu or host")
+    _add_setting(parser, "engine.kind")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="a.b=c", dest="overrides", help=help
-    )
-
-
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add --trust-task."""
-    parser.add_argument(
-        "--trust-task",
+        "--set",
+        type=parse_override,
         action="append",
         default=[],
-        metavar="FILE.py",
-        help="allow a configuration or run whose task.name is FILE.py:CLASS to run this file, now and later if it is"
-        " unchanged; implied by --set task.name=FILE.py:CLASS",
+        metavar="a.b=c",
+        dest="overrides",
+        help=help,
     )
 
 
-def parse(command: str, argv: Optional[Sequence[str]]) -> argparse.Namespace:
+def parse(command: str, argv: Optional[Sequence[str]]) -> RunOptions:
     """Parse the options of `packed-bert pretrain`, `finetune` or `plan`; raise ValueError if they are inconsistent.
 
     The result has the attribute ``command``: for `plan` the command of the configuration, with ``plan`` True.
     """
     parser = _parser(command)
-    args = parser.parse_args(argv)
-    args.command = command
+    args = RunOptions(command, **vars(parser.parse_args(argv)))
     if command == "plan":
-        args.plan = True
-        args.command = _command_of(args)
-        others = _FINE_TUNING_OPTIONS if args.command == "pretrain" else _PRETRAINING_OPTIONS
-        for name in others:
-            if getattr(args, name):
-                option = f"--{name.replace('_', '-')}"
-                parser.error(f"{option} does not apply to a {args.command} configuration")
+        args = replace(args, plan=True, command=_command_of(args))
+        for name, setting in settings_in(RunOptions).items():
+            if setting.of not in ("", args.command) and getattr(args, name):
+                parser.error(f"{setting.flag} does not apply to a {args.command} configuration")
     mistakes = (
         (
             args.resume and args.out,
@@ -129,22 +120,29 @@ def train(
         return processes.status
 
 
-def configuration(args: argparse.Namespace, processes: Processes) -> Config:
-    """Return the configuration that parsed options of connected processes begin or continue."""
+def configuration(args: RunOptions, processes: Processes) -> Tuple[RunOptions, Config]:
+    """Return the settled options of connected processes, and the configuration that they begin or continue."""
+    args = _settled(args, processes)
+    if args.resume or args.start_from:
+        processes.of_first(_refuse_no_runs, args)
+    return args, processes.of_first(_load, args) if args.resume else _load(args)
+
+
+def _settled(args: RunOptions, processes: Processes) -> RunOptions:
+    """Return the options of connected processes; --resume-if-there that finds a run becomes --resume."""
     if args.command == "finetune":
         trust_what_was_named(args.trust_task, args.overrides)
     processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
-    if _resumes_there(args, processes):
-        fixed = _fixed_settings(args)
-        args.overrides = [
-            override
-            for override in args.overrides
-            if override.partition("=")[0].strip() not in fixed
-        ]
-        args.start_from = None
-    if args.resume or args.start_from:
-        processes.of_first(_refuse_no_runs, args)
-    return processes.of_first(_load, args) if args.resume else _load(args)
+    if not args.resume_if_there:
+        return args
+    from ipu_packed_bert.training.run_folder import resumes
+
+    # Only rank 0 reads and writes run directories: they need not exist on the machines of other ranks.
+    if not processes.of_first(resumes, args.out):
+        return args
+    fixed = _fixed_settings(args)
+    overrides = [override for override in args.overrides if override.key not in fixed]
+    return replace(args, resume=args.out, out=None, start_from=None, overrides=overrides)
 
 
 def show_config(config: Config) -> int:
@@ -157,10 +155,10 @@ def show_config(config: Config) -> int:
 
 
 def _train_with(
-    start: Start, args: argparse.Namespace, processes: Processes, build: Optional[Build] = None
+    start: Start, args: RunOptions, processes: Processes, build: Optional[Build] = None
 ) -> int:
     """Run a command with parsed options in connected processes; return the exit status."""
-    config = configuration(args, processes)
+    args, config = configuration(args, processes)
     if args.show_config:
         return show_config(config)
 
@@ -173,129 +171,54 @@ def _train_with(
 
 def _parser(command: str) -> ArgumentParser:
     parser = ArgumentParser(prog=typed(command), description=_ABOUT[command])
-    # Not every command has these options.
-    parser.set_defaults(start_from=None, data_dir=None, whole=False, trust_task=[])
-    configuration = parser.add_mutually_exclusive_group(required=True)
-    example = "finetune_squad_packed" if command == "finetune" else "packed_phase2_pod16"
-    configuration.add_argument(
-        "--config",
-        metavar="FILE|NAME",
-        help=f"settings of a new run: a file, or the name of a bundled configuration such as {example}",
-    )
-    finished = "; evaluate a finished one again" if command == "finetune" else ""
-    configuration.add_argument(
-        "--resume",
-        metavar="RUN",
-        help=f"continue the run in this directory from its newest checkpoint{finished}",
-    )
+    options = settings_in(RunOptions)
+    configurations = [options.pop(name) for name in ("config", "resume")]
+    add_options(parser.add_mutually_exclusive_group(required=True), configurations)
+    if command == "plan":
+        options["packing_factor"] = options["packing_factor"]._replace(rare=False)
+    others = {"pretrain": FINETUNE, "finetune": PRETRAIN, "plan": None}[command]
+    add_options(parser, [setting for setting in options.values() if setting.of != others])
+    example = "data.packer=none" if command == "finetune" else "batch.micro_batch=4"
+    add_settings(parser, f"override a setting; may be repeated: --set {example}")
+    _add_setting(parser, "run.compare_unpacked")
     if command != "finetune":
-        _add_pretraining_options(parser)
-    if command != "pretrain":
-        parser.add_argument(
-            "--data-dir",
-            type=Path,
-            metavar="DIR",
-            help="directory of the data files that the configuration names",
-        )
-        add_trust(parser)
-        parser.rare("--trust-task")
-    setting = "data.packer=none" if command == "finetune" else "batch.micro_batch=4"
-    add_settings(parser, f"override a setting; may be repeated: --set {setting}")
-    parser.add_argument(
-        "--out", metavar="RUN", help="directory of a new run (default runs/NAME-TIME)"
-    )
-    parser.add_argument(
-        "--resume-if-there",
-        action="store_true",
-        help="with --config and --out: resume the run in that directory if it has a checkpoint, else begin it, so that"
-        " one command starts and restarts a run (torchrun --max-restarts, job queues)",
-    )
-    _add_setting(
-        parser,
-        "--compare-unpacked",
-        "N",
-        "run.compare_unpacked",
-        "at the end of the run, compare N updates with unpacked ones: speed, loss and gradients",
-    )
-    parser.add_argument(
-        "--allow-change",
-        action="append",
-        default=[],
-        metavar="KEY[,KEY]",
-        help="with --resume: settings that may differ from those of the checkpoint although they change the experiment",
-    )
-    parser.add_argument(
-        "--plan",
-        action="store_true",
-        help="print what would run and where, and exit; needs no device",
-    )
-    parser.add_argument(
-        "--packing-factor",
-        type=parse_factor,
-        metavar="P",
-        help="sequences per pack for the plan; default: those of the data set, if it exists",
-    )
-    parser.add_argument(
-        "--show-config",
-        action="store_true",
-        help="print all settings and their origins, and exit",
-    )
-    parser.rare("--resume-if-there", "--compare-unpacked", "--allow-change")
+        for key in ("data.directory", "run.steps", "run.track"):
+            _add_setting(parser, key)
     if command == "plan":
         parser.rare("--plan", "--show-config", "--out", "--data", "--steps", "--data-dir")
-    else:
-        parser.rare("--packing-factor")
     return parser
 
 
-def _add_pretraining_options(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--start-from",
-        metavar="RUN",
-        help="begin with the weights of that run's newest checkpoint (phase 2 after phase 1)",
-    )
-    _add_setting(parser, "--data", "DIR", "data.directory", "the packed data set")
-    _add_setting(parser, "--steps", "N", "run.steps", "weight updates of the whole run")
-    parser.add_argument(
-        "--whole",
-        action="store_true",
-        help="without IPUs, run the whole configuration and ignore its without_ipus block",
-    )
-    _add_setting(
-        parser, "--track", "NAME", "run.track", "also show the curves in a service: wandb or mlflow"
-    )
-    parser.rare("--start-from", "--track", "--whole")
+def _add_setting(parser: argparse.ArgumentParser, key: str) -> None:
+    """Add the option of a setting, short for --set; the last occurrence of either takes effect."""
+    setting = settings_of(PRETRAIN)[key]
+    is_path = setting.kind is str and not setting.rule.choices
 
+    def override(value: str) -> Override:
+        return parse_override(f"{key}={json.dumps(value) if is_path else value}")
 
-def _add_setting(
-    parser: argparse.ArgumentParser, option: str, metavar: str, key: str, help: str
-) -> None:
-    """Add an option that is short for --set of one setting; the last occurrence of either takes effect."""
-
-    def override(value: str) -> str:
-        return f"{key}={json.dumps(value) if key == 'data.directory' else value}"
-
-    parser.add_argument(
-        option,
+    action: Any = parser.add_argument(
+        setting.flag,
         action="append",
         default=[],
         dest="overrides",
         type=override,
-        metavar=metavar,
-        help=f"{help}; short for --set {key}=...",
+        metavar=setting.metavar,
+        help=f"{setting.meaning}; short for --set {key}=...",
     )
+    action.is_rare = setting.rare
 
 
-def _load(args: argparse.Namespace) -> Config:
+def _load(args: RunOptions) -> Config:
     """Load the configuration of a new or resumed run."""
     return load_config(_path(args), args.overrides, command=args.command, stored=bool(args.resume))
 
 
-def _path(args: argparse.Namespace) -> Path:
+def _path(args: RunOptions) -> Path:
     return Path(args.resume, CONFIG) if args.resume else config_file(args.config)
 
 
-def _command_of(args: argparse.Namespace) -> str:
+def _command_of(args: RunOptions) -> str:
     """Return the command of a configuration; it reports mistakes in the file."""
     try:
         name = task_name(load_yaml(_path(args)), args.overrides)
@@ -304,7 +227,7 @@ def _command_of(args: argparse.Namespace) -> str:
     return "pretrain" if name == PRETRAINING else "finetune"
 
 
-def _fixed_settings(args: argparse.Namespace) -> Collection[str]:
+def _fixed_settings(args: RunOptions) -> Collection[str]:
     """Return the settings that a run determined when it began, which --resume-if-there ignores on the command line."""
     if args.command == "pretrain":
         config = load_config(config_file(args.config), command="pretrain")
@@ -312,37 +235,19 @@ def _fixed_settings(args: argparse.Namespace) -> Collection[str]:
     return ["batch.micro_batch"]  # adjusted to divide an update evenly
 
 
-def options_without_plan(args: argparse.Namespace) -> List[str]:
+def options_without_plan(args: RunOptions) -> List[str]:
     """Return the options that begin or resume the planned run."""
-    options = ["--resume", args.resume] if args.resume else ["--config", args.config]
-    for name in ("start_from", "data_dir", "out"):
-        value = getattr(args, name)
-        if value:
-            options += [f"--{name.replace('_', '-')}", str(value)]
-    if args.resume_if_there:
-        options.append("--resume-if-there")
+    names = ("resume", "config", "start_from", "data_dir", "out", "resume_if_there", "allow_change")
+    values = {name: getattr(args, name) for name in names}
+    options = words_of(
+        settings_in(RunOptions), {name: value for name, value in values.items() if value}
+    )
     for override in args.overrides:
-        options += ["--set", override]
-    for keys in args.allow_change:
-        options += ["--allow-change", keys]
+        options += ["--set", override.text]
     return options
 
 
-def _resumes_there(args: argparse.Namespace, processes: Processes) -> bool:
-    """Return True if --resume-if-there finds a run to resume; change the options to those of --resume."""
-    if not args.resume_if_there:
-        return False
-    from ipu_packed_bert.training.run_folder import resumes
-
-    # Only rank 0 reads and writes run directories: they need not exist on the machines of other ranks.
-    if not processes.of_first(resumes, args.out):
-        return False
-    args.resume = args.out
-    args.out = None
-    return True
-
-
-def _refuse_no_runs(args: argparse.Namespace) -> None:
+def _refuse_no_runs(args: RunOptions) -> None:
     for option, folder in (("--resume", args.resume), ("--start-from", args.start_from)):
         if folder:
             refuse_no_run(option, folder)

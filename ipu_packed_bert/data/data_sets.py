@@ -23,13 +23,7 @@ from pack_data.store.data_set import MANIFEST, Manifest, PackStore, StoredFile, 
 from pack_data.store.packs import BERT, PackSchema
 from pack_data.text.corpus_files import corpus_files
 
-# Settings under `data` that are options of a build too, and stand in a manifest.
-BUILT_WITH = tuple(
-    "vocabulary_size max_sequence_length max_predictions_per_sequence packer max_sequences_per_pack duplication_factor "
-    "whole_word_masking draw_documents seed json_field".split()
-)
-
-# Those of them that a configuration without them takes from the data set, and the held-out share.
+# Options of a build that a configuration without them takes from the data set.
 _FOLLOWED = (
     "vocabulary_size duplication_factor seed held_out whole_word_masking draw_documents".split()
 )
@@ -52,14 +46,12 @@ def known_packing_factor(
     """
     data = config.data
     if given is not None:
-        checked_factor(given, data.max_sequences_per_pack)
+        checked_factor(given, data.depth)
     elif manifest is not None:
         return PackingFactor(manifest.packing_factor, f"the data set in {data.named}")
     if not config.packed:
         return PackingFactor(1.0, "one sequence in a pack")
-    return planned_factor(
-        data.max_sequence_length, data.packer, data.max_sequences_per_pack, given=given
-    )
+    return planned_factor(data.max_sequence_length, data.packer, data.depth, given=given)
 
 
 def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
@@ -264,7 +256,8 @@ def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:
 def _line_to_build_again(config: Config, manifest: Manifest) -> str:
     """Return the command that builds a data set again with held-out documents; CORPUS stands for unknown texts."""
     options = _options(manifest)
-    values = {f"data.{name}": options[name] for name in BUILT_WITH if name in options}
+    names = options.keys() & config.data.build_options.keys() - {"held_out"}
+    values = {f"data.{name}": options[name] for name in names}
     embedded = of_embedded_corpus(manifest)
     if embedded or config.data.corpus == "embedded":
         values["data.corpus"] = "embedded" if embedded else "CORPUS"
@@ -366,10 +359,9 @@ def _contradictions(config: Config, schema: PackSchema) -> List[str]:
             f"has packs of {schema.max_sequence_length} slots, but data.max_sequence_length is"
             f" {data.max_sequence_length}"
         )
-    if data.max_sequences_per_pack not in (None, schema.max_sequences_per_pack):
+    if data.depth not in (None, schema.max_sequences_per_pack):
         problems.append(
-            f"was packed at depth {schema.max_sequences_per_pack}, but data.max_sequences_per_pack is"
-            f" {data.max_sequences_per_pack}"
+            f"was packed at depth {schema.max_sequences_per_pack}, but data.max_sequences_per_pack is {data.depth}"
         )
     wanted = data.max_predictions_per_sequence or 1
     if schema.max_predictions_per_pack < wanted:

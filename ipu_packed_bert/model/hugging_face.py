@@ -7,7 +7,6 @@ buffer ``position_ids`` of old versions; with the names ``gamma`` and ``beta`` o
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.run_files.safetensors_files import read_tensors
 from ipu_packed_bert.settings.schema import ModelConfig
+from pack_data.reading.declare import settings_in
 from pack_data.reading.durable import check_new_folder, write_atomically
 from pack_data.reading.fields import Fields, read_object, shown
 from pack_data.reading.packages import load_package
@@ -210,18 +210,14 @@ def _read_config(path: Path) -> ModelConfig:
             )
 
     values: Dict[str, Any] = {}
-    rules = {field.name: field.metadata["rule"] for field in dataclasses.fields(ModelConfig)}
+    settings = settings_in(ModelConfig)
     for ours, theirs, default in _KEYS:
         values[ours] = default
         if theirs in fields and (default is not None or fields.any(theirs) is not None):
-            rule = rules[ours]
-            if isinstance(default, int):
-                values[ours] = fields.integer(theirs, least=1, most=rule.maximum)
-                continue
-            values[ours] = fields.number(theirs, least=0.0, most=1.0)
-            violation = rule.violation(values[ours])
-            if violation:
-                raise fields.error(theirs, violation)
+            try:
+                values[ours] = settings[ours].checked(fields.any(theirs))
+            except ValueError as wrong:
+                raise fields.error(theirs, str(wrong)) from None
     if values["hidden_size"] % values["num_heads"]:
         raise ValueError(
             f"{path}: hidden_size is {values['hidden_size']}; must be a multiple of num_attention_heads, "

@@ -19,8 +19,8 @@ from datetime import timedelta
 from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, TypeVar
 
 from ipu_packed_bert.processes.beats import SILENCE, Beats, first_error, leave_error
-from pack_data.cli.command import NotFinite
 from pack_data.reading.fields import one_line
+from pack_data.reading.words import NotFinite
 
 _T = TypeVar("_T")
 

@@ -1,6 +1,6 @@
 """Differences between the configuration of a resumed run and that of its checkpoint, and the rules for them.
 
-The declaration of a setting states its rule (`ipu_packed_bert.settings.declare`).  Loads no torch.
+The declaration of a setting states its rule (`pack_data.reading.declare`).  Loads no torch.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import contextlib
 from typing import Collection, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ipu_packed_bert.settings.config import Change, Config, settings_of
-from ipu_packed_bert.settings.declare import ASK, FREE, plain, shown, typed_value
-from ipu_packed_bert.settings.reader import DEFAULT, FILE, problems_message, suggestions
+from ipu_packed_bert.settings.declare import plain, shown
+from ipu_packed_bert.settings.reader import CHECKPOINT, DEFAULT, FILE, problems_message, suggestions
 from ipu_packed_bert.settings.schema import PRETRAIN, SAME_NETWORK
 from ipu_packed_bert.settings.yaml_files import ConfigError, parse_yaml
+from pack_data.reading.declare import ASK, FREE, typed_value
 
 # The settings that determine the function of the network besides its weights: they are the same wherever weights are
 # resumed or started from. A Hugging Face directory has them, and what this network fixes, in `model.hugging_face`.
@@ -149,7 +150,7 @@ def _differences(stored: Config, config: Config) -> List[Change]:
 def _stated(change: Change, config: Config) -> str:
     """Return a difference with its source."""
     origin = config.origins.get(change.key, FILE)
-    is_override = origin != FILE and not origin.startswith(DEFAULT)
+    is_override = not origin.startswith((FILE, CHECKPOINT, DEFAULT))
     source = f"by {origin}" if is_override else f"in {config.path}"
     return f"{change.key} is {shown(change.before)} there, {shown(change.after)} {source}"
 

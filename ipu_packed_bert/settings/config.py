@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Type, 
 
 import yaml
 
-from ipu_packed_bert.settings.declare import AUTO, Chosen, Setting, declared, nested, plain
+from ipu_packed_bert.settings.declare import Chosen, declared, nested, plain
 from ipu_packed_bert.settings.schema import (
     FINETUNE,
     PRETRAIN,
@@ -35,8 +35,9 @@ from ipu_packed_bert.settings.schema import (
     training_stages,
 )
 from ipu_packed_bert.settings.yaml_files import ConfigError as ConfigError
-from pack_data.building.held_out import held_out_folder
-from pack_data.cli.command import counted
+from pack_data.building.declared import DataSettings
+from pack_data.reading.declare import AUTO, Setting, settings_in, words_of
+from pack_data.reading.words import counted
 from pack_data.store.packs import default_predictions
 
 # (attribute of Config, section of a file, class), without the task, whose class depends on its name.
@@ -216,7 +217,7 @@ class Config:
     @property
     def packed(self) -> bool:
         """True if a pack may hold more than one sequence."""
-        return self.data.packer != "none" and self.data.max_sequences_per_pack != 1
+        return self.data.packer != "none" and self.data.depth != 1
 
     @property
     def predictions_per_sequence(self) -> int:
@@ -228,36 +229,31 @@ class Config:
     def evaluation_directory(self) -> Optional[str]:
         """Directory of the data set to evaluate on: the stated one, that of the held-out documents, or None."""
         if self.data.evaluation_directory is None and self.data.held_out:
+            from pack_data.building.held_out import held_out_folder
+
             return str(held_out_folder(self.data.directory))
         return self.data.evaluation_directory
 
     def build_line(self, *, overwrite: bool = False) -> str:
         """Return the command that builds the data set, with held-out documents."""
-        data = self.data
-        options = [
-            ("corpus", data.corpus),
-            ("out", data.directory),
-            ("held-out", data.held_out or 0.01),
-            ("max-sequence-length", data.max_sequence_length),
-            ("max-predictions-per-sequence", data.max_predictions_per_sequence),
-            ("packer", data.packer),
-            ("max-sequences-per-pack", data.max_sequences_per_pack or "unlimited"),
-            ("duplication-factor", data.duplication_factor),
-            ("draw-documents", data.draw_documents),
-            ("seed", data.seed),
-            ("vocabulary", data.vocabulary),
-            ("vocabulary-size", None if data.vocabulary else data.vocabulary_size),
-            ("json-field", None if data.json_field == "text" else data.json_field),
-        ]
-        words = ["packed-bert build"]
-        for name, value in options:
-            if value is not None:
-                words += [f"--{name}", shlex.quote(str(value))]
-        if data.whole_word_masking:
-            words.append("--whole-word-masking")
+        values = {
+            **dict.fromkeys(("corpus", "out", "held_out")),
+            **self.data.build_options,
+            "out": self.data.directory,
+            "held_out": self.data.held_out or 0.01,
+        }
+        if self.data.vocabulary is not None:
+            del values["vocabulary_size"]
+        options = settings_in(DataSettings)
+        stated = {
+            name: value
+            for name, value in values.items()
+            if value != options[name].default or name == "corpus"
+        }
+        words = ["packed-bert", "build", *words_of(options, stated)]
         if overwrite:
             words.append("--overwrite")
-        return " ".join(words)
+        return shlex.join(words)
 
     # ----------------------------------------------------------------------------------------------------- an update
 

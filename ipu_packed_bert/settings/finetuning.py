@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping, NamedTuple, Optional, Sequence, Type
 
-from ipu_packed_bert.settings.declare import FREE, setting
 from ipu_packed_bert.settings.schema import MULTI_LABEL, REGRESSION, SINGLE_LABEL, SQUAD, TOKENS
 from ipu_packed_bert.settings.schema import TaskConfig as TaskConfig  # users' tasks import it
+from pack_data.reading.declare import FREE, setting
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import List, Optional, Sequence
 
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.shipped import FOLDER
-from pack_data.cli.command import program_name, runnable, typed
+from pack_data.cli.parser import program_name, runnable, typed
 
 IPUS_OF_A_PROGRAM = 64  # the most that one program uses; a process has one program
 _MIN_IPUS_PER_HOST = 16  # a POD16 has one host; a POD64 has one, two or four

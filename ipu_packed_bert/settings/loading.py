@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Type, Union
 
 from ipu_packed_bert.settings.config import BLOCK, PARTS, Config, settings_of
 from ipu_packed_bert.settings.finetuning import TASKS
 from ipu_packed_bert.settings.reader import (
+    CHECKPOINT,
     DEFAULT,
     FILE,
     OVERRIDE,
+    Override,
     SettingsReader,
+    parse_override,
     peek,
     problems_message,
 )
@@ -26,7 +29,7 @@ from ipu_packed_bert.settings.schema import (
 )
 from ipu_packed_bert.settings.user_task import full_name, is_own, own_class
 from ipu_packed_bert.settings.yaml_files import ConfigError, load_yaml
-from pack_data.cli.command import runnable
+from pack_data.cli.parser import runnable
 from pack_data.reading.fields import named, said_of
 
 # Settings of a block `without_ipus` with the values of one IPU unless it states them.
@@ -41,7 +44,7 @@ _ONE_IPU = (
 
 def load_config(
     path: Union[str, Path],
-    overrides: Sequence[str] = (),
+    overrides: Iterable[Union[str, Override]] = (),
     *,
     command: Optional[str] = None,
     stored: bool = False,
@@ -67,13 +70,15 @@ def load_config(
 def config_from_tree(
     tree: Any,
     path: str,
-    overrides: Sequence[str] = (),
+    overrides: Iterable[Union[str, Override]] = (),
     *,
     command: Optional[str] = None,
     stored: bool = False,
 ) -> Config:
     """Check parsed YAML in the same way as :func:`load_config`; messages name ``path``."""
-    name = task_name(tree, overrides, command)
+    stated = list(map(parse_override, overrides))
+    origin = CHECKPOINT if stored else FILE
+    name = task_name(tree, stated, command)
     of_task = PRETRAIN if name == PRETRAINING else FINETUNE
     if command not in (None, of_task):
         kind = "pre-training" if of_task == PRETRAIN else "fine-tuning"
@@ -84,10 +89,10 @@ def config_from_tree(
     task: Any = _task_class(name, tree, path, stored=stored)
     reader = SettingsReader(settings_of(of_task, task), path, fixed=FIXED)
     if of_task == PRETRAIN:
-        config, problems = _of_pretraining(reader, tree, overrides)
+        config, problems = _of_pretraining(reader, tree, origin, stated)
     else:
-        reader.read(tree, FILE)
-        for override in overrides:
+        reader.read(tree, origin)
+        for override in stated:
             reader.override(override)
         reader.values["task.name"] = full_name(reader.value("task.name"))
         config = _built(reader, task)
@@ -121,14 +126,14 @@ def filled_in(config: Config, facts: Mapping[str, Any], origin: str) -> Config:
 
 
 def _of_pretraining(
-    reader: SettingsReader, tree: Any, overrides: Sequence[str]
+    reader: SettingsReader, tree: Any, origin: str, overrides: Iterable[Override]
 ) -> Tuple[Config, List[str]]:
     """Return a configuration of pre-training with its block `without_ipus`, and the problems between settings."""
     block = reader.block(BLOCK)
     if isinstance(tree, Mapping):
-        block.read(tree.get(BLOCK), FILE)
+        block.read(tree.get(BLOCK), origin)
         tree = {section: values for section, values in tree.items() if section != BLOCK}
-    reader.read(tree, FILE)
+    reader.read(tree, origin)
     for override in overrides:
         _override(reader, block, override)
 
@@ -150,22 +155,22 @@ def _of_pretraining(
     return config, problems
 
 
-def _override(reader: SettingsReader, block: SettingsReader, override: str) -> None:
+def _override(reader: SettingsReader, block: SettingsReader, override: Override) -> None:
     """Read a --set of pre-training, which may name a setting of the block or remove the block."""
-    key = override.partition("=")[0].strip()
+    key = override.key
     if key.startswith(f"{BLOCK}."):
-        block.override(override.strip()[len(BLOCK) + 1 :])
-    elif key != BLOCK:
+        block.override(override._replace(key=key[len(BLOCK) + 1 :]))
+    elif key != BLOCK or override.problem:
         reader.override(override)
-    elif reader.split(override) == (BLOCK, None):
+    elif override.value is None:
         block.values.clear()
     else:
         reader.problems.append(
-            f"--set {override}: set {BLOCK} to null to remove the block, or set one of its settings"
+            f"--set {override.text}: set {BLOCK} to null to remove the block, or set one of its settings"
         )
 
 
-def task_name(tree: Any, overrides: Sequence[str], command: Optional[str] = None) -> Any:
+def task_name(tree: Any, overrides: Iterable[Override], command: Optional[str] = None) -> Any:
     """Return the name of the task; files of pre-training and of SQuAD may omit it."""
     stated = peek("task.name", tree, overrides)
     if stated:

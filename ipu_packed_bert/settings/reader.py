@@ -1,11 +1,11 @@
 """Reading settings from YAML trees and `--set` texts, with all problems in one message.
 
-Settings and the rules between them are declared elsewhere (`ipu_packed_bert.settings.declare`).
+Settings and the rules between them are declared elsewhere (`pack_data.reading.declare`).
 Loads neither torch nor poptorch.
 
     reader = SettingsReader(declared([("batch", "batch", Batch)], "pretrain"), "configs/a.yml")
     reader.read(load_yaml("configs/a.yml"), FILE)
-    reader.override("batch.micro_batch=4")
+    reader.override(parse_override("batch.micro_batch=4"))
     reader.value("batch.micro_batch")        # 4
     reader.origins["batch.micro_batch"]      # "--set"
     reader.refuse_problems()
@@ -15,33 +15,55 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Union
 
-from ipu_packed_bert.settings.declare import Setting, shown, typed_value
-from ipu_packed_bert.settings.declare import setting as setting  # users' tasks import it from here
+from ipu_packed_bert.settings.declare import shown
 from ipu_packed_bert.settings.yaml_files import ConfigError, parse_yaml
 from pack_data.reading import fields as decoding
+from pack_data.reading.declare import Setting, typed_value
+from pack_data.reading.declare import setting as setting  # users' tasks import it from here
 from pack_data.reading.fields import named
 from pack_data.reading.words import settings_by_meaning
 
 # Origins of values. The origin of a setting that nobody stated begins with DEFAULT.
 DEFAULT = "default"
 FILE = "file"
+CHECKPOINT = "checkpoint"  # the configuration of the run that is resumed
 OVERRIDE = "--set"
 
 _SHAPE = "one `key: value` per line"
 
 
-def peek(key: str, tree: Any, overrides: Sequence[str]) -> Any:
+class Override(NamedTuple):
+    """The text `section.name=value` of a command line, parsed once."""
+
+    text: str
+    key: str
+    value: Any = None
+    problem: str = ""  # the reason why the text states no setting
+
+
+def parse_override(text: Union[str, Override]) -> Override:
+    """Parse the text of a --set, whose value is YAML, unless it is parsed; a malformed text has a problem."""
+    if isinstance(text, Override):
+        return text
+    key, _, value_text = text.partition("=")
+    rule = "must be section.key=value; write null for no value"
+    if value_text.strip():
+        rule = "the value is not valid YAML"
+        with contextlib.suppress(ConfigError):
+            return Override(text, key.strip(), parse_yaml(value_text, OVERRIDE))
+    return Override(text, key.strip(), problem=f"{OVERRIDE} {named(text)}: {rule}")
+
+
+def peek(key: str, tree: Any, overrides: Iterable[Override]) -> Any:
     """Return the unchecked value of a setting before its declaration is known, None if nobody states it."""
     section, _, name = key.partition(".")
     settings = tree.get(section) if isinstance(tree, Mapping) else None
     value = settings.get(name) if isinstance(settings, Mapping) else None
     for override in overrides:
-        override_key, _, text = override.partition("=")
-        if override_key.strip() == key:
-            with contextlib.suppress(ConfigError):  # the reader reports it
-                value = parse_yaml(text, OVERRIDE)
+        if override.key == key and not override.problem:
+            value = override.value
     return value
 
 
@@ -86,7 +108,7 @@ class SettingsReader:
 
     def read(self, tree: Any, origin: str) -> None:
         """Read the values of nested settings, {section: {name: value}}."""
-        source = "" if origin == FILE else f"{origin} "
+        source = f"{origin} " if origin == OVERRIDE else ""
         if tree is None:
             return
         if not isinstance(tree, Mapping):
@@ -107,34 +129,22 @@ class SettingsReader:
                 )
                 self.broken.update(self._keys_of(section))
 
-    def override(self, text: str) -> None:
-        """Read the value of a text `section.name=value`, with the value in YAML."""
-        key, value = self.split(text)
-        if key is not None:
-            section, _, name = key.partition(".")
-            values = {name: value} if name else value
-            self.read({section: values}, OVERRIDE)
-
-    def split(self, text: str) -> Tuple[Optional[str], Any]:
-        """Split `section.name=value` into key and value; report a malformed text and return (None, None)."""
-        key, _, value_text = text.partition("=")
-        if not value_text.strip():
-            self.problems.append(
-                f"{OVERRIDE} {named(text)}: must be section.key=value; write null for no value"
-            )
-            return None, None
-        try:
-            return key.strip(), parse_yaml(value_text, OVERRIDE)
-        except ConfigError:
-            self.problems.append(f"{OVERRIDE} {named(text)}: the value is not valid YAML")
-            return None, None
+    def override(self, override: Override) -> None:
+        """Read the value of a --set, or report its problem."""
+        if override.problem:
+            self.problems.append(override.problem)
+            return
+        section, _, name = override.key.partition(".")
+        values = {name: override.value} if name else override.value
+        self.read({section: values}, OVERRIDE)
 
     def derive(self, key: str, value: Any, source: str) -> None:
         """Set a default that follows from the setting ``source``, unless the setting has a value."""
         if key in self.values:
             return
-        wrong = self.settings[key].rule.violation(value)
-        if wrong:
+        try:
+            self.settings[key].checked(value)
+        except ValueError as wrong:
             self.problems.append(f"{self._prefix}{key} is {shown(value)}, from {source}; {wrong}")
             self.broken.add(key)
             return
@@ -167,16 +177,11 @@ class SettingsReader:
             return
         setting = self.settings[key]
         try:
-            value = typed_value(raw, setting.kind)
-            wrong = setting.rule.violation(value) if value is not None else None
-        except ValueError as error:
-            wrong = str(error)
-        if wrong:
+            self.values[key] = setting.checked(raw)
+            self.origins[key] = origin
+        except ValueError as wrong:
             self.problems.append(f"{source}{self._prefix}{key} is {decoding.shown(raw)}; {wrong}")
             self.broken.add(key)
-        else:
-            self.values[key] = value
-            self.origins[key] = origin
 
     def _check_fixed(self, key: str, raw: Any, source: str) -> None:
         """Report a former setting unless it has its only valid value."""

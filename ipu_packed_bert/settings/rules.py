@@ -14,6 +14,7 @@ from ipu_packed_bert.settings.reader import problems_message
 from ipu_packed_bert.settings.schema import FINETUNE
 from ipu_packed_bert.settings.yaml_files import ConfigError
 from pack_data.packers import packs_at_depth
+from pack_data.reading.declare import AUTO
 
 # Whether a rule is broken, and its message, which names all settings of the rule.
 _Rules = List[Tuple[bool, str]]
@@ -48,7 +49,7 @@ def _of_every_run(config: Config) -> _Rules:
     exported = engine.offline_export is not None
     rules = [
         (
-            not packs_at_depth(data.packer, data.max_sequences_per_pack),
+            data.max_sequences_per_pack != AUTO and not packs_at_depth(data.packer, data.depth),
             f"data.max_sequences_per_pack is {depth}; too large for data.packer {data.packer}",
         ),
         (
@@ -104,8 +105,9 @@ def _of_pretraining(config: Config) -> _Rules:
     steps = config.run.steps
     return [
         (
-            data.packer == "none" and data.max_sequences_per_pack != 1,
-            f"data.max_sequences_per_pack is {shown(data.max_sequences_per_pack)}; must be 1 if data.packer is none",
+            data.packer == "none" and data.max_sequences_per_pack not in (1, AUTO),
+            f"data.max_sequences_per_pack is {shown(data.max_sequences_per_pack)}; must be 1 or auto if data.packer is "
+            "none",
         ),
         (
             data.shares is not None and len(data.shares) != len(folders),
@@ -160,6 +162,10 @@ def _of_fine_tuning(config: Config) -> _Rules:
     untrained = data.training is None
     unevaluated = data.evaluation is None
     return [
+        (
+            data.max_sequences_per_pack == AUTO,
+            "data.max_sequences_per_pack is auto; must be a number, or null for unlimited",
+        ),
         (
             untrained and unevaluated,
             "data.training and data.evaluation are null; name a file in at least one of them",

@@ -8,11 +8,10 @@ Loads neither torch nor poptorch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
-from ipu_packed_bert.settings.declare import AUTO, FREE, OWN_TASK, setting
-from pack_data.packers import PACKERS
-from pack_data.text import DRAW_BY_TOKENS, DRAWS
+from pack_data.building.declared import DataSettings
+from pack_data.reading.declare import AUTO, FREE, setting, setting_of, settings_in
 
 # The commands, which differ in settings and defaults.
 PRETRAIN = "pretrain"
@@ -32,6 +31,7 @@ TASK_NAMES = (
     REGRESSION,
     TOKENS,
 )
+OWN_TASK = r"(.+\.py):(\w+)"  # a task's name that is a class in a file of the user, see `settings.user_task`
 # The learning rate after its warm-up; `optimizer.learning_rate` computes it.
 SCHEDULES = ("linear", "polynomial", "cosine", "constant")
 
@@ -69,6 +69,11 @@ class TaskConfig:
     )
 
 
+def _of_build(name: str, **changes: Any) -> Any:
+    """Declare a setting of pre-training that is an option of the build of its data set."""
+    return setting_of(DataSettings, name, **{"of": PRETRAIN, "resume": _DATA, **changes})
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """The data and their packing.
@@ -77,7 +82,14 @@ class DataConfig:
     examples, which are first looked up in --data-dir.
     """
 
-    directory: str = setting("data/packed", "directory of the data set", of=PRETRAIN, resume=FREE)
+    directory: str = setting(
+        "data/packed",
+        "directory of the data set",
+        flag="--data",
+        metavar="DIR",
+        of=PRETRAIN,
+        resume=FREE,
+    )
     mixed_with: Optional[Tuple[str, ...]] = setting(
         None,
         "further data sets of the same build options; an epoch mixes all packs",
@@ -90,23 +102,10 @@ class DataConfig:
         of=PRETRAIN,
         above=0.0,
     )
-    corpus: str = setting(
-        "embedded", "the embedded corpus, a file or a directory", of=PRETRAIN, resume=FREE
-    )
-    json_field: str = setting(
-        "text", "field with the text of a JSONL corpus", of=PRETRAIN, resume=FREE
-    )
-    vocabulary: Optional[str] = setting(
-        None, "vocab.txt; null: train one on the corpus", of=PRETRAIN, resume=FREE
-    )
-    vocabulary_size: int = setting(
-        30522,
-        "size of a trained vocabulary; default: model.vocabulary_size",
-        of=PRETRAIN,
-        minimum=128,
-        maximum=2**31 - 1,
-        resume=_DATA,
-    )
+    corpus: str = _of_build("corpus", resume=FREE)
+    json_field: str = _of_build("json_field", resume=FREE)
+    vocabulary: Optional[str] = _of_build("vocabulary", resume=FREE)
+    vocabulary_size: int = _of_build("vocabulary_size")
     training: Optional[str] = setting(
         None, "file to train on; null: only evaluate", of=FINETUNE, resume=FREE
     )
@@ -123,57 +122,37 @@ class DataConfig:
         minimum=1,
         resume=FREE,
     )
-    max_sequence_length: int = setting(
-        512, "slots per pack, S", default_of={FINETUNE: 384}, minimum=8, resume=_DATA
+    max_sequence_length: int = _of_build("max_sequence_length", of="", default_of={FINETUNE: 384})
+    max_predictions_per_sequence: Optional[int] = _of_build("max_predictions_per_sequence")
+    packer: str = _of_build("packer", of="")
+    max_sequences_per_pack: Union[int, str, None] = _of_build(
+        "max_sequences_per_pack", of="", default_of={FINETUNE: None}
     )
-    max_predictions_per_sequence: Optional[int] = setting(
-        None,
-        "masked tokens; null: 20, 56, 76 at 128, 384, 512, else 15 %",
-        of=PRETRAIN,
-        minimum=1,
-        resume=_DATA,
+    duplication_factor: int = _of_build("duplication_factor")
+    whole_word_masking: bool = _of_build("whole_word_masking")
+    draw_documents: str = _of_build("draw_documents", resume=FREE)
+    seed: int = _of_build(
+        "seed",
+        of="",
+        default_of={FINETUNE: 5},
+        meaning="pre-training: segments, masks and packs; fine-tuning: choice of examples",
     )
-    packer: str = setting(
-        "nnlshp",
-        "packing algorithm; none: unpacked",
-        default_of={FINETUNE: "optimal"},
-        choices=PACKERS,
-        resume=_DATA,
-    )
-    max_sequences_per_pack: Optional[int] = setting(
-        3, "packing depth, D; null: unlimited", default_of={FINETUNE: None}, minimum=1, resume=_DATA
-    )
-    duplication_factor: int = setting(
-        5, "passes over the corpus, each with new masks", of=PRETRAIN, minimum=1, resume=_DATA
-    )
-    whole_word_masking: bool = setting(
-        False, "mask all pieces of a word or none", of=PRETRAIN, resume=_DATA
-    )
-    draw_documents: str = setting(
-        DRAW_BY_TOKENS,
-        "random second segments: documents are drawn by their tokens, or all alike as in BERT's published code",
-        of=PRETRAIN,
-        choices=DRAWS,
-        resume=FREE,
-    )
-    seed: int = setting(
-        5,
-        "pre-training: segments, masks, order of the corpus; fine-tuning: choice of examples",
-        minimum=0,
-        maximum=_MAX_SEED,
-        resume=_DATA,
-    )
-    held_out: float = setting(
-        0.0,
-        "fraction of the documents that a build holds out, in DIRECTORY-held-out",
-        of=PRETRAIN,
-        minimum=0.0,
-        below=1.0,
-        resume=FREE,
-    )
+    held_out: float = _of_build("held_out", resume=FREE)
     evaluation_directory: Optional[str] = setting(
         None, "data set to evaluate on; null: the held-out documents", of=PRETRAIN, resume=FREE
     )
+
+    @property
+    def depth(self) -> Optional[int]:
+        """The packing depth, None if it is unlimited or the build chooses it."""
+        depth = self.max_sequences_per_pack
+        return None if isinstance(depth, str) else depth
+
+    @property
+    def build_options(self) -> Dict[str, Any]:
+        """The options of the build of the data set, but for its directory."""
+        names = settings_in(DataSettings)
+        return {name: value for name, value in vars(self).items() if name in names}
 
     @property
     def folders(self) -> Tuple[str, ...]:
@@ -420,7 +399,9 @@ class EngineConfig:
 
     kind: str = setting(
         "auto",
-        "auto: IPUs, the IPU Model, CUDA, the CPU, in this order",
+        "where to run; auto: IPUs, the IPU Model, CUDA, the CPU, in this order",
+        flag="--engine",
+        metavar="KIND",
         choices=("auto", "ipu", "host"),
         resume=FREE,
     )
@@ -562,13 +543,22 @@ class RunConfig:
     compare_unpacked: int = setting(
         0,
         "updates repeated unpacked after the last checkpoint, to compare speed and results; 0: none",
+        metavar="N",
+        rare=True,
         minimum=0,
         resume=FREE,
     )
     track: Optional[str] = setting(
-        None, "service that also shows the curves", choices=("wandb", "mlflow"), resume=FREE
+        None,
+        "service that also shows the curves: wandb or mlflow",
+        metavar="NAME",
+        rare=True,
+        choices=("wandb", "mlflow"),
+        resume=FREE,
     )
-    steps: int = setting(100, "weight updates", of=PRETRAIN, minimum=1, resume=FREE)
+    steps: int = setting(
+        100, "weight updates of the whole run", metavar="N", of=PRETRAIN, minimum=1, resume=FREE
+    )
     epochs: int = setting(
         2, "passes over the training examples", of=FINETUNE, minimum=1, resume=FREE
     )

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Sequence, Set, Union
 
-from ipu_packed_bert.settings.declare import OWN_TASK
-from ipu_packed_bert.settings.reader import peek
+from ipu_packed_bert.settings.reader import Override, peek
+from ipu_packed_bert.settings.schema import OWN_TASK
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.files import read_regular
 
@@ -56,7 +56,7 @@ def _trust(path: Union[str, os.PathLike]) -> None:
         )
 
 
-def trust_what_was_named(files: Sequence[str], overrides: Sequence[str]) -> None:
+def trust_what_was_named(files: Sequence[str], overrides: Sequence[Override]) -> None:
     """Trust the files of --trust-task, and the file of --set task.name=FILE.py:CLASS."""
     name = peek("task.name", None, overrides)
     named_files = [_file_of(name)] if is_own(name) else []

@@ -204,7 +204,7 @@ class ExampleTask(Task):
                 getattr(self, what),
                 max_sequence_length=data.max_sequence_length,
                 packer=data.packer,
-                max_sequences_per_pack=data.max_sequences_per_pack,
+                max_sequences_per_pack=data.depth,
             )
         depth = max(packing.largest_depth for packing in packings.values())
         self.max_sequences_per_pack = depth

@@ -37,7 +37,7 @@ class Pretraining(Task):
         self._loss = config.loss
         self.model = config.model
         self.max_sequence_length = config.data.max_sequence_length
-        self.max_sequences_per_pack = (schema or config.data).max_sequences_per_pack
+        self.max_sequences_per_pack = schema.max_sequences_per_pack if schema else config.data.depth
         masked = "masked_tokens" if config.loss.normalisation == "token" else "sequences"
         self.scales = {"mlm_scale": masked, "nsp_scale": "sequences"}
         self.metrics = (

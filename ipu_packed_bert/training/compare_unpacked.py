@@ -13,8 +13,8 @@ import numpy as np
 
 from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, SameSequences
 from ipu_packed_bert.engine.base import Engine, Gradients
+from ipu_packed_bert.engine.timing import quartiles, rounds_in_turn
 from pack_data.cli.terminal import progress_bar
-from pack_data.cli.timing import quartiles, rounds_in_turn
 from pack_data.store.quantities import packing_factor
 
 # Largest relative difference of equal gradients that were summed in different orders, by precision. Measured: 1e-6 in

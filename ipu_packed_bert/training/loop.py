@@ -25,7 +25,7 @@ from ipu_packed_bert.run_files.checkpoints import (
 from ipu_packed_bert.run_files.vocabulary_identity import UNKNOWN, Identity
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.task import Counts, Evaluation
-from pack_data.cli.command import NotFinite
+from pack_data.reading.words import NotFinite
 
 _STDERR = 2  # file descriptor
 _STOPPING = b"\nstopping after the current batch and saving a checkpoint"

@@ -43,7 +43,7 @@ from ipu_packed_bert.settings.finetuning import (
     affects_predictions,
 )
 from ipu_packed_bert.settings.loading import config_from_tree
-from ipu_packed_bert.settings.reader import OVERRIDE, peek
+from ipu_packed_bert.settings.reader import OVERRIDE, parse_override, peek
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.settings.user_task import full_name, is_own
 from ipu_packed_bert.settings.yaml_files import load_yaml
@@ -174,9 +174,9 @@ class _Prepared(NamedTuple):
     layout: Layout
 
 
-def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) -> Config:
+def _configured(trained: _Trained, asked: Asked, overrides: Sequence[Any] = ()) -> Config:
     """Return the settings for a prediction; raise ConfigError with every problem."""
-    name = full_name(str(peek("task.name", trained.tree, overrides)))
+    name = full_name(str(peek("task.name", trained.tree, map(parse_override, overrides))))
     trained_for = trained.tree["task"]["name"]
     if name != trained_for:  # checked first, because another task has other settings
         raise ValueError(
@@ -196,7 +196,7 @@ def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) 
 def prepare(
     trained: _Trained,
     asked: Asked,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[Any] = (),
     *,
     read: Callable[[int], Any] = int,
 ) -> _Prepared:

@@ -25,7 +25,7 @@ from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.declare import flat
 from ipu_packed_bert.tasks.task import Task
-from pack_data.cli.command import runnable
+from pack_data.cli.parser import runnable
 from pack_data.reading.fields import said_of
 
 

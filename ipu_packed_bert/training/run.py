@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from pathlib import Path
-from typing import Any, Callable, Optional, Type
+from typing import TYPE_CHECKING, Any, Callable, Optional, Type
 
 from ipu_packed_bert.engine import choose_engine
 from ipu_packed_bert.processes.ranks import Processes
@@ -25,11 +24,14 @@ from pack_data.cli.memory import keep_buffers
 from pack_data.reading.durable import remove_unfinished
 from pack_data.reading.packages import require
 
+if TYPE_CHECKING:
+    from ipu_packed_bert.settings.command_line import RunOptions
+
 
 def run(
     kind: Type[Prepared],
     config: Config,
-    args: argparse.Namespace,
+    args: RunOptions,
     processes: Processes,
     build: Optional[Callable[[Config], Any]] = None,
 ) -> int:
@@ -81,7 +83,7 @@ def run(
         return _train_and_write(prepared, args.resume or args.out, begin.step)
 
 
-def _claim(args: argparse.Namespace, resources: contextlib.ExitStack) -> Beginning:
+def _claim(args: RunOptions, resources: contextlib.ExitStack) -> Beginning:
     """Return the state that the run starts from, and lock a resumed run until ``resources`` close.
 
     Raises ValueError if another process writes the run, or its state cannot be resumed.

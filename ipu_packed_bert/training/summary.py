@@ -18,7 +18,7 @@ from ipu_packed_bert.training.log import RunLog, Totals, metric_unit
 from ipu_packed_bert.training.loop import Outcome
 from ipu_packed_bert.training.picture import draw_curves
 from ipu_packed_bert.training.prepared import Prepared, resume_command
-from pack_data.cli.command import NotFinite, runnable
+from pack_data.cli.parser import runnable
 from pack_data.cli.timing import time_text
 from pack_data.display.facts import (
     Fact,
@@ -32,7 +32,7 @@ from pack_data.display.facts import (
 from pack_data.display.lines import plain
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.fields import one_line
-from pack_data.reading.words import counted
+from pack_data.reading.words import NotFinite, counted
 from pack_data.store import quantities
 
 _NOT_FINITE = "not finite"

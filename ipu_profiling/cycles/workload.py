@@ -42,7 +42,7 @@ def shape_of(config: Config, *, depth: Optional[int] = None) -> MicroBatchShape:
     Raises:
         ValueError: the number of sequences per pack is unlimited.
     """
-    depth = depth if depth is not None else config.data.max_sequences_per_pack
+    depth = depth if depth is not None else config.data.depth
     if depth is None:
         raise ValueError(
             f"{config.path}: data.max_sequences_per_pack is unlimited; the cycle model needs a number, so set one"

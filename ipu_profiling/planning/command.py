@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import Optional, Sequence
 
@@ -14,6 +13,7 @@ from ipu_packed_bert.commands.run_options import (
 )
 from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes.ranks import Processes, joined
+from ipu_packed_bert.settings.command_line import RunOptions
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -28,13 +28,13 @@ def plan_of(command: str, argv: Sequence[str]) -> int:
         return processes.status
 
 
-def _plan_with(args: argparse.Namespace, processes: Processes) -> int:
+def _plan_with(args: RunOptions, processes: Processes) -> int:
     # Loaded after the options are parsed: --help and mistakes need neither.
     from ipu_packed_bert.data.data_sets import described, refuse_missing
     from ipu_profiling.planning.plan import plan
     from ipu_profiling.planning.printing import print_plan
 
-    config = configuration(args, processes)
+    args, config = configuration(args, processes)
     if args.show_config:
         return show_config(config)
     manifest = None

@@ -277,7 +277,7 @@ class ReplicaMemory:
 
 def memory_of_packs(config: Config) -> ReplicaMemory:
     """Return the memory of pre-training before its data set exists."""
-    depth = config.data.max_sequences_per_pack or GUESSED_DEPTH
+    depth = config.data.depth or GUESSED_DEPTH
     heads = pretraining_heads(next_sentence=config.loss.next_sentence)
     return ReplicaMemory(
         config=config,

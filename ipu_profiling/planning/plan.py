@@ -163,7 +163,7 @@ def _of_packs(
 
 def _packs_in_words(config: Config, packs: Optional[int]) -> str:
     data = config.data
-    limit = data.max_sequences_per_pack
+    limit = data.depth
     texts = {None: "any number of sequences", 1: "one sequence"}
     sequences = texts.get(limit, f"up to {limit} sequences")
     state = "packs not built yet" if packs is None else f"{counted(packs, 'pack')} to train on"
@@ -222,7 +222,7 @@ def _of_examples(
         config = config.changed("batch", micro_batch=rows)
 
     slots = config.data.max_sequence_length
-    depth = config.data.max_sequences_per_pack or GUESSED_DEPTH
+    depth = config.data.depth or GUESSED_DEPTH
     numbers = 4 * slots + 4 * depth + 1  # of a row
     packs = None
     data = f"{config.task.name}, rows of {slots:,} slots; "
@@ -272,7 +272,7 @@ def _factor(
     """Return the factor of existing files, or of --packing-factor, or for SQuAD of its published histogram."""
     data = config.data
     if option is not None:
-        checked_factor(option, data.max_sequences_per_pack)
+        checked_factor(option, data.depth)
     if task is not None:
         files = data.training or data.evaluation
         return PackingFactor(task.packs.packing.packing_factor, str(files))
@@ -282,5 +282,5 @@ def _factor(
         return PackingFactor(1.0, "one sequence in a row")
     published = published_for(data.max_sequence_length)
     if config.task.name == SQUAD and published is not None and published.name.startswith(SQUAD):
-        return planned_factor(data.max_sequence_length, data.packer, data.max_sequences_per_pack)
+        return planned_factor(data.max_sequence_length, data.packer, data.depth)
     return None

@@ -32,13 +32,9 @@ from typing import Optional, Sequence
 
 from ipu_packed_bert.data.factors import parse_factor
 from ipu_profiling.report import DEFAULT, FIGURES, TABLES
-from pack_data.cli.command import (
-    ArgumentParser,
-    check_page,
-    check_picture,
-    positive_int,
-    typed,
-)
+from pack_data.cli.option_types import positive_int
+from pack_data.cli.outputs import check_page, check_picture
+from pack_data.cli.parser import ArgumentParser, typed
 from pack_data.cli.terminal import progress_bar
 from pack_data.lengths.options import add_histogram_arguments
 from pack_data.reading.words import counted

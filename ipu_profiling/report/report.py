@@ -144,7 +144,7 @@ class Report:
     @property
     def _depth(self) -> int:
         """Most sequences of a pack in tables that compare packed with unpacked; 3 if the configuration has no packs."""
-        depth = self.config.data.max_sequences_per_pack
+        depth = self.config.data.depth
         return depth if depth and depth > 1 else 3
 
     @cached_property

@@ -19,7 +19,8 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, Optional
 
-from pack_data.cli.command import available_cores, most_processes, starting_workers
+from pack_data.cli.command import available_cores, starting_workers
+from pack_data.reading.cores import PROCESSES
 from pack_data.reading.fields import whole_number
 from pack_data.reading.packages import load_package
 
@@ -173,7 +174,7 @@ class _DaskRunner(TaskRunner):
         where: Dict[str, Any] = {"address": address[1]}
         if address[2]:
             workers = whole_number(
-                "--on dask:local:N: N", int(address[2]), least=1, most=most_processes()
+                "--on dask:local:N: N", int(address[2]), least=1, most=PROCESSES["maximum"]
             )
             where = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None}
         try:

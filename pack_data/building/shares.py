@@ -17,7 +17,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from pack_data.building.options import BuildOptions
+from pack_data.building.options import STAGES, BuildOptions
 from pack_data.building.runner import TaskRunner, open_runner
 from pack_data.building.stages import Built, NotBegunError, Stages, TaskShare
 from pack_data.building.work_folder import (
@@ -31,10 +31,7 @@ from pack_data.building.work_folder import (
 )
 from pack_data.reading.words import counted
 
-_COUNT = "count"
-_RECIPE = "recipe"
-_DEAL = "deal"
-STAGES = (_COUNT, _RECIPE, _DEAL)
+_COUNT, _RECIPE, _DEAL = STAGES
 # Seconds to wait for the work directory: for the task that begins the build, which reads all files for their checksums.
 _SECONDS_TO_BEGIN = 24 * 3600.0
 # Seconds to wait for tasks that are about to end.

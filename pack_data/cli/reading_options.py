@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pack_data.cli.command import byte_count, count_from_zero
+from pack_data.cli.option_types import byte_count, count_from_zero
 from pack_data.reading.bad_records import MOST_RECORD_BYTES
 
 

@@ -16,7 +16,7 @@ from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.cli.command import starting_workers
+from pack_data.cli.outputs import starting_workers
 from pack_data.cli.terminal import progress_bar
 from pack_data.display.picture import Axis, Bars, Series
 from pack_data.packing.histogram import BUNDLED, LengthHistogram, is_heading, unfit, whole_of

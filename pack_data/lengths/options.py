@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from pack_data.cli.command import positive_int
+from pack_data.cli.option_types import positive_int
 from pack_data.cli.reading_options import add_columns, add_split
 from pack_data.lengths.synthetic import HELP, synthetic_histogram
 from pack_data.packing.histogram import BUNDLED, PUBLISHED, LengthHistogram

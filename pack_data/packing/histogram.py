@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterable, List, Optional, Union
 
 import numpy as np
 
+from pack_data.packing import PUBLISHED as PUBLISHED
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.encodings import lines_of_numbers
 from pack_data.reading.fields import Fields, said_of, shown, whole_number
@@ -37,8 +38,6 @@ BUNDLED = {
     "librispeech_audio_40ms": 874,  # as long as the longest utterance
     "qm9_atoms": 29,  # as long as the largest molecule
 }
-# Those that the paper publishes and packs.
-PUBLISHED = ("wikipedia_512", "squad_1_1_384")
 
 _DIRECTORY = Path(__file__).parents[1] / "published"
 _COLUMNS = ["count", "length"]  # of a table, sorted

@@ -20,6 +20,10 @@ _NAMES_BY_MEANING = {
 }
 
 
+class NotFinite(ArithmeticError):
+    """A loss or weights of a training run are infinite or NaN; the exit status is 3."""
+
+
 class Problems(ValueError):
     """Several problems in one error, one per line; `cli.command.run_main` prints any other error on a single line."""
 

@@ -18,8 +18,8 @@ from pack_data.reading.durable import PathLike
 from pack_data.reading.npy import refuse_sequences
 from pack_data.reading.words import counted
 from pack_data.store.data_set import MANIFEST
+from pack_data.text import EMBEDDED as EMBEDDED
 
-EMBEDDED = "embedded"
 # Formats of tables, of which a column holds the texts.
 TABLES = ("parquet", "arrow")
 # Files of a directory that are read; a number as in part.0001 is no suffix.

@@ -13,7 +13,6 @@ The document of a random second segment is drawn by its tokens, unless `draw_doc
 
 from __future__ import annotations
 
-import math
 import random
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from typing import Any, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.reading.fields import shown
 from pack_data.store.sequences import Sequences, ragged_copy, ragged_index, starts_of
-from pack_data.text import DRAW_BY_TOKENS, DRAW_UNIFORMLY, DRAWS
+from pack_data.text import DRAW_UNIFORMLY
 from pack_data.text.corpus import Document, split_sentences
+from pack_data.text.options import ExampleOptions
 from pack_data.text.spelling import Spelling
 from pack_data.text.vocabulary import AnyVocabulary
 
@@ -35,36 +34,6 @@ _MASKED_OR_KEPT = 0.9
 _BLOCK = 1 << 16
 # Long sentences that are tokenised again at a time, to cut them at words.
 _LONG_SENTENCES = 64
-
-
-@dataclass(frozen=True)
-class ExampleOptions:
-    """The options of the examples; with the text and the vocabulary they decide every example."""
-
-    max_sequence_length: int
-    max_predictions_per_sequence: int
-    duplication_factor: int = 5
-    short_sequence_probability: float = 0.1
-    masked_lm_probability: float = 0.15
-    seed: int = 0
-    whole_word_masking: bool = False
-    draw_documents: str = DRAW_BY_TOKENS
-
-    def __post_init__(self) -> None:
-        for name, least, most, why in (
-            ("max_sequence_length", 5, math.inf, "[CLS] a [SEP] b [SEP] needs at least 5"),
-            ("max_predictions_per_sequence", 1, math.inf, "at least 1 token is masked"),
-            ("seed", 0, math.inf, "a seed is at least 0"),
-            ("duplication_factor", 1, math.inf, "the corpus is read at least once"),
-            ("short_sequence_probability", 0, 1, "a probability is from 0 to 1"),
-            ("masked_lm_probability", 0, 1, "a probability is from 0 to 1"),
-        ):
-            if not least <= getattr(self, name) <= most:
-                raise ValueError(f"{name} is {getattr(self, name)}; {why}")
-        if self.draw_documents not in DRAWS:
-            raise ValueError(
-                f"draw_documents is {shown(self.draw_documents)}; choose from {', '.join(DRAWS)}"
-            )
 
 
 @dataclass(frozen=True, eq=False)

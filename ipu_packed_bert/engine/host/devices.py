@@ -9,9 +9,10 @@ from typing import Any, Iterator, Optional, Tuple
 
 import torch
 
+from ipu_packed_bert.engine.timing import seconds_in_turn
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.schema import EngineConfig
-from pack_data.cli.timing import Clock, seconds_in_turn
+from pack_data.cli.timing import Clock
 from pack_data.reading.words import counted
 
 # Compute capability of the first NVIDIA GPUs with bfloat16 and TF32 products and the variable-length kernel.

@@ -275,7 +275,7 @@ def test_the_card_states_what_the_run_has_recorded_and_nothing_else(tmp_path):
     assert front["pipeline_tag"] == "fill-mask"
     assert "license" not in front
     assert "language" not in front
-    assert facts == {"row": "32 slots, packed by `nnlshp`", "updates": "7"}
+    assert facts == {"row": "32 slots, packed by `optimal`", "updates": "7"}
     assert config_from_tree(settings, "card").model.hidden_size == MODEL.hidden_size
     # The data set may have been built by another command, from another corpus.
     assert "max_sequence_length" in settings["data"]

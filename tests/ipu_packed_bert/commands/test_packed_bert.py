@@ -10,7 +10,8 @@ from functools import partial
 import pytest
 
 from ipu_packed_bert import __main__ as packed_bert
-from pack_data.cli.command import run_main, runnable, typed
+from pack_data.cli.command import run_main
+from pack_data.cli.parser import runnable, typed
 from pack_data.lengths import packer_command
 from tests.imports import ROOT
 

@@ -11,10 +11,10 @@ from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, LOG, read_log
 from ipu_packed_bert.settings.allowed_changes import check_allowed, compare
 from ipu_packed_bert.settings.config import ConfigError, settings_of
-from ipu_packed_bert.settings.declare import ASK, FREE
 from ipu_packed_bert.settings.finetuning import TASKS
 from ipu_packed_bert.settings.loading import config_from_tree
 from pack_data.cli.command import run_main
+from pack_data.reading.declare import ASK, FREE
 from tests.refusals import faults_of_refusals
 from tests.tiny_runs import logged, tiny_settings
 

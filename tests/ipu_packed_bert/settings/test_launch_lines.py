@@ -88,4 +88,4 @@ def test_the_line_has_the_options_of_the_plan(capsys, tmp_path):
     assert not again.plan
     assert Path(again.out) == tmp_path / "a b"
     assert again.config == "packed_phase2_pod16"
-    assert sorted(again.overrides) == ["engine.kind=ipu", "run.seed=3", "run.steps=7"]
+    assert sorted(each.text for each in again.overrides) == ["engine.kind=ipu", "run.seed=3", "run.steps=7"]

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from ipu_packed_bert.settings import loading as config
 from ipu_packed_bert.settings.config import ConfigError
-from ipu_packed_bert.settings.declare import declared, typed_value
-from ipu_packed_bert.settings.reader import FILE, SettingsReader, setting, suggestions
+from ipu_packed_bert.settings.declare import declared
+from ipu_packed_bert.settings.reader import FILE, SettingsReader, parse_override, setting, suggestions
 from ipu_packed_bert.settings.yaml_files import load_yaml
+from pack_data.reading.declare import typed_value
 from tests.imports import CONFIGS
 
 
@@ -38,7 +39,7 @@ def reader(tree=None, *overrides):
     actual = SettingsReader(SETTINGS, "a.yml")
     actual.read(tree, FILE)
     for override in overrides:
-        actual.override(override)
+        actual.override(parse_override(override))
     return actual
 
 
@@ -63,7 +64,7 @@ def test_a_block_of_the_same_settings_shares_the_problems_and_names_itself():
     actual = reader({"tree": {"height": "low"}})
     small = actual.block("in_pots")
     small.read({"tree": {"hight": 1, "leaves": -1, "height": 2}}, FILE)
-    small.override("tree.rings=3")
+    small.override(parse_override("tree.rings=3"))
     assert actual.problems == [
         "tree.height is 'low'; must be a number",
         "in_pots.tree.hight is not a setting; did you mean in_pots.tree.height?",

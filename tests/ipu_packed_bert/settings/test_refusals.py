@@ -75,7 +75,7 @@ def test_one_file_of_fine_tuning_is_enough():
     assert loaded("data: {training: a.csv}").task.name == "squad"
 
 
-@pytest.mark.parametrize("size, derived", [(127, 30522), (128, 128)])
+@pytest.mark.parametrize("size, derived", [(127, 8192), (128, 128)])
 def test_a_vocabulary_follows_from_a_size_that_can_be_trained(size, derived):
     assert config_from_tree({"model": {"vocabulary_size": size}}, "a.yml").data.vocabulary_size == derived
 

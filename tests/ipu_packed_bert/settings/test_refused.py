@@ -7,7 +7,7 @@ from ipu_packed_bert.settings.config import ConfigError, settings_of
 from ipu_packed_bert.settings.declare import declared
 from ipu_packed_bert.settings.finetuning import TASKS
 from ipu_packed_bert.settings.loading import config_from_tree, load_config
-from ipu_packed_bert.settings.reader import FILE, SettingsReader
+from ipu_packed_bert.settings.reader import FILE, SettingsReader, parse_override
 from ipu_packed_bert.settings.yaml_files import load_yaml
 from tests.ipu_packed_bert.settings.test_reader import Owner, Tree
 from tests.refusals import faults_of_refusals
@@ -63,7 +63,7 @@ def forest(text, *overrides):
     reader = SettingsReader(FOREST, "a.yml")
     reader.read(yaml.safe_load(text), FILE)
     for override in overrides:
-        reader.override(override)
+        reader.override(parse_override(override))
     reader.refuse_problems()
 
 
@@ -95,9 +95,15 @@ REFUSED = [
     ("loaded('{}', 'without_ipus=3')", ["--set without_ipus", "null"]),
     # ---- rules between settings; what follows from a broken one is not reported
     ("loaded('model: {num_layers: many}\\nplacement: {layers_per_ipu: [4]}')", ["a.yml: model.num_layers", "'many'"]),
-    ("loaded('data: {packer: none}')", ["data.max_sequences_per_pack", "3", "data.packer", "none"]),
-    ("loaded('data: {max_sequences_per_pack: 4}')", ["data.max_sequences_per_pack", "4", "nnlshp"]),
-    ("loaded('data: {max_sequences_per_pack: null}')", ["data.max_sequences_per_pack", "null", "nnlshp"]),
+    (
+        "loaded('data: {packer: none, max_sequences_per_pack: 3}')",
+        ["data.max_sequences_per_pack", "3", "data.packer", "none"],
+    ),
+    ("loaded('data: {packer: nnlshp, max_sequences_per_pack: 4}')", ["data.max_sequences_per_pack", "4", "nnlshp"]),
+    (
+        "loaded('data: {packer: nnlshp, max_sequences_per_pack: null}')",
+        ["data.max_sequences_per_pack", "null", "nnlshp"],
+    ),
     (
         "loaded('{data: {max_sequence_length: 1024}, model: {max_position_embeddings: 512}}')",
         ["data.max_sequence_length", "1024", "model.max_position_embeddings", "512"],
@@ -118,7 +124,7 @@ REFUSED = [
     ),
     ("loaded('data: {shares: [0.5, 0.5]}')", ["data.shares", "2", "data.mixed_with", "1"]),
     ("loaded('data: {directory: d, mixed_with: [./d]}')", ["data.mixed_with", "./d", "twice", "data.shares"]),
-    ("loaded('run: {evaluate_every: 5}')", ["run.evaluate_every", "5", "--out data/packed --held-out 0.01"]),
+    ("loaded('run: {evaluate_every: 5}')", ["run.evaluate_every", "5", "--out data/packed", "--held-out 0.01"]),
     ("loaded('{run: {steps: 9}, optimizer: {schedule_steps: 5}}')", ["run.steps", "9", "schedule_steps", "5"]),
     (
         "loaded('without_ipus: {model: {num_layers: 3}, placement: {layers_per_ipu: [4]}}')",

@@ -21,7 +21,7 @@ ONCE = {
     "RunLog": "ipu_packed_bert/training/run.py",
     "finish": "ipu_packed_bert/training/run.py",
     "start_lines": "ipu_profiling/planning/printing.py",
-    "_resumes_there": "ipu_packed_bert/commands/run_options.py",
+    "_settled": "ipu_packed_bert/commands/run_options.py",
     "options_without_plan": "ipu_profiling/planning/command.py",
 }
 

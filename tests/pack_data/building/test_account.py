@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ipu_packed_bert.commands.build import main
 from pack_data.building import tasks
-from pack_data.building.command import main
 from pack_data.building.convert import main as convert
 from pack_data.building.held_out import held_out_folder, overlap
 from pack_data.building.stretches import runs

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from ipu_packed_bert.commands.build import main as build_main
 from pack_data.building import inputs
-from pack_data.building.command import main as build_main
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import read_manifest
 from tests.pack_data.text_corpus import build_small, stop_at, write_corpus
@@ -174,7 +174,7 @@ def test_without_the_calls_of_posix_everything_imports_and_a_build_says_so(corpu
         "    if not module.name.endswith('__main__'):\n"
         "        __import__(module.name)\n"
         "from pack_data.cli.command import run_main\n"
-        "from pack_data.building.command import main\n"
+        "from ipu_packed_bert.commands.build import main\n"
         "raise SystemExit(run_main(main, sys.argv[1:]))\n"
     )
     finished = subprocess.run(

@@ -40,7 +40,7 @@ SLOW_TO_START = """
 import signal, sys, time
 from pathlib import Path
 
-from pack_data.building.command import main
+from ipu_packed_bert.commands.build import main
 from pack_data.cli.command import run_main
 
 if __name__ == "__main__":

@@ -5,12 +5,11 @@ import contextlib
 import os
 import re
 import sys
-from functools import partial
 from unittest import mock
 
 import pytest
 
-from pack_data.__main__ import COMMANDS
+from pack_data.__main__ import COMMANDS, _main
 from pack_data.cli import bars
 from pack_data.cli.command import (
     ArgumentParser,
@@ -18,7 +17,6 @@ from pack_data.cli.command import (
     available_cores,
     byte_count,
     count_from_zero,
-    list_commands,
     positive_int,
     run_main,
 )
@@ -67,11 +65,10 @@ def test_the_package_lists_the_commands_of_its_modules(capsys):
         if path.stem != "__main__" and '__name__ == "__main__"' in path.read_text(encoding="utf-8"):
             programs.append(path.stem)
     assert sorted(COMMANDS) == sorted(programs)
-    main = partial(list_commands, "p", {"one": "does it", "other": "does more"})
-    assert "python -m p.one --fast" in refusal_of(main, ["one", "--fast"], capsys)
-    assert "one, other" in refusal_of(main, ["three"], capsys)
-    assert main(["--help"]) == 0
-    assert "  other  does more" in capsys.readouterr().out
+    assert "python -m pack_data.sort --fast" in refusal_of(_main, ["sort", "--fast"], capsys)
+    assert "none, sort" in refusal_of(_main, ["three"], capsys)
+    assert _main(["--help"]) == 0
+    assert "  sort       sorted batching" in capsys.readouterr().out
 
 
 def test_numbers_may_have_separators_between_thousands_only():

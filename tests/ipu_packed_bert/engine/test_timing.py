@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pack_data.cli.timing import quartiles, rounds_in_turn, seconds_in_turn
+from ipu_packed_bert.engine.timing import quartiles, rounds_in_turn, seconds_in_turn
 
 
 class Clock:
