@@ -2,7 +2,6 @@
 
 import json
 import lzma
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,7 +69,7 @@ def probed_once(monkeypatch):
     assert actual
 
 
-def rows_of(folder: Path):
+def rows_of(folder):
     return {(row["data"], row["way"]): row for (row,) in read_results(folder / RESULTS).cells.values()}
 
 

@@ -14,7 +14,7 @@ import torch
 Call = Tuple[Any, ...]
 
 
-def pretend(monkeypatch, capability: Optional[Tuple[int, int]] = (9, 0), name: str = "Fake GPU") -> torch.device:
+def pretend(monkeypatch, capability=(9, 0), name="Fake GPU"):
     """torch reports one GPU of this capability; None: it reports that there is none."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(capability is not None))
@@ -39,7 +39,7 @@ class Streams:
         monkeypatch.setattr(torch.Tensor, "record_stream", self._recorded(), raising=True)
 
     @property
-    def current(self) -> Any:
+    def current(self):
         return getattr(self._here, "stream", self.working)
 
     @contextlib.contextmanager
@@ -49,7 +49,7 @@ class Streams:
         yield
         self._here.stream = outer
 
-    def _stream(self, name: str) -> Any:
+    def _stream(self, name):
         streams = self
 
         class Stream:
@@ -61,7 +61,7 @@ class Streams:
 
         return Stream()
 
-    def _event(self) -> Any:
+    def _event(self):
         streams = self
 
         class Event:
@@ -73,14 +73,14 @@ class Streams:
 
         return Event()
 
-    def _pinned(self) -> Any:
+    def _pinned(self):
         def pin_memory(tensor):
             self.calls.append(("pin", repr(self.current), threading.current_thread() is threading.main_thread()))
             return tensor.clone()
 
         return pin_memory
 
-    def _recorded(self) -> Any:
+    def _recorded(self):
         def record_stream(tensor, stream):
             self.calls.append(("used", repr(stream)))
 

@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Set
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ class CannotPretend(RuntimeError):
     """This build of torch does not let a test register a guard of CUDA devices."""
 
 
-def _register_guard() -> None:
+def _register_guard():
     """Register a guard of CUDA devices that does nothing, in a build of torch that has none.
 
     Raise CannotPretend if torch's table of guards is not where it was.
@@ -73,15 +73,15 @@ def _register_guard() -> None:
 class _InPlaceOfThreads:
     """An executor that runs each call at once: modes of torch belong to one thread."""
 
-    def __init__(self, **_: Any):
+    def __init__(self, **_):
         pass
 
-    def submit(self, function: Any, *arguments: Any) -> Future:
+    def submit(self, function, *arguments):
         future: Future = Future()
         future.set_result(function(*arguments))
         return future
 
-    def shutdown(self) -> None:
+    def shutdown(self):
         pass
 
 
@@ -90,7 +90,7 @@ class FakeGpu(TorchDispatchMode):
 
     DEVICE = "cuda:0"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self._values = WeakIdKeyDictionary()  # fake integer tensor -> its values on the CPU
         self._alive: Dict[int, Any] = {}  # storage -> weak reference
@@ -100,14 +100,14 @@ class FakeGpu(TorchDispatchMode):
         self.live = 0
         self.reset()
 
-    def reset(self) -> None:
+    def reset(self):
         """Count peak and waits anew."""
         self.peak = self.live
         self.waits: List[str] = []
 
     # ---- what torch answers
 
-    def __enter__(self) -> FakeGpu:
+    def __enter__(self):
         _register_guard()
         patch = self._inside.enter_context(pytest.MonkeyPatch.context())
         pretend(patch)
@@ -134,13 +134,13 @@ class FakeGpu(TorchDispatchMode):
         self._inside.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda tensor: [tensor], self._unpack))
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error):
         super().__exit__(*error)
         self._inside.close()
 
     # ---- one operator
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func._schema.name.split("::")[-1]
         if func.namespace not in ("prim", "profiler"):
@@ -164,13 +164,13 @@ class FakeGpu(TorchDispatchMode):
                 self._hold(output)
         return result
 
-    def _known(self, value: Any) -> Any:
+    def _known(self, value):
         """Return the values of a tensor; the fake tensor itself if they are not known."""
         if isinstance(value, FakeTensor):
             return self._values.get(value, value)
         return "cpu" if isinstance(value, torch.device) else value
 
-    def _compute(self, func: Any, args: Any, kwargs: Any, outputs: List[Any]) -> None:
+    def _compute(self, func, args, kwargs, outputs):
         """Compute the values of integer results, if those of all arguments are known."""
         known_args, known_kwargs = tree_map(self._known, (args, kwargs))
         if any(isinstance(item, FakeTensor) for item in tree_leaves((known_args, known_kwargs))):
@@ -182,7 +182,7 @@ class FakeGpu(TorchDispatchMode):
         for output, value in zip(outputs, filter(torch.is_tensor, tree_leaves(real))):
             self._values[output] = value
 
-    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _read(self, func, args, kwargs):
         """Return what the host reads: real sizes and values, or 1 for an unknown number."""
         device = args[0].device
         args = tree_map(self._known, args)
@@ -193,7 +193,7 @@ class FakeGpu(TorchDispatchMode):
             real = func(*args, **tree_map(self._known, kwargs))
         return tree_map(lambda value: self._faked(value, device), real)
 
-    def _faked(self, value: Any, device: Any) -> Any:
+    def _faked(self, value, device):
         """Return a fake tensor of these values."""
         if not torch.is_tensor(value):
             return value
@@ -201,7 +201,7 @@ class FakeGpu(TorchDispatchMode):
         self._values[fake] = value
         return fake
 
-    def _places(self, indices: Any) -> List[Any]:
+    def _places(self, indices):
         """Return indices with places instead of masks, as CUDA finds them, waiting for their number."""
         places: List[Any] = []
         for index in indices:
@@ -214,7 +214,7 @@ class FakeGpu(TorchDispatchMode):
             places += [self._faked(item, index.device) for item in actual]
         return places
 
-    def _count_copy(self, args: Any, outputs: List[Any], kwargs: Any) -> None:
+    def _count_copy(self, args, outputs, kwargs):
         """Count a copy between host and device that the host waits for."""
         source = args[1] if len(args) > 1 and torch.is_tensor(args[1]) else args[0]
         from_gpu = source.device.type == "cuda"
@@ -222,7 +222,7 @@ class FakeGpu(TorchDispatchMode):
         if from_gpu != to_gpu and not kwargs.get("non_blocking"):
             self.waits.append("copy to the host" if from_gpu else "copy to the device")
 
-    def _tolist(self, tensor: torch.Tensor) -> Any:
+    def _tolist(self, tensor):
         """Return numbers that the host reads at once."""
         if tensor.device.type == "cuda":
             self.waits.append("tolist")
@@ -234,7 +234,7 @@ class FakeGpu(TorchDispatchMode):
 
     # ---- memory
 
-    def _hold(self, tensor: torch.Tensor) -> None:
+    def _hold(self, tensor):
         """Count a tensor's memory until its storage dies."""
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -242,7 +242,7 @@ class FakeGpu(TorchDispatchMode):
             return
         size = -(-storage.nbytes() // BLOCK) * BLOCK
 
-        def free(_: Any) -> None:
+        def free(_):
             del self._alive[key]
             self.live -= size
 
@@ -252,12 +252,12 @@ class FakeGpu(TorchDispatchMode):
 
     # ---- the backward pass
 
-    def _unpack(self, holder: List[torch.Tensor]) -> torch.Tensor:
+    def _unpack(self, holder):
         self._unpacked.append(holder)
         return holder[0]
 
     @torch.no_grad()
-    def _backward(self, loss: torch.Tensor) -> None:
+    def _backward(self, loss):
         """Walk the graph of autograd as its engine does: the newest node first, gradients in the shapes of forward."""
         uses: Dict[Any, int] = {loss.grad_fn: 0}
         pending = [loss.grad_fn]
@@ -296,7 +296,7 @@ class FakeGpu(TorchDispatchMode):
                     heapq.heappush(ready, (order, number, following))
 
 
-def _sum(sum_before: Any, gradient: Any, metadata: Any) -> Any:
+def _sum(sum_before, gradient, metadata):
     """Add a gradient in the shape and type of the forward value."""
     if gradient is None:
         return sum_before
@@ -306,7 +306,7 @@ def _sum(sum_before: Any, gradient: Any, metadata: Any) -> Any:
     return gradient if sum_before is None else sum_before + gradient
 
 
-def _accumulate(weight: torch.Tensor, gradient: Any) -> None:
+def _accumulate(weight, gradient):
     if gradient is None:
         return
     if weight.grad is not None:
@@ -317,14 +317,14 @@ def _accumulate(weight: torch.Tensor, gradient: Any) -> None:
 
 
 def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: Optional[torch.Tensor] = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: Optional[float] = None,
-) -> torch.Tensor:
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    scale=None,
+):
     """Choose the kernel of `scaled_dot_product_attention` as a GPU does; a CPU build would choose plain products."""
     if torch.is_autocast_enabled("cuda"):
         query, key, value = (item.to(torch.get_autocast_dtype("cuda")) for item in (query, key, value))
@@ -339,7 +339,7 @@ def _attend(
     return aten._scaled_dot_product_efficient_attention(query, key, value, attn_mask, True, **options)[0]
 
 
-def _moved(module: torch.nn.Module, device: Any) -> torch.nn.Module:
+def _moved(module, device):
     """Do the work of `Module.to`, which cannot move fake parameters."""
     moved: Dict[int, Any] = {}
     for part in module.modules():

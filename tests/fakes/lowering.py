@@ -62,7 +62,7 @@ SUPPORTED_TYPES = frozenset(
 )
 
 
-def poptorch_name(func) -> str:
+def poptorch_name(func):
     """`aten::_to_copy.default` -> `to`: without overload, in-place underscore and torch's decomposition."""
     name = func._schema.name.split("::")[1]
     if name in POPTORCH_NAMES:
@@ -88,7 +88,7 @@ class Operator:
         )
 
 
-def describe(tensor) -> str:
+def describe(tensor):
     return "{}{}".format(str(tensor.dtype).replace("torch.", ""), list(tensor.shape))
 
 

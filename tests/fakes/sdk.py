@@ -41,7 +41,7 @@ def missing():
 
 
 @contextlib.contextmanager
-def installed(*, ipus: int = 16, poprun=None):
+def installed(*, ipus=16, poprun=None):
     """Yields (the package engine.ipu with its modules, stand-in) on a machine with `ipus` IPUs; everything is as before
     afterwards.
 

@@ -41,7 +41,7 @@ class Update(NamedTuple):
     gradients: Dict[str, torch.Tensor]
 
 
-def build(loss: LossConfig, *, attention="eager", dtype=torch.float64, model=MODEL, spread=0.3):
+def build(loss, *, attention="eager", dtype=torch.float64, model=MODEL, spread=0.3):
     """A model with weights so large that attention looks closely at single tokens, unlike a fresh one."""
     torch.manual_seed(1)
     network = PackedBertForPreTraining(model, loss, attention=attention).to(dtype)
@@ -55,7 +55,7 @@ def tensors(batch, rows=slice(None)):
     return [torch.from_numpy(batch[name][rows]) for name in BATCH_FIELDS]
 
 
-def update(network, batch, *, micro_batch: int) -> Update:
+def update(network, batch, *, micro_batch):
     """Forward and backward as an engine does it: the mean over the micro-batches."""
     number = len(batch["input_ids"]) // micro_batch
     network.zero_grad(set_to_none=True)
@@ -69,7 +69,7 @@ def update(network, batch, *, micro_batch: int) -> Update:
     return Update(loss, mlm_loss, nsp_loss, float(totals[3]), float(totals[4]), gradients)
 
 
-def assert_equal_updates(found: Update, expected: Update, dtype=torch.float64) -> None:
+def assert_equal_updates(found, expected, dtype=torch.float64):
     losses = [torch.tensor([each.loss, each.mlm_loss, each.nsp_loss]) for each in (found, expected)]
     assert_same(found=[losses[0].double()], expected=[losses[1].double()], dtype=dtype)
     assert (found.mlm_correct, found.nsp_correct) == (expected.mlm_correct, expected.nsp_correct)
@@ -94,7 +94,7 @@ class Case(NamedTuple):
     unpacked_micro_batch: int
 
 
-def make_case(seed, *, sequences, depth, micro_batch, unpacked_micro_batch, normalisation) -> Case:
+def make_case(seed, *, sequences, depth, micro_batch, unpacked_micro_batch, normalisation):
     rng = np.random.default_rng(seed)
     lengths = [int(length) for length in rng.integers(1, SLOTS + 1, sequences)]
     lengths[: sequences // 2] = [int(length) for length in rng.integers(1, SLOTS // 3 + 1, sequences // 2)]
@@ -154,7 +154,7 @@ class SequenceScores(NamedTuple):
     nsp_accuracy: torch.Tensor
 
 
-def scores_of(network, batch) -> SequenceScores:
+def scores_of(network, batch):
     fields = dict(zip(BATCH_FIELDS, tensors(batch)))
     with torch.no_grad():
         mlm_logits, nsp_logits = network.logits(
@@ -234,7 +234,7 @@ class PaddingMaskOnly(torch.nn.Module):
         return (1.0 - (input_mask_BS > 0).to(dtype))[:, None, None, :] * -1000.0
 
 
-def gradient_error(case, network, packed_batch) -> float:
+def gradient_error(case, network, packed_batch):
     unpacked = update(network, case.unpacked, micro_batch=case.unpacked_micro_batch).gradients
     packed = update(network, packed_batch, micro_batch=case.micro_batch).gradients
     return relative_error(packed.values(), unpacked.values())

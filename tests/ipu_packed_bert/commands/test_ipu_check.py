@@ -28,12 +28,10 @@ from pack_data.display.facts import as_json
 from tests.fakes import profiles, pva
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed
-from tests.imports import ROOT
 from tests.refusals import refused
 from tests.tiers import sample
 from tests.tiny_runs import tiny_settings
 
-DOCS = ROOT / "docs" / "ipu_check.md"
 STAGES = ["predicted", "compiled", "updates"]
 # Shipped configurations of pre-training on IPUs, unpacked and derived ones included.
 PODS = [name for name in shipped_names() if "packed_phase" in name and "gpu" not in name] + ["packed_small_ipu1"]

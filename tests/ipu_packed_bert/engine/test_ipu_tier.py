@@ -50,7 +50,7 @@ class Tolerance(NamedTuple):
     gradient: float  # L2 over all tensors
 
     @property
-    def change(self) -> float:
+    def change(self):
         """Tolerance of the change of the weights, L2."""
         return 2 * self.gradient**0.5
 
@@ -71,7 +71,7 @@ class Tier(NamedTuple):
     poptorch: Any
     real: bool
 
-    def ipus(self, number: int) -> bool:
+    def ipus(self, number):
         """Return True if this number of IPUs is available."""
         return self.poptorch.ipuHardwareIsAvailable(number)
 
@@ -83,7 +83,7 @@ class Tier(NamedTuple):
             pytest.skip(f"needs {config.ipus} IPUs: the IPU Model has one replica")
         return config.changed("engine", ipu_model=True, log_cycles=False)
 
-    def tolerance(self, config) -> Tolerance:
+    def tolerance(self, config):
         return TOLERANCES[self.real, config.engine.half_weights]
 
     def engine(self, config, depth=3):
@@ -99,7 +99,7 @@ def tier(request, monkeypatch):
         yield of_the_sdk(monkeypatch)
 
 
-def of_the_sdk(monkeypatch) -> Tier:
+def of_the_sdk(monkeypatch):
     """On the PopTorch that is installed; skips where there is none."""
     try:
         import poptorch

@@ -16,7 +16,7 @@ CONFIG = Config(model=TINY, batch=BatchConfig(micro_batch=2)).changed(
 )
 
 
-def recomputing(config: Config, value: bool) -> Config:
+def recomputing(config, value):
     return config.changed("engine", recompute_layers=value)
 
 
@@ -37,7 +37,7 @@ def test_it_changes_no_bit(attention, precision):
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
 
 
-def kept(config: Config) -> int:
+def kept(config):
     """Bytes of a micro-batch that wait for the backward pass, the weights left out."""
     engine = host_engine(config, device="cpu")
     (batch,) = make_batches(1, depth=3, micro_batch=2)

@@ -1,7 +1,5 @@
 """Files of tensors: every type comes back bit for bit, and nothing in a file is run, whatever is in it."""
 
-from typing import Tuple
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -124,16 +122,16 @@ def written(tmp_path):
 class Trap(torch.nn.Module):
     """A module whose loading writes a file."""
 
-    def __init__(self, path: str):
+    def __init__(self, path):
         super().__init__()
         self.path = path
 
     @torch.jit.export
-    def __getstate__(self) -> Tuple[str, bool]:
+    def __getstate__(self):
         return self.path, self.training
 
     @torch.jit.export
-    def __setstate__(self, state: Tuple[str, bool]):
+    def __setstate__(self, state):
         self.path = state[0]
         self.training = state[1]
         torch.ops.aten.save(torch.zeros(1), self.path)
