@@ -32,7 +32,7 @@ from pack_data.cli.command import (
     typed,
 )
 from pack_data.cli.terminal import progress_bar
-from pack_data.display.facts import number, printed
+from pack_data.display.facts import number, printed, with_unit
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing.histogram import LengthHistogram
@@ -328,8 +328,8 @@ def _pick_precisions(option: str, processes: Processes) -> Tuple[str, ...]:
     if slowdown <= 1.5:  # a CPU with native bfloat16 is faster than in float32
         return _BOTH
     print(
-        f"bfloat16 is left out: this CPU takes {slowdown:.1f} times as long as in float32; use --precision both to"
-        " measure it",
+        f"bfloat16 is left out: this CPU takes {with_unit(slowdown, 'times')} as long as in float32; use --precision"
+        " both to measure it",
         file=sys.stderr,
     )
     return _BOTH[:1]

@@ -130,6 +130,7 @@ def _report(built: Built) -> int:
     from pack_data.building.account import ACCOUNT, lines
     from pack_data.building.held_out import TRAINING, held_out_folder
     from pack_data.display.accounting import table
+    from pack_data.display.facts import with_unit
     from pack_data.store.data_set import read_manifest
 
     with built.store as store:
@@ -156,7 +157,7 @@ def _report(built: Built) -> int:
         size = sum(entry.bytes for entry in manifest.shards)
         print(
             f"\n{store.folder}: {counted(len(store), 'pack')} in {counted(len(manifest.shards), 'shard')}, "
-            f"{size / 1e6:,.1f} MB, {size / len(store):,.0f} bytes a pack"
+            f"{with_unit(size, 'bytes')}, {round(size / len(store)):,} bytes a pack"
         )
         for held_out in manifests[1:]:
             documents = counted(held_out.made_with["documents"], "document")

@@ -43,6 +43,8 @@ from ipu_packed_bert.tasks.files import STANDARD_INPUT, ExampleSource
 from pack_data.cli.command import ArgumentParser, check_output, typed
 from pack_data.cli.options import add_options
 from pack_data.cli.terminal import progress_bar
+from pack_data.cli.timing import time_text
+from pack_data.display.facts import number, with_unit
 from pack_data.reading.declare import settings_in
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.words import counted
@@ -130,14 +132,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         say(
             f"packing   {counted(packing.sequences, 'sequence')} in {counted(packing.packs, 'row')} of"
             f" {packing.max_sequence_length}"
-            f" ({packing.algorithm}), {packing.packing_factor:.3f} in a row; padding {padding.alone:.1%} of the slots"
-            f" unpacked, {padding.packed:.1%} packed: {counted(saved, 'row')} saved"
+            f" ({packing.algorithm}), {number(packing.packing_factor, 'sequences per pack')} in a row; padding"
+            f" {number(padding.alone, 'share')} of the slots unpacked, {number(padding.packed, 'share')} packed:"
+            f" {counted(saved, 'row')} saved"
         )
         say(f"engine    {prepared.engine.description}")
         started = time.perf_counter()
         predictions.compile_program(prepared)
         if prepared.config.engine.kind == "ipu":
-            say(f"compiled  in {time.perf_counter() - started:.1f} s")
+            say(f"compiled  in {time_text(time.perf_counter() - started)}")
         started = time.perf_counter()
         with contextlib.closing(progress_bar(packing.packs, "predicting", unit=" rows")) as bar:
             result = predictions.predict(prepared, seen=bar.update)
@@ -153,8 +156,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     pack_rate = packing.packs / result.seconds
     sequence_rate = sequences_per_second(result.sequences, result.seconds)
     say(
-        f"speed     {pack_rate:,.1f} packs/s, {sequence_rate:,.1f} sequences/s ({result.seconds:.1f} s in the network,"
-        f" {seconds:.1f} s including the answers)"
+        f"speed     {with_unit(pack_rate, 'packs/s')}, {with_unit(sequence_rate, 'sequences/s')}"
+        f" ({time_text(result.seconds)} in the network, {time_text(seconds)} including the answers)"
     )
     if args.score:
         accounts = task.accounts["evaluation"]

@@ -31,6 +31,7 @@ from ipu_packed_bert.tasks.examples import ExampleTask, LossAndCorrect, Scored
 from ipu_packed_bert.tasks.files import ExampleSource, Faults, TableRow, plain_text, read_records
 from ipu_packed_bert.tasks.inputs import Inputs, Tokenizer, Tokens
 from ipu_packed_bert.tasks.scores import best_threshold, score_answers
+from pack_data.display.facts import with_unit
 from pack_data.reading.account import Account
 from pack_data.reading.fields import Fields, named, said_of, shown
 from pack_data.reading.words import counted
@@ -208,7 +209,7 @@ class QuestionsTask(ExampleTask):
         inputs = self.windows.inputs
         self.notes.append(
             f"{what}: {counted(inputs.records or 0, 'question')} in {counted(len(inputs), 'window')} "
-            f"of {inputs.lengths.mean():.0f} tokens"
+            f"of {with_unit(inputs.lengths.mean(), 'tokens')}"
         )
         unheld = self.windows.unheld
         if what == "training":

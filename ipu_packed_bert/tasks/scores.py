@@ -15,6 +15,8 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tupl
 
 import numpy as np
 
+from pack_data.display.facts import with_unit
+
 # Scores of constant answers. Training labels determine the constant, as in `data/constant_baseline.py`; a file to
 # predict comes without training labels, so its own labels do.
 MAJORITY = "majority_accuracy"
@@ -143,10 +145,11 @@ def verdict_of(metrics: Mapping[str, Any], labels_of: str) -> str:
         score, constant = metrics[name], metrics[baseline]
         if baseline == MEAN_LABEL_ERROR:
             relation = "better" if score < constant else "no better"
-            return f"error {score:.4g}: {relation} than {words}, whose error is {constant:.4g}"
+            return f"error {with_unit(score, '')}: {relation} than {words}, whose error is {with_unit(constant, '')}"
         relation = "better" if score > constant else "no better"
         return (
-            f"{score:.2f} % correct: {relation} than {words}, which is correct in {constant:.2f} %"
+            f"{with_unit(score, 'percent')} correct: {relation} than {words}, which is correct in "
+            f"{with_unit(constant, 'percent')}"
         )
     return ""
 

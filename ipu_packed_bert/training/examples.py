@@ -21,6 +21,7 @@ from ipu_packed_bert.tasks.examples import ExampleTask
 from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.starting_weights import Start, find_start
 from ipu_packed_bert.training.prepared import Beginning, Begun, Prepared, engine_and_batches
+from pack_data.display.facts import number
 from pack_data.packing.packing import Packing, of_at_most
 from pack_data.reading.durable import replacing_folder
 from pack_data.reading.words import counted
@@ -167,8 +168,9 @@ def _longer(config: Config, steps: int) -> str:
 def _print_packing(name: str, packing: Packing) -> None:
     print(
         f"packing   {name}: {counted(packing.sequences, 'sequence')} in {counted(packing.packs, 'row')} of"
-        f" {packing.max_sequence_length} ({packing.algorithm}), {packing.efficiency:.1%} of the slots are tokens;"
-        f" factor {packing.packing_factor:.3f} {of_at_most(packing.theoretical_speedup)}"
+        f" {packing.max_sequence_length} ({packing.algorithm}), {number(packing.efficiency, 'share')} of the slots are"
+        f" tokens; factor {number(packing.packing_factor, 'sequences per pack')}"
+        f" {of_at_most(packing.theoretical_speedup)}"
     )
 
 

@@ -13,7 +13,7 @@ from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, S
 from ipu_packed_bert.settings.config import BLOCK
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.settings.yaml_files import parse_yaml
-from pack_data.display.facts import quantity_with_unit
+from pack_data.display.facts import number, quantity_with_unit, with_unit
 from pack_data.reading.durable import check_new_folder, write_atomically
 from pack_data.reading.fields import Fields, read_object, said_of
 from pack_data.reading.words import counted
@@ -164,21 +164,22 @@ def _summary_facts(path: Path, step: int) -> _Facts:
     held_out = summary.optional("held_out", Fields.object)
     if held_out and held_out.integer("step") == step:
         for label, name, constant_name, constant_label in BESIDE:
-            form = ".1%" if name.endswith("accuracy") else ".3f"
+            unit = "share" if name.endswith("accuracy") else "nats"
             score = held_out.optional(name, Fields.number)
             baseline = held_out.optional(constant_name, Fields.number)
             if score is None:
                 continue
-            value = f"{score:{form}}"
+            value = number(score, unit)
             if baseline is not None:
-                value += f" ({constant_label}: {baseline:{form}})"
+                value += f" ({constant_label}: {number(baseline, unit)})"
             facts.append((f"held out: {label}", value))
 
     compared = summary.optional("compare_unpacked", Fields.object)
     if compared:
         packed = compared.number("packed_sequences_per_second")
         unpacked = compared.number("unpacked_sequences_per_second")
-        speeds = f"{packed:,.1f} sequences/s packed, {unpacked:,.1f} unpacked"
+        rate = with_unit(packed, "sequences/s")
+        speeds = f"{rate} packed, {number(unpacked, 'sequences/s')} unpacked"
         facts.append(("comparison of the same updates", speeds))
     return facts
 

@@ -248,7 +248,7 @@ def metric_unit(name: str, metrics: Mapping[str, Any]) -> str:
     """Return the unit of a metric; scores of predictions, which have no loss, are percentages or counts."""
     if "loss" not in metrics:
         return "score"
-    return "accuracy" if name.endswith("accuracy") else "nats"
+    return "share" if name.endswith("accuracy") else "nats"
 
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:

@@ -197,9 +197,9 @@ def _answer(steps: int, losses: _Losses, held_out: Optional[Fields]) -> str:
         constant_accuracy = held_out.optional("most_frequent_token_accuracy", Fields.number)
     if accuracy is not None and constant_accuracy is not None:
         return (
-            f"After {counted(steps, 'update')} the model predicts {number(accuracy, 'accuracy')} of the masked tokens "
+            f"After {counted(steps, 'update')} the model predicts {number(accuracy, 'share')} of the masked tokens "
             "of held-out texts; always predicting the most frequent token would give "
-            f"{number(constant_accuracy, 'accuracy')}."
+            f"{number(constant_accuracy, 'share')}."
         )
 
     values = losses.training.y

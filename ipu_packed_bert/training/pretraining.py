@@ -33,6 +33,7 @@ from ipu_packed_bert.training.prepared import (
     resume_command,
 )
 from ipu_packed_bert.training.run_folder import data_of
+from pack_data.display.facts import number, with_unit
 from pack_data.packing.packing import of_at_most
 from pack_data.reading.words import counted
 from pack_data.store.data_set import Manifest, PackStore
@@ -193,7 +194,7 @@ def _print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:
     print(
         f"data      {config.data.named}: {counted(manifest.sequences, 'sequence')} in {counted(manifest.packs, 'pack')}"
         f" of {schema.max_sequence_length} ({manifest.algorithm}, depth {schema.max_sequences_per_pack}),"
-        f" {manifest.efficiency:.1%} of the slots are tokens"
+        f" {number(manifest.efficiency, 'share')} of the slots are tokens"
     )
     if resumed:  # the note was printed when the run began
         return
@@ -211,7 +212,7 @@ def _print_batch(
     limit = of_at_most(factor.value / manifest.efficiency)
     if config.engine.offline_export is not None:
         limit = f"of {factor.source}"
-    print(f"packing   factor {factor.value:.3f} {limit}")
+    print(f"packing   factor {number(factor.value, 'sequences per pack')} {limit}")
     print(
         f"update    {config.update_words(factor.value)};"
         f" {counted(batches.updates_per_epoch, 'update')} an epoch"
@@ -230,7 +231,7 @@ def _warn_of_epochs(config: Config, manifest: Manifest, batches: GlobalBatches) 
     epochs = config.run.steps / batches.updates_per_epoch
     if epochs > _MOST_EPOCHS and of_embedded_corpus(manifest):
         print(
-            f"warning   the run makes {epochs:,.0f} epochs of the embedded corpus, which is meant for tests; name"
-            " a data set: --data DIR (see docs/how_to/wikipedia.md)",
+            f"warning   the run makes {with_unit(round(epochs), 'epochs')} of the embedded corpus, which is meant for"
+            " tests; name a data set: --data DIR (see docs/how_to/wikipedia.md)",
             flush=True,
         )

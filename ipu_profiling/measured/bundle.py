@@ -138,8 +138,8 @@ def problems(bundle: Bundle) -> List[str]:
         lines.append(f"differs: the loss of update {losses.index(None) + 1} is not finite")
     elif losses and host_loss is not None and abs(losses[0] / host_loss - 1) > _LOSS_DIFFERS:
         lines.append(
-            f"differs: the first loss is {number(losses[0], 'nats')}, more than {_LOSS_DIFFERS:.0%} from the host's "
-            f"{number(host_loss, 'nats')}"
+            f"differs: the first loss is {number(losses[0], 'nats')}, more than {number(_LOSS_DIFFERS, 'share')} from "
+            f"the host's {number(host_loss, 'nats')}"
         )
 
     # The cycles of a profile are not compared, because they include the overhead of profiling.
@@ -148,8 +148,8 @@ def problems(bundle: Bundle) -> List[str]:
         low, _, high = predicted["update_cycles"]
         if not low * (1 - _CYCLES_DIFFER) <= cycles <= high * (1 + _CYCLES_DIFFER):
             lines.append(
-                f"differs: an update takes {with_unit(cycles, 'cycles')}, more than {_CYCLES_DIFFER:.0%} outside the "
-                f"model's {number(low, 'cycles')} to {number(high, 'cycles')}"
+                f"differs: an update takes {with_unit(cycles, 'cycles')}, more than {number(_CYCLES_DIFFER, 'share')} "
+                f"outside the model's {number(low, 'cycles')} to {number(high, 'cycles')}"
             )
     return lines
 

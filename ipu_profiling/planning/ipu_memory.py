@@ -15,6 +15,7 @@ from ipu_packed_bert.settings.placement import Block, Placement, place, pretrain
 from ipu_packed_bert.settings.schema import ModelConfig, mask_columns
 from ipu_profiling.cycles.matmul import Planner, Product
 from ipu_profiling.cycles.target import MK2
+from pack_data.display.facts import number
 
 IPU_BYTES = MK2.memory_per_tile * MK2.tiles
 # The largest counted share of an IPU's memory in a published run: MLPerf v2.0's BERT-large on a Bow Pod64 (E4 of
@@ -24,11 +25,13 @@ GUESSED_DEPTH = 8  # sequences in a pack, if neither data nor configuration defi
 _WIDTH = {"float16": 2, "float32": 4}  # bytes of an element
 _PLANNER = Planner(MK2)  # Bow has the same tiles
 _NOTHING_FITS = "no micro-batch fits: use more IPUs a replica, or change placement.layers_per_ipu"
-_FITS = "fits: at most {counted.fullest:.0%} of a tile is counted; the fullest published run has {ran:.0%}"
-_DOES_NOT_FIT = "does not fit: {share:.1%} of IPU {ipu} is counted, {kept:.0%} without temporary values of products"
+_FITS = "fits: at most {fullest} of a tile is counted; the fullest published run has {ran}"
+_DOES_NOT_FIT = (
+    "does not fit: {fullest} of IPU {ipu} is counted, {kept} without temporary values of products"
+)
 _TIGHT = (
-    "tight, unknown: {share:.1%} of IPU {ipu} is counted, without code and exchange; the fullest published run has "
-    "{ran:.1%}"
+    "tight, unknown: {fullest} of IPU {ipu} is counted, without code and exchange; the fullest published run has "
+    "{ran}"
 )
 
 
@@ -304,15 +307,16 @@ def memory_words(
         packing_factor: sequences in a pack, None if unknown.
         row: the word for a pack.
     """
+    ran = number(FULLEST_THAT_RAN, "share")
     if counted.fits:
-        return [_FITS.format(counted=counted, ran=FULLEST_THAT_RAN)]
+        return [_FITS.format(fullest=number(counted.fullest, "share"), ran=ran)]
     fullest = max(counted.memory, key=lambda memory: memory.share)
     verdict = _TIGHT if counted.fits is None else _DOES_NOT_FIT
     text = verdict.format(
-        share=fullest.share,
+        fullest=number(fullest.share, "share"),
         ipu=fullest.ipu,
-        kept=fullest.total / IPU_BYTES,
-        ran=FULLEST_THAT_RAN,
+        kept=number(fullest.total / IPU_BYTES, "share"),
+        ran=ran,
     )
     if smaller is None:
         return [text, _NOTHING_FITS]

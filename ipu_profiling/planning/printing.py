@@ -151,7 +151,7 @@ def _on_ipus(run: RunPlan) -> Dict[str, Fact]:
     replicas = counted(config.placement.replicas, "replica")
     devices = (
         f"{replicas} of {counted(run.placement.ipus, 'IPU')} = {counted(config.ipus, 'IPU')}, "
-        f"{target.name.capitalize()}, {target.clock_hz / 1e9:.2f} GHz"
+        f"{target.name.capitalize()}, {with_unit(target.clock_hz, 'GHz')}"
     )
     rows = {
         "mask": Fact("mask", run.mask_bytes, "bytes", COMPUTED, mask_words),

@@ -123,7 +123,7 @@ _FORMS = {
     "of all packs": ".2%",
     "of the padding of unpacked rows": ".2%",
     "of the padding avoided": ".1%",
-    "accuracy": ".1%",
+    "share": ".1%",
     "%": ".2%",
     # Numbers that are percentages already.
     "percent": ",.2f",
@@ -144,6 +144,7 @@ _FORMS = {
     "cycles": ",.0f",
     "million cycles": ",.3f",
     # Rates, times and sizes.
+    "packs/s": ",.1f",
     "sequences/s": ",.1f",
     "per second": ",.2f",
     "tokens/s": ",.0f",
@@ -151,6 +152,7 @@ _FORMS = {
     "ms": ",.1f",
     "days": ",.3f",
     "bytes": ",.1f",
+    "GHz": ",.2f",
 }
 # What stands beside a value in place of its unit.
 _SYMBOLS = {
@@ -161,11 +163,11 @@ _SYMBOLS = {
     "%": "",
     "ratio": "",
     "per second": "",
-    "accuracy": "",
+    "share": "",
     "score": "",
     "relative": "",
 }
-_SCALES = {"bytes": 2.0**20, "million cycles": 1e6}  # divide a value
+_SCALES = {"bytes": 2.0**20, "million cycles": 1e6, "GHz": 1e9}  # divide a value
 
 
 def number(value: Any, unit: str = "") -> str:

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
+from pack_data.display.facts import with_unit
 from pack_data.reading.durable import write_atomically
 from pack_data.reading.packages import load_package
 from pack_data.store.quantities import padding_share, padding_tokens
@@ -198,7 +199,7 @@ def padding_bars(
     tokens: int,
     paddings: Sequence[int],
     *,
-    form: str = ".1%",
+    unit: str = "share",
     notes: Tuple[str, ...] = (),
 ) -> Bars:
     """Draw tokens and padding of the same sequences, arranged in several ways.
@@ -208,7 +209,7 @@ def padding_bars(
         names: one for each arrangement.
         tokens: of all sequences.
         paddings: empty slots of each arrangement.
-        form: format of the share of padding that stands at the end of each bar.
+        unit: of the share of padding that stands at the end of each bar.
         notes: sentences below the picture.
     """
     shares = [padding_share(tokens, tokens + padding) for padding in paddings]
@@ -222,7 +223,7 @@ def padding_bars(
         ),
         stacked=True,
         across=True,
-        ends=tuple(f"{share:{form}} padding" for share in shares),
+        ends=tuple(f"{with_unit(share, unit)} padding" for share in shares),
         notes=notes,
     )
 

@@ -70,7 +70,7 @@ def rows_picture(packing: Packing, heading: str, width: int) -> Bars:
     drawn = [packing.strategies[n] for n in np.searchsorted(ends, middles, side="right").tolist()]
     stacks = _stacks(drawn, packing.largest_depth, packing.max_sequence_length)
     return Bars(
-        f"{heading}: {counted(packs, 'row')}, {packing.padding_share:.1%} padding",
+        f"{heading}: {counted(packs, 'row')}, {number(packing.padding_share, 'share')} padding",
         tuple(map(_sum_text, drawn)) + ("",) * empty,
         Axis("slots", most=float(packing.max_sequence_length)),
         tuple(series._replace(values=series.values + (None,) * empty) for series in stacks),
@@ -147,7 +147,7 @@ def _depths_picture(packing: Packing) -> Bars:
     packs = np.bincount(
         packing.depths, weights=np.array(packing.repeats, float), minlength=depth + 1
     )[1:]
-    shares = tuple(f"{count / packing.packs:.1%}" for count in packs)
+    shares = tuple(number(count / packing.packs, "share") for count in packs)
     return Bars(
         "Packs by the number of their sequences",
         tuple(map(str, range(1, depth + 1))),
@@ -196,7 +196,7 @@ def _waste_section(
         names,
         histogram.tokens,
         [row.padding_tokens for row in drawn],
-        form=".2%",
+        unit="%",
         notes=("Each depth by the packer that needs the fewest packs there.",),
     )
 
@@ -315,8 +315,8 @@ def _pack_section(drawn: _DrawnPack) -> Section:
     pairs_within = sum(facts["tokens"].value ** 2 for facts in drawn.sequences)
     words = (
         f"{drawn.title}: tokens see those of their own sequence only, whatever else shares the row. "
-        f"{pairs_within:,} of the {pairs:,} pairs of slots are within a sequence, {pairs_within / pairs:.1%}. "
-        "Padding sees padding, so that no row of the softmax is empty."
+        f"{pairs_within:,} of the {pairs:,} pairs of slots are within a sequence, "
+        f"{number(pairs_within / pairs, 'share')}. Padding sees padding, so that no row of the softmax is empty."
     )
     mask = MaskPicture("Its attention mask: which slot sees which", tuple(drawn.runs))
     table = Facts("The sequences of this pack", drawn.sequences, ["Slots count from 0."], "pack")
@@ -394,8 +394,9 @@ def headline(packing: Packing) -> str:
     )
     return (
         f"{counted(packing.sequences, 'sequence')} fit into {counted(packing.packs, 'pack')} of "
-        f"{packing.max_sequence_length:,} slots ({packer}): {packing.padding_share:.1%} of the slots are padding "
-        f"instead of {unpacked_padding:.1%}. The packing factor is {packing.packing_factor:.3f} "
+        f"{packing.max_sequence_length:,} slots ({packer}): {number(packing.padding_share, 'share')} of the slots are "
+        f"padding instead of {number(unpacked_padding, 'share')}. The packing factor is "
+        f"{number(packing.packing_factor, 'sequences per pack')} "
         f"{of_at_most(packing.theoretical_speedup)}."
     )
 
@@ -421,8 +422,9 @@ def _page(
     bound = next((bound for bound in bounds if bound is not None), None)
 
     unpacked = get_packer("none")(histogram, max_sequences_per_pack=1)
-    padding = f"{packing.padding_share:.1%}"
-    unpacked_padding = f"{unpacked.padding_share:.1%}"
+    padding = number(packing.padding_share, "share")
+    unpacked_padding = number(unpacked.padding_share, "share")
+    largest_factor = number(histogram.theoretical_speedup, "times")
     last_figure = Figure(
         f"{len(packing.strategies):,}", "strategies", "different lengths that share a pack"
     )
@@ -441,9 +443,9 @@ def _page(
         ),
         figures=(
             Figure(
-                f"{packing.packing_factor:.3f}",
+                number(packing.packing_factor, "sequences per pack"),
                 "sequences in a pack",
-                f"the packing factor; {histogram.theoretical_speedup:.3f} would leave no slot empty",
+                f"the packing factor; {largest_factor} would leave no slot empty",
             ),
             Figure(padding, "padding", f"{unpacked_padding} with one sequence a row"),
             last_figure,

@@ -11,6 +11,7 @@ from pack_data.building.verify import verify
 from pack_data.building.work_folder import check_not_half_replaced
 from pack_data.cli.command import ArgumentParser, process_count, typed
 from pack_data.cli.reading_options import add_columns, add_split
+from pack_data.display.facts import with_unit
 from pack_data.formats.detect import suffix_format
 from pack_data.lengths.options import named_histogram
 from pack_data.packing.packing import Packing, statement
@@ -78,7 +79,7 @@ def _verify_data_set(directory: str, workers: Optional[int]) -> None:
     print(
         f"{directory}: intact. {proof_begins}{counted(manifest.sequences, 'sequence')}, each exactly once, in "
         f"{counted(manifest.packs, 'pack')}{bound}; "
-        f"{manifest.efficiency:.3%} of the slots used; {verified.bytes / 1e6:,.1f} MB in "
+        f"{with_unit(manifest.efficiency, 'of the slots')} used; {with_unit(verified.bytes, 'bytes')} in "
         f"{counted(len(manifest.shards), 'shard')} read"
     )
 

@@ -1,6 +1,7 @@
 """One list of facts: printed and as JSON it has the same values, and a unit decides how one is shown."""
 
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from pack_data.display.facts import (
 )
 from pack_data.display.lines import WIDTH, ShownColumn, plain, table_lines
 from pack_data.store.quantities import QUANTITIES
+from tests.imports import ROOT
 
 UNITS = ["", "slots", "of the slots", "times", "s", "bytes", "rows of a very long unit"]
 NAMES = st.text("abc", min_size=1, max_size=9)
@@ -184,3 +186,25 @@ def test_a_quantity_brings_its_name_and_unit():
     for key, named in QUANTITIES.items():
         fact = quantity(key, 1)
         assert (fact.name, fact.unit) == (named.name, named.unit)
+
+
+RESULTS = (
+    *("pack_data/inspection", "pack_data/stream", "ipu_packed_bert/training", "ipu_packed_bert/benchmarks"),
+    *("ipu_packed_bert/commands", "ipu_packed_bert/tasks"),
+    *("ipu_profiling/planning", "ipu_profiling/report", "ipu_profiling/measured", "ipu_profiling/ipu_check"),
+)
+# The range that the paper's rounded numbers allow is a text in JSON, too. tqdm formats its `percentage`.
+OF_THE_PAPER = "ipu_profiling/report/paper.py"
+
+
+def test_nothing_else_formats_the_numbers_of_results():
+    """A table, a page and a line of one result had different digits, each chosen where it was printed."""
+    files = [file for folder in RESULTS for file in sorted((ROOT / folder).glob("*.py"))]
+    faults = []
+    for file in files:
+        name = file.relative_to(ROOT).as_posix()
+        for line, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+            if re.search(r"(?<!percentage):[+,<>\d]*\.\d[fg%e]", text) and name != OF_THE_PAPER:
+                faults.append(f"{name}:{line}: {text.strip()}; use display.facts.number or with_unit")
+    assert not faults
+    assert len(files) > 70
