@@ -213,7 +213,7 @@ class RowBlock(NamedTuple):
         try:
             for name, column in self.columns.items():
                 columns[name] = values_of(name, column.values, are_ids=_are_ids(name, tokens))
-            if tokens == TOKENS:
+            if TOKENS in columns and beside:
                 labels_of(columns, "a row")
         except ValueError:
             return None
