@@ -18,7 +18,17 @@ import importlib
 import inspect
 import threading
 import weakref
-from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import torch
 from torch.nn import functional as F
@@ -211,15 +221,10 @@ def _version(value: Any) -> int:
     return -1 if value.is_inference() else value._version
 
 
-def _starts(boundaries: torch.Tensor) -> torch.Tensor:
-    """Return boundaries as [examples + 1], also if they come from `_padding_free_mask`."""
-    return boundaries if boundaries.dim() == 1 else boundaries[0, 0, 0]
-
-
 def _lengths(boundaries: torch.Tensor, chunk: Optional[int]) -> List[int]:
     """Return the tokens of each example, or of each chunk; tokens do not attend to other chunks."""
     if chunk is None:
-        numbers = _starts(boundaries).tolist()
+        numbers = boundaries.tolist()
         return [end - begin for begin, end in zip(numbers, numbers[1:])]
     lengths: List[int] = []
     for length in _once(_lengths, boundaries, None):
@@ -234,12 +239,11 @@ def _blocks(boundaries: torch.Tensor, chunk: Optional[int]) -> AttentionBlocks:
 
 def _starts_of_chunks(boundaries: torch.Tensor, tokens: int, chunk: int) -> torch.Tensor:
     """Return the boundaries of all chunks, and of empty chunks after them, so that the number needs no sync."""
-    starts = _starts(boundaries)
-    tokens_of_row = torch.arange(tokens, device=starts.device)
-    examples = torch.searchsorted(starts, tokens_of_row, right=True) - 1
-    places = tokens_of_row - starts[examples]
+    tokens_of_row = torch.arange(tokens, device=boundaries.device)
+    examples = torch.searchsorted(boundaries, tokens_of_row, right=True) - 1
+    places = tokens_of_row - boundaries[examples]
     cuts = torch.where(places % chunk == 0, tokens_of_row, tokens).sort().values
-    most_chunks = tokens // chunk + len(starts) - 1
+    most_chunks = tokens // chunk + len(boundaries) - 1
     return F.pad(cuts[:most_chunks], (0, 1), value=tokens).int()
 
 
@@ -282,8 +286,8 @@ def _attend_row(
 ) -> torch.Tensor:
     """Attend within each example of a row: query [1, N, T, A], key and value [1, K, T, A] -> [1, T, N, A].
 
-    boundaries: int32 [examples + 1] from 0 to T, or as `_padding_free_mask` returns them.  longest: tokens of the
-    longest example, if known.  chunk: tokens of the chunks into which examples are cut.
+    boundaries: int32 [examples + 1] from 0 to T.  longest: tokens of the longest example, if known.  chunk: tokens of
+    the chunks into which examples are cut.
     """
     rows = [heads[0].transpose(0, 1) for heads in (query, key, value)]
     kernel = _kernel(query, value, settings)
@@ -293,7 +297,7 @@ def _attend_row(
     tokens = query.shape[2]
     longest = tokens if longest is None else longest
     if chunk is None:
-        starts = _starts(boundaries).int()
+        starts = boundaries.int()
     else:
         starts = _once(_starts_of_chunks, boundaries, tokens, chunk)
         longest = min(longest, chunk)
@@ -382,11 +386,21 @@ def _padding_free_attention(
             f'{name} passes {arguments}, which attn_implementation="{NAME}" does not support; {use_another}'
         )
 
-    carried = _is_carried(attention_mask)
-    # Some models pass is_causal=False with a causal mask.  Boundaries in place of the mask are causal too.
+    rows, _, tokens, _ = query.shape
+    is_causal_mask = False
+    if attention_mask is not None and attention_mask.dtype == torch.int32:
+        is_causal_mask = attention_mask.shape[2] == 2
+        if cu_seq_lens_q is None and not _open.calls:
+            # A checkpoint calls the layer again, without the model.
+            cu_seq_lens_q = attention_mask[0, 0, 0]
+        attention_mask = None
+    boundaries, longest = _boundaries_for(
+        name, (rows, tokens), cu_seq_lens_q, cu_seq_lens_k, others.get("position_ids")
+    )
+    # Some models pass is_causal=False with a causal mask.
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    causal = carried or bool(is_causal)
+    causal = is_causal_mask or bool(is_causal)
     window, chunk = _reach_of(module, sliding_window)
     # Masks of Transformers reach config.sliding_window to both sides, and its layers pass one more.
     has_both_sides = window is not None and not causal
@@ -395,110 +409,91 @@ def _padding_free_attention(
             f'{name} has a window on both sides, which attn_implementation="{NAME}" does not support; {use_another}'
         )
     settings = _Settings(scaling, dropout, causal, window, softcap, s_aux)
-    if carried and cu_seq_lens_q is None:
-        # Some versions of Transformers count chunks from the beginning of the row.
-        if chunk is not None:
-            raise ValueError(
-                f"{name} attends in chunks; pass cu_seq_lens_q to the model, as PaddingFreeCollator does"
-            )
-        cu_seq_lens_q = attention_mask
-
-    tokens = query.shape[2]
-    refuse_axes(name, others.get("position_ids"), cu_seq_lens_q)
-    # With boundaries, layers of two kinds have two masks, and neither matters.
-    mask = attention_mask if cu_seq_lens_q is None else None
-    positions = _positions_in(others, tokens)
-    problem, longest = _once(_check_row, positions, mask, cu_seq_lens_q, cu_seq_lens_k, tokens)
-    if problem:
-        raise ValueError(
-            f"{name}: {problem}; pass the inputs of padding_free.inputs_for, without an attention_mask, and "
-            "use_cache=False"
-        )
-    if cu_seq_lens_q is None:
+    if boundaries is None:
         return _without_boundaries(query, key, value, attention_mask, settings, chunk), None
 
     # Older versions of Transformers also build a mask for a row of one example, which agrees with the boundaries.
-    if attention_mask is not None and not carried and cu_seq_lens_q.numel() > 2:
+    if attention_mask is not None and boundaries.numel() > 2:
         raise ValueError(
             f"{name} gets boundaries of examples and an attention_mask of shape {tuple(attention_mask.shape)}; pass "
             "no attention_mask with cu_seq_lens_q, and use_cache=False"
         )
-    if len(query) != 1 or tokens != key.shape[2]:
+    if rows != 1 or tokens != key.shape[2]:
         raise ValueError(
             f"{name} gets boundaries with queries of shape {tuple(query.shape)} and keys of {tuple(key.shape)}; "
             "pass one row, without a cache"
         )
-    return _attend_row(
-        query, key, value, cu_seq_lens_q, settings, longest=longest, chunk=chunk
-    ), None
+    return _attend_row(query, key, value, boundaries, settings, longest=longest, chunk=chunk), None
 
 
-def refuse_axes(
-    name: str, positions: Any, boundaries: Any, mask: Optional[torch.Tensor] = None
-) -> None:
-    """Raise ValueError for positions of several axes (M-RoPE) that begin anew, from which no code derives boundaries.
+def _boundaries_for(
+    name: str,
+    shape: Tuple[int, int],
+    stated: Optional[torch.Tensor],
+    stated_of_keys: Optional[torch.Tensor],
+    positions: Optional[torch.Tensor],
+) -> Tuple[Optional[torch.Tensor], Optional[int]]:
+    """Return the boundaries that a layer obeys, and the tokens of the longest example: of its model's call, or its own.
 
-    positions: [axes, B, T]; others are accepted.  mask: [B, T], 0 for padding.
+    Raise ValueError if they contradict each other or the positions.
     """
-    if boundaries is not None or not torch.is_tensor(positions) or positions.dim() != 3:
-        return
-    # In an image the first axis stays and another one changes.
-    falls = positions[0, :, 1:] < positions[0, :, :-1]
-    restarts = falls | (positions[..., 1:] == positions[..., :-1]).all(0)
-    if mask is not None and mask.dim() == 2:
-        restarts = restarts & (mask[:, 1:] != 0)
-    if restarts.any():
-        raise ValueError(
-            f"{name} gets position_ids of shape {tuple(positions.shape)} that begin anew, without boundaries of the "
-            "examples; pass cu_seq_lens_q and cu_seq_lens_k"
-        )
+    call = _reached(shape)
+    tokens = shape[0] * shape[1]
+    if call is None:
+        problem, longest = _once(_check_row, positions, stated, stated_of_keys, tokens)
+    else:
+        problem, longest = "", call.longest
+        for other in (stated, stated_of_keys):
+            is_same = other is None or other is call.boundaries
+            if not is_same and not _once(_is_equal, other, call.boundaries):
+                problem = "cu_seq_lens_q and cu_seq_lens_k differ from those of the model"
+    if problem:
+        raise ValueError(f"{name}: {problem}; {_WAY_OUT}")
+    return (stated if call is None else call.boundaries), longest
 
 
-def _positions_in(arguments: Dict[str, Any], tokens: int) -> Optional[torch.Tensor]:
-    """Return the positions of these queries, [B, T]: those that the layer gets, or else those of the model's call."""
-    of_call = _reached(tokens)
-    positions = arguments.get("position_ids")
-    if not torch.is_tensor(positions) or positions.dim() != 2:
-        return of_call
-    return positions if 1 < positions.shape[1] == tokens else of_call
+_WAY_OUT = (
+    "pass the inputs of padding_free.inputs_for, without an attention_mask, and use_cache=False"
+)
+
+
+def _is_equal(boundaries: torch.Tensor, others: torch.Tensor) -> bool:
+    return boundaries.shape == others.shape and bool((boundaries == others).all())
 
 
 def _check_row(
     positions: Optional[torch.Tensor],
-    mask: Optional[torch.Tensor],
     boundaries: Optional[torch.Tensor],
     boundaries_of_keys: Optional[torch.Tensor],
     tokens: int,
 ) -> Tuple[str, int]:
     """Return a contradiction among the inputs, or "", and the tokens of the longest example, with a single sync.
 
-    positions: [B, T].
+    positions: [B, T] or [axes, B, T].
     """
+    if positions is not None and not positions.shape[-1] == tokens > 1:
+        positions = None
     if boundaries is None:
-        if positions is None or not bool(_joined(positions, mask).any()):
+        if positions is None or not bool(_restarts_of(positions).any()):
             return "", tokens
-        return (
-            "position_ids restart, but the attention_mask or the cache joins the examples",
-            tokens,
-        )
+        return "position_ids restart, but the layer gets no boundaries", tokens
 
-    starts = _starts(boundaries)
     differs = boundaries_of_keys is not None and boundaries_of_keys.shape != boundaries.shape
-    if len(starts) < 2 or differs:
+    if boundaries.dim() != 1 or len(boundaries) < 2 or differs:
         problem = (
             "cu_seq_lens_q and cu_seq_lens_k must be the same boundaries of one or more examples"
         )
         return problem, tokens
-    lengths = starts.diff()
-    is_wrong = (starts[0] != 0) | (starts[-1] != tokens) | (lengths < 0).any()
+    lengths = boundaries.diff()
+    is_wrong = (boundaries[0] != 0) | (boundaries[-1] != tokens) | (lengths < 0).any()
     problems = {f"cu_seq_lens_q must rise from 0 to {tokens}, the tokens of the row": is_wrong}
     if boundaries_of_keys is not None and boundaries_of_keys is not boundaries:
         differ = (boundaries_of_keys != boundaries).any()
         problems["cu_seq_lens_k must be the same boundaries as cu_seq_lens_q"] = differ
-    if positions is not None:
+    if positions is not None and positions.dim() == 2:
         restarts = positions[0, 1:] != positions[0, :-1] + 1
         apart = torch.zeros(tokens + 1, dtype=torch.bool, device=restarts.device)
-        apart[starts.long().clamp(0, tokens)] = True
+        apart[boundaries.long().clamp(0, tokens)] = True
         differ = restarts.any() & (restarts != apart[1:-1]).any()
         problems["cu_seq_lens_q has other examples than position_ids"] = differ
 
@@ -507,22 +502,6 @@ def _check_row(
         if flag:
             return problem, longest
     return "", longest
-
-
-def _joined(positions: torch.Tensor, mask: Optional[torch.Tensor]) -> torch.Tensor:
-    """Mark tokens that attend to the previous token, although their position does not follow it: bool [B, T - 1].
-
-    A token of padding does not attend to itself.
-    """
-    restarts = restarts_of(positions)
-    if mask is None:
-        return restarts
-    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 4
-    cached = seen.shape[3] - seen.shape[2]  # tokens in the cache
-    count = restarts.shape[1]
-    sees_itself = seen.diagonal(cached, 2, 3)[:, 0, -count:]
-    sees_previous = seen.diagonal(cached - 1, 2, 3)[:, 0, -count:]
-    return restarts & sees_itself & sees_previous
 
 
 def _reach_of(
@@ -597,48 +576,30 @@ def _without_boundaries(
 
 
 def _padding_free_mask(*args: Any, **keywords: Any) -> Optional[torch.Tensor]:
-    """Return boundaries in place of the mask of a row of several examples: twice, int32 [1, 1, 2, examples + 1].
+    """Return the boundaries of rows of several examples in place of their mask: int32 [1, 1, 1, examples + 1].
 
-    Other code cannot mistake them for a mask, because no scores have this shape.  Without padding and cache there is no
-    mask: the attention applies windows itself.  Any other batch gets the mask of "sdpa".
+    They are there twice for a causal mask.  Other code cannot mistake them for a mask, because no scores have this
+    shape.  Without padding and cache there is no mask: the attention applies windows itself.  Any other batch gets the
+    mask of "sdpa".
     """
+    _needed()
     function = keywords.get("mask_function")
     tokens = _length_of(keywords, "q")
     offset = keywords.get("q_offset", 0)
     is_whole = tokens == _length_of(keywords, "kv") and isinstance(offset, int) and not offset
     has_no_mask = function is not None and keywords.get("attention_mask") is None
     if tokens is not None and is_whole and has_no_mask:
+        call = _packed_call((keywords.get("batch_size", 1), tokens))
+        if call is not None and call.boundaries is not None:
+            first, second = torch.arange(2, device=call.boundaries.device).split(1)
+            sees_next: Any = function
+            is_causal = not sees_next(0 * first, 0 * first, first, second)
+            return call.boundaries.expand(1, 1, 1 + is_causal, -1)
         if keywords.get("allow_is_causal_skip") or keywords.get("allow_is_bidirectional_skip"):
-            _needed()
             return None
-        boundaries = None
-        if keywords.get("batch_size") == 1:
-            boundaries = _boundaries_of(function, tokens, keywords)
-        if boundaries is not None:
-            _needed()
-            return boundaries.expand(1, 1, 2, -1)
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
     return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **keywords)
-
-
-def _boundaries_of(function: Any, tokens: int, keywords: Dict[str, Any]) -> Optional[torch.Tensor]:
-    """Find the tokens that do not attend to the previous one; None if all do, or if some attend to the next one.
-
-    function: returns True if a query attends to a key, by their places.
-    """
-    positions = keywords.get("cache_position")
-    device = keywords.get("device") if positions is None else positions.device
-    places = torch.arange(1, tokens, device=device)
-    zero = torch.zeros_like(places)
-    sees_previous = function(zero, zero, places, places - 1)
-    sees_next = function(zero, zero, places - 1, places)
-    sees_previous, sees_next = torch.stack([sees_previous, sees_next]).cpu()  # the only sync
-    if sees_previous.all() or sees_next.any():
-        return None
-    starts = torch.nonzero(~sees_previous)[:, 0] + 1
-    boundaries = F.pad(F.pad(starts, (1, 0)), (0, 1), value=tokens)
-    return boundaries.int().to(places.device, non_blocking=True)
 
 
 def _length_of(keywords: Dict[str, Any], which: str) -> Optional[int]:
@@ -650,21 +611,26 @@ def _length_of(keywords: Dict[str, Any], which: str) -> Optional[int]:
     return length
 
 
-def _is_carried(mask: Any) -> bool:
-    """Return True for boundaries as `_padding_free_mask` returns them in place of a mask."""
-    if not torch.is_tensor(mask) or mask.dim() != 4:
-        return False
-    return mask.dtype == torch.int32 and mask.shape[2] == 2
-
-
 # ---- the entrance of a model
+
+_OF_ROWS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+# Attributes of a model, which neither its configuration nor its weights have.
+CHOICE = "_padding_free_choice"  # of `use_padding_free`
+_TRIED = "_padding_free_tried"
+_WATCHED = "_padding_free_watched"
+# Largest differences that rounding may cause, in full and in half precision: with other tokens in front, and alone.
+_LARGEST_CHANGES = (2e-5, 3e-2)
+_LARGEST_DIFFERENCES = (1e-3, 0.15)
 
 
 class _OpenCall:
     """A call of a model that is under way: what its attention layers must get, and whether they are called."""
 
     def __init__(self) -> None:
-        self.positions: Optional[torch.Tensor] = None  # [B, T], of rows of several examples only
+        self.shape: Optional[Tuple[int, int]] = None  # rows and tokens; None: not of text
+        # Of all rows, laid end to end: int32 [examples + 1]; None: each row is one example.
+        self.boundaries: Optional[torch.Tensor] = None
+        self.longest: Optional[int] = None  # tokens of the longest example
         self.needs_us = False  # to keep examples apart, or to be causal without a mask
         self.has_reached_us = False
 
@@ -679,21 +645,46 @@ class _OpenCalls(threading.local):
 _open = _OpenCalls()
 
 
-def _watch(model: torch.nn.Module) -> None:
-    """Let each call of a model compare the examples that it gets with those that its attention layers get."""
+def watch(model: torch.nn.Module, attention: str = NAME) -> None:
+    """Let each call of a model with this attention turn its positions into boundaries, and check that layers get them.
+
+    Args:
+        model: A model of Transformers.
+        attention: The implementation that keeps its examples apart.
+    """
+    vars(model)[_WATCHED] = attention
     if _enter not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_enter, with_kwargs=True)
         model.register_forward_hook(_leave, always_call=True)
 
 
 @_uncompiled
-def _enter(model: Any, inputs: Any, named: Dict[str, Any]) -> None:
+def _enter(model: Any, inputs: Any, named: Dict[str, Any]) -> Any:
     call = _OpenCall()
     _open.calls.append(call)
-    if getattr(model.config, "_attn_implementation", None) == NAME:
-        ids = named.get("input_ids", inputs[0] if inputs else named.get("inputs_embeds"))
-        call.positions = _positions_of_examples(type(model).__name__, ids, named)
-        call.needs_us = call.positions is not None
+    attention = getattr(model.config, "_attn_implementation", None)
+    if attention != vars(model)[_WATCHED]:
+        return None
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    rest = inputs[len(names) :]
+    named = {**dict(zip(names, inputs)), **named}
+    ids = named.get("input_ids", rest[0] if rest else named.get("inputs_embeds"))
+    if not torch.is_tensor(ids) or ids.dim() < 2:
+        return None
+    call.shape = (ids.shape[0], ids.shape[1])
+    _make_explicit(type(model).__name__, named, call)
+    if call.boundaries is not None and attention == NAME:
+        call.needs_us = True
+        more: Dict[str, Any] = {"use_cache": False}
+        more.update(cu_seq_lens_q=call.boundaries, cu_seq_lens_k=call.boundaries)
+        accepts_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        for name, value in more.items():
+            if named.get(name) is None and (accepts_all or name in names):
+                named[name] = value
+        _try_once(model, ids, named, call.boundaries)
+        call.has_reached_us = False
+    return rest, named
 
 
 @_uncompiled
@@ -707,6 +698,138 @@ def _leave(model: Any, inputs: Any, output: Any) -> None:
         )
 
 
+def _make_explicit(name: str, named: Dict[str, Any], call: _OpenCall) -> None:
+    """Find the boundaries of rows of several examples, stated or by their positions; remove their mask of ones.
+
+    With a mask the library looks for no boundaries, and some models pass only the mask to their layers.
+    """
+    arguments = ("position_ids", "cu_seq_lens_q", "attention_mask")
+    positions, stated, mask = map(named.get, arguments)
+    assert call.shape is not None
+    tokens = call.shape[0] * call.shape[1]
+    boundaries = stated
+    if torch.is_tensor(stated):
+        keys = named.get("cu_seq_lens_k")
+        problem, call.longest = _check_row(positions, stated, keys, tokens)
+    else:
+        boundaries = _boundaries_of(positions, mask, call.shape)
+        problem = ""
+        if boundaries is not None and call.shape[0] > 1:
+            problem = "position_ids restart in a batch of several rows"
+        elif boundaries is not None and (named.get("use_cache") or named.get("past_key_values")):
+            problem = "position_ids restart, but the cache joins the examples"
+    if problem:
+        raise ValueError(f"{name}: {problem}; {_WAY_OUT}")
+    if boundaries is None:
+        return
+    if torch.is_tensor(mask) and mask.dim() == 2:
+        if not mask.all():
+            raise ValueError(
+                f"{name} gets a row of several examples and an attention_mask of shape {tuple(mask.shape)} with zeros; "
+                "pass no attention_mask, and padding as an example of its own"
+            )
+        named["attention_mask"] = None
+    if len(boundaries) > 2:
+        call.boundaries = boundaries
+
+
+def _boundaries_of(
+    positions: Any, mask: Optional[torch.Tensor], shape: Tuple[int, int]
+) -> Optional[torch.Tensor]:
+    """Return the boundaries of all rows, laid end to end, int32 [examples + 1], if the positions of one restart.
+
+    positions: [B, T] or [axes, B, T].  mask: [B, T], 0 for padding, which never restarts.
+    """
+    if (
+        not torch.is_tensor(positions)
+        or positions.shape[-1] != shape[1]
+        or positions.dim() not in (2, 3)
+    ):
+        return None
+    restarts = _restarts_of(positions, mask).expand(shape[0], -1)
+    begins = F.pad(restarts, (1, 0), value=True).flatten()
+    starts = begins.nonzero()[:, 0]
+    if len(starts) == shape[0]:
+        return None
+    return F.pad(starts, (0, 1), value=begins.numel()).int()
+
+
+def _try_once(
+    model: Any, ids: torch.Tensor, named: Dict[str, Any], boundaries: torch.Tensor
+) -> None:
+    """Raise ValueError if an example changes the next one, as convolutions and recurrent layers let it.
+
+    The first call of a model with several examples is repeated with other tokens in one, and with the next one alone.
+    """
+    is_sharded = any(hasattr(weight, "placements") for weight in model.parameters())
+    is_known = CHOICE in vars(model) or _TRIED in vars(model)
+    ends = sorted(set(boundaries.tolist()))[1:]
+    if len(_open.calls) > 1 or is_known or is_sharded or len(ends) < 2:
+        return
+    # Without the output layer, which works on each token by itself and may be taken out.
+    body = getattr(model, "base_model", model)
+    accepted = {*inspect.signature(body.forward).parameters, *_OF_ROWS}
+    shared = {name: value for name, value in named.items() if name in accepted}
+    kind = "inputs_embeds" if ids.is_floating_point() else "input_ids"
+    example = slice(*ends[:2])
+    alone = {kind: ids[:, example]}
+    positions = named.get("position_ids")
+    if positions is not None and positions.dim() == 3:  # of images too
+        alone["position_ids"] = positions[..., example]
+    refusal = ValueError(
+        f'{type(model).__name__} accepts attn_implementation="{NAME}", but its convolutions, positions or other layers '
+        "do not keep examples apart; call use_padding_free(model) or pass one example per row"
+    )
+    vars(model)[_TRIED] = True
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            body.eval()
+            in_row = body(**{**shared, kind: ids})[0][:, example].double()
+            changed = _with_other_tokens(ids, ends[0])
+            behind_others = body(**{**shared, kind: changed})[0][:, example]
+            by_itself = body(**alone, use_cache=False)[0]
+    except RuntimeError:  # such as boundaries in place of a mask, of another shape than scores
+        del vars(model)[_TRIED]
+        raise refusal from None
+    finally:
+        for module, is_training in modes.items():
+            module.training = is_training
+    is_half = torch.finfo(by_itself.dtype).bits < 32
+    largest = in_row.abs().max()
+    for other, limits in ((behind_others, _LARGEST_CHANGES), (by_itself, _LARGEST_DIFFERENCES)):
+        if not (other - in_row).abs().max() <= limits[is_half] * largest:
+            del vars(model)[_TRIED]
+            raise refusal
+
+
+def _with_other_tokens(ids: torch.Tensor, number: int) -> torch.Tensor:
+    """Change the first tokens of a row of token ids or embeddings."""
+    changed = ids.detach().clone()
+    begin = changed[:, :number]
+    if ids.is_floating_point():
+        changed[:, :number] = -begin
+    else:
+        changed[:, :number] = torch.where(begin > 1, begin - 1, begin + 1)
+    return changed
+
+
+def first_position(model: torch.nn.Module) -> int:
+    """Return the position of the first token of an example: padding_idx + 1 in RoBERTa's family, else 0."""
+    for module in model.modules():
+        padding = getattr(getattr(module, "position_embeddings", None), "padding_idx", None)
+        if padding is not None:
+            return int(padding) + 1
+    return 0
+
+
+def _first_values(output: Any) -> torch.Tensor:
+    """Return the logits or the hidden states of a call, [1, tokens, width]."""
+    values = output if torch.is_tensor(output) else output[0]
+    assert torch.is_tensor(values)
+    return values
+
+
 @_uncompiled
 def _needed() -> None:
     """Note that a mask is left to our attention."""
@@ -715,39 +838,34 @@ def _needed() -> None:
 
 
 @_uncompiled
-def _reached(tokens: int) -> Optional[torch.Tensor]:
-    """Note that our attention is called, and return the positions of these tokens, [B, T], if the call is packed."""
-    positions = None
+def _reached(shape: Tuple[int, int]) -> Optional[_OpenCall]:
+    """Note that our attention is called; return the packed call that these rows and tokens are of, or None."""
     for call in _open.calls:
         call.has_reached_us = True
-        if call.positions is not None and call.positions.shape[1] == tokens:
-            positions = call.positions
-    return positions
+    return _packed_call(shape)
 
 
-def _positions_of_examples(name: str, ids: Any, named: Dict[str, Any]) -> Optional[torch.Tensor]:
-    """Return the positions of rows of several examples, [B, T], from boundaries or restarts; None for a plain batch."""
-    arguments = ("position_ids", "cu_seq_lens_q", "attention_mask")
-    positions, boundaries, mask = map(named.get, arguments)
-    refuse_axes(name, positions, boundaries, mask)
-    if torch.is_tensor(ids) and torch.is_tensor(boundaries) and boundaries.dim() == 1:
-        if len(boundaries) <= 2:
+def _packed_call(shape: Tuple[int, int]) -> Optional[_OpenCall]:
+    """Return the innermost call with rows of several examples of this shape; an image is not of a call around it."""
+    for call in reversed(_open.calls):
+        if call.shape is None:
             return None
-        places = torch.arange(ids.shape[1], device=boundaries.device)
-        begins = torch.searchsorted(boundaries.contiguous(), places, right=True) - 1
-        return (places - boundaries[begins.clamp(min=0)])[None]
-    if not torch.is_tensor(positions) or positions.dim() != 2 or positions.shape[1] < 2:
-        return None
-    return positions if restarts_of(positions, mask).any() else None
+        if call.shape == shape and call.boundaries is not None:
+            return call
+    return None
 
 
-def restarts_of(positions: torch.Tensor, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+def _restarts_of(positions: torch.Tensor, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
     """Mark tokens whose position does not follow that of the token before, bool [B, T - 1].
 
-    positions: [B, T].  mask: [B, T], 0 for padding, which never restarts; masks of other shapes are ignored.
+    positions: [B, T], or [axes, B, T], of which the first axis stays and another one changes inside an image.  mask:
+    [B, T], 0 for padding, which never restarts; masks of other shapes are ignored.
     """
-    restarts = positions[:, 1:] <= positions[:, :-1]
-    if torch.is_tensor(mask) and mask.shape == positions.shape:
+    before, after = positions[..., :-1], positions[..., 1:]
+    restarts = after <= before
+    if positions.dim() == 3:
+        restarts = (after[0] < before[0]) | (after == before).all(0)
+    if torch.is_tensor(mask) and mask.shape == positions.shape[-2:]:
         is_real = mask != 0
         restarts = restarts & is_real[:, 1:] & is_real[:, :-1]
     return restarts
@@ -767,7 +885,7 @@ def _register() -> bool:
     def select_and_watch(model: Any, *args: Any, **options: Any) -> Any:
         selected = select(model, *args, **options)
         if selected == NAME:
-            _watch(model)
+            watch(model)
         return selected
 
     # Models call it when they are loaded by name and when they are switched.

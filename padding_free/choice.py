@@ -7,7 +7,7 @@ import logging
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from pack_data.reading.fields import one_line
-from padding_free.attention import NAME, REGISTERED, refuse_axes, restarts_of, setting_of
+from padding_free.attention import NAME, REGISTERED, setting_of, watch
 from padding_free.leaks.probe import Probed, check_no_leak
 from padding_free.models import (
     WAY_OUT,
@@ -116,43 +116,20 @@ def _refusal(name: str, refusals: Sequence[Tuple[str, Exception]]) -> ValueError
 
 
 def _prepare_calls(base: Any) -> None:
-    """Let calls without use_cache use no key cache, and remove masks of ones; the configuration stays as it is."""
+    """Let calls without use_cache use no key cache, and make boundaries explicit; the configuration stays as it is."""
     inner = getattr(base, "base_model", base)
-    hooks = [(base, _without_mask), (inner, _without_mask)]
-    if "use_cache" in inspect.signature(inner.forward).parameters:
-        hooks.append((inner, _without_cache))
-    else:
+    for module in {base, inner}:
+        watch(module, attention_of(base))
+    if "use_cache" not in inspect.signature(inner.forward).parameters:
         base.config.use_cache = False
-    for module, hook in hooks:
-        if hook not in module._forward_pre_hooks.values():
-            module.register_forward_pre_hook(hook, with_kwargs=True)
+    elif _without_cache not in inner._forward_pre_hooks.values():
+        inner.register_forward_pre_hook(_without_cache, with_kwargs=True)
 
 
 def _without_cache(model: Any, inputs: Any, named: Dict[str, Any]) -> Any:
     if named.get("use_cache") is None and named.get("past_key_values") is None:
         return inputs, {**named, "use_cache": False}
     return None
-
-
-def _without_mask(model: Any, inputs: Any, named: Dict[str, Any]) -> Any:
-    """Remove an attention_mask of ones [rows, tokens] from a row of several examples.
-
-    With a mask the library looks for no boundaries, and some models pass only the mask to their layers.
-    """
-    names = ("position_ids", "cu_seq_lens_q", "attention_mask")
-    positions, boundaries, mask = map(named.get, names)
-    refuse_axes(type(model).__name__, positions, boundaries, mask)
-    if mask is None or mask.dim() != 2:
-        return None
-    has_several = boundaries is not None
-    if positions is not None and positions.shape == mask.shape:
-        has_several = has_several or bool(restarts_of(positions, mask).any())
-    if has_several and not mask.all():
-        raise ValueError(
-            f"{type(model).__name__} gets a row of several examples and an attention_mask of shape "
-            f"{tuple(mask.shape)} with zeros; pass no attention_mask, and padding as an example of its own"
-        )
-    return (inputs, {**named, "attention_mask": None}) if has_several else None
 
 
 def _dense_mask_bytes(model: Any, tokens: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 import torch
 
 from pack_data.batching.collators import Example, padded_batch, padding_free_batch
+from padding_free.attention import first_position
 from padding_free.models import base_of, choice_of
 
 Inputs = Dict[str, Any]  # keyword arguments of a model's forward pass
@@ -68,15 +69,6 @@ def to_device(inputs: Inputs, device: torch.device) -> Inputs:
         if torch.is_tensor(value):
             moved[name] = value.to(device)
     return moved
-
-
-def first_position(model: Any) -> int:
-    """Return the position of the first token of an example: padding_idx + 1 in RoBERTa's family, else 0."""
-    for module in base_of(model).modules():
-        padding = getattr(getattr(module, "position_embeddings", None), "padding_idx", None)
-        if padding is not None:
-            return int(padding) + 1
-    return 0
 
 
 def attends_both_ways(model: Any) -> bool:

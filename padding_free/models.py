@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tu
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from padding_free.attention import NAME, layer_configs
+from padding_free.attention import CHOICE, NAME, layer_configs
 
 WAY_OUT = "use a padding way (RandomSampling+Padding)"
 
@@ -174,7 +174,7 @@ def choice_of(model: Any, *, tried: bool = False) -> Choice:
         tried: Raise ValueError unless this attention is known to keep examples apart.
     """
     kind = attention_of(model)
-    chosen = base_of(model).__dict__.get(_PLACE)
+    chosen = base_of(model).__dict__.get(CHOICE)
     if chosen is not None and chosen.attention == kind:
         return Choice(*chosen)
     if kind == NAME or "flash" in kind:
@@ -190,13 +190,10 @@ def choice_of(model: Any, *, tried: bool = False) -> Choice:
 def choose(model: Any, choice: Optional[Choice]) -> Optional[Choice]:
     """Store a choice in the model, or remove it; return the earlier one."""
     base = base_of(model)
-    before: Optional[Choice] = base.__dict__.pop(_PLACE, None)
+    before: Optional[Choice] = base.__dict__.pop(CHOICE, None)
     if choice is not None:
-        base.__dict__[_PLACE] = choice
+        base.__dict__[CHOICE] = choice
     return before
-
-
-_PLACE = "_padding_free_choice"  # an attribute of the model: neither its configuration nor its weights have it
 
 
 class Reach(NamedTuple):

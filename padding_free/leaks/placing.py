@@ -82,8 +82,7 @@ def place(examples: Sequence[Example], inputs: Inputs) -> PlacedRow:
         return PlacedRow(inputs, list(examples), reordered)
     lengths = sorted(len(example["input_ids"]) for example in examples)
     if sorted(map(len, segments)) == lengths:
-        returned = _examples_of_batch(flat, inputs, segments)
-        return PlacedRow(inputs, returned, segments, is_changed=True)
+        return PlacedRow(inputs, examples_in(inputs), segments, is_changed=True)
     number = len(in_order)
     tokens = len(examples[number]["input_ids"])
     raise ValueError(
@@ -140,13 +139,18 @@ def _match(
     return places
 
 
-def _examples_of_batch(
-    flat: torch.Tensor, inputs: Inputs, segments: Sequence[torch.Tensor]
-) -> List[Example]:
+def examples_in(inputs: Inputs) -> List[Example]:
+    """Return the examples of a batch, according to its boundaries, positions or rows.
+
+    Args:
+        inputs: The batch, with input_ids [rows, tokens].
+    """
+    ids = torch.as_tensor(inputs["input_ids"]).cpu()
+    flat = ids.flatten()
     labels = torch.as_tensor(inputs.get("labels", flat)).cpu().flatten()
     if len(labels) != len(flat):
         labels = torch.full_like(flat, IGNORED)
     return [
         {"input_ids": flat[segment].numpy(), "labels": labels[segment].numpy()}
-        for segment in segments
+        for segment in _segments(ids, inputs)
     ]

@@ -29,9 +29,7 @@ import torch
 from torch.nn import functional as F
 
 from pack_data.batching.collators import padding_free_batch
-from pack_data.cli.memory import PeakMemory
 from pack_data.reading.fields import one_line
-from pack_data.store.boundaries import sequences_in
 from padding_free.collators import Inputs, inputs_for, to_device
 from padding_free.leaks.compare import (
     Errors,
@@ -45,7 +43,7 @@ from padding_free.leaks.compare import (
 from padding_free.leaks.layers import one_of_each_kind, usual_longest
 from padding_free.leaks.layouts import MOST_EXAMPLES, ProbeTexts, row_lengths
 from padding_free.leaks.metadata import MOST_TOKENS, BrokenBatches
-from padding_free.leaks.placing import Example, PlacedRow
+from padding_free.leaks.placing import Example, PlacedRow, examples_in
 from padding_free.leaks.randomness import in_training, seeded
 from padding_free.leaks.subject import (
     MODEL_ERRORS,
@@ -117,7 +115,6 @@ class Probed(NamedTuple):
     types: Tuple[str, ...] = ()
     seconds: float = 0.0
     update: float = 0.0  # seconds of one forward and backward pass of the largest row
-    peak: int = 0  # bytes of additional memory of the process or the GPU
     notes: Tuple[str, ...] = ()
     modes: Tuple[str, ...] = ()
     unjudged: Tuple[str, ...] = ()  # what could not be judged
@@ -131,8 +128,7 @@ class Probed(NamedTuple):
         text = f"probed rows of {shapes or 'two short examples'}, {judged}: {self.seconds:.1f} s"
         if self.update:
             updates = self.seconds / self.update
-            mebibytes = self.peak / 2**20
-            text += f", {updates:.1f} updates, {mebibytes:,.0f} MiB"
+            text += f", {updates:.1f} updates"
         unjudged = [f"not judged: {part}" for part in self.unjudged]
         return "; ".join([text, *self.notes, *unjudged])
 
@@ -232,27 +228,17 @@ def audit_batch(model: Any, inputs: Inputs) -> Probed:
     if is_sharded(model):
         return Probed(unjudged=("the first batch, because the weights are sharded",))
     model_inputs = {name: value for name, value in inputs.items() if name != "num_items_in_batch"}
-    examples = _split_row(model_inputs)
+    if inputs["input_ids"].shape[0] != 1 or inputs.get("position_ids") is None:
+        raise ValueError(
+            "the batch is not one row with position_ids, which separate its examples; pass the inputs of inputs_for"
+        )
+    examples = examples_in(model_inputs)
     lengths = [len(example["input_ids"]) for example in examples]
     trials = [_Trial(mode, lengths, examples=examples) for mode in (_EVALUATION, _TRAINING)]
     with undisturbed(model):
         subject = Subject(model, None, TrainingCalls(lambda _: model_inputs))
         with subject.in_full_precision() as exact:
             return _run(exact, _Judge(exact, sum(lengths)), trials)
-
-
-def _split_row(inputs: Inputs) -> List[Example]:
-    """Split a row into its examples, at the restarts of position_ids."""
-    if inputs["input_ids"].shape[0] != 1 or inputs.get("position_ids") is None:
-        raise ValueError(
-            "the batch is not one row with position_ids, which separate its examples; pass the inputs of inputs_for"
-        )
-    names = ("input_ids", "labels", "position_ids")
-    row = {name: inputs[name][0].cpu().numpy() for name in names}
-    _, lengths = sequences_in(row, "the batch")
-    ends = np.cumsum(lengths)[:-1]
-    pairs = zip(np.split(row["input_ids"], ends), np.split(row["labels"], ends))
-    return [{"input_ids": ids, "labels": labels} for ids, labels in pairs]
 
 
 def _check(subject: Subject, row: Optional[int], quick: bool) -> Probed:
@@ -263,7 +249,6 @@ def _check(subject: Subject, row: Optional[int], quick: bool) -> Probed:
     tokens = min(row_tokens, _LONGEST_DENSE_ROW) if is_dense else row_tokens
     longest = min([tokens, *limits])
     start = time.perf_counter()
-    peak = PeakMemory()
     with subject.in_full_precision() as exact:
         judge = _Judge(exact, tokens)
         probed = _run(exact, judge, judge.trials(longest, quick))
@@ -277,7 +262,7 @@ def _check(subject: Subject, row: Optional[int], quick: bool) -> Probed:
     if tokens < row_tokens:
         notes.append("not longer, because of the mask of all tokens by all tokens")
     seconds = time.perf_counter() - start
-    return probed._replace(seconds=seconds, peak=peak.added() or 0, notes=tuple(notes))
+    return probed._replace(seconds=seconds, notes=tuple(notes))
 
 
 def _check_all_layers(subject: Subject, tokens: int) -> None:
@@ -341,10 +326,8 @@ def _broken(subject: Subject, longest: int) -> List[str]:
     keys = ", ".join(batches.names)
     kind = batches.without_effect()
     if kind:
-        layer = _mixing_layer(subject)
         raise Leak(
-            f"{subject.name}: no logit changes if {keys} are {kind}; {layer} ignores them, so pass it the boundaries "
-            "of the batch"
+            f"{subject.name}: no logit changes if {keys} are {kind}; pass the boundaries of the batch to each layer"
         )
     return [f"boundaries in {keys}"]
 
@@ -868,15 +851,6 @@ def _cause(subject: Subject, trial: _Trial, number: int) -> str:
     alone = _TracedCall(lambda: subject.plain(ids[None]), 0, length, length)
     with judge._few_words():
         return _first_layer(subject, in_row, alone)
-
-
-def _mixing_layer(subject: Subject) -> str:
-    """Name the first layer in which a token depends on an earlier one."""
-    ids = torch.from_numpy(np.random.default_rng(0).integers(1, subject.vocabulary, MOST_TOKENS))
-    last = len(ids) - 1
-    whole = _TracedCall(lambda: subject.plain(ids[None]), 1, last, len(ids))
-    rest = _TracedCall(lambda: subject.plain(ids[None, 1:]), 0, last, last)
-    return _first_layer(subject, whole, rest) or "the model"
 
 
 def _first_layer(subject: Subject, in_row: _TracedCall, alone: _TracedCall) -> str:

@@ -27,11 +27,10 @@ from torch.utils import checkpoint
 
 from pack_data.batching.collators import padding_free_batch
 from pack_data.reading.fields import one_line
-from padding_free.attention import NAME
+from padding_free.attention import NAME, first_position
 from padding_free.collators import (
     Inputs,
     attends_both_ways,
-    first_position,
     inputs_for,
     to_device,
 )

@@ -214,26 +214,33 @@ def test_the_saved_configuration_keeps_its_cache_and_calls_have_none(tmp_path):
 
 
 @pytest.mark.skipif(not NEWEST, reason="its configuration was another one")
-def test_positions_of_several_axes_that_begin_anew_need_boundaries():
-    """M-RoPE of Qwen2-VL: nothing derives boundaries from them, with or without a mask of ones."""
+@pytest.mark.parametrize("is_switched", [True, False])
+def test_positions_of_several_axes_that_begin_anew_are_boundaries(is_switched):
+    """M-RoPE of Qwen2-VL, switched or loaded by name: three axes or one, with or without a mask of ones."""
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
     text = {**SIZE, "num_key_value_heads": 1, "rope_parameters": rope, "bos_token_id": 1, "eos_token_id": 1}
     vision = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2}
     words = dict(zip(["vision_start", "vision_end", "vision", "image", "video"], range(45, 50)))
     tokens = {f"{name}_token_id": word for name, word in words.items()}
     config = transformers.Qwen2VLConfig(text_config=text, vision_config=vision, **tokens)
-    model = transformers.Qwen2VLForConditionalGeneration(config).double().eval()
-    use_padding_free(model, longest=16, row=32)
+    if not is_switched:
+        for part in (config, config.text_config, config.vision_config):
+            part._attn_implementation = "padding_free"
+    model = with_large_weights(transformers.Qwen2VLForConditionalGeneration(config).double().eval())
+    if is_switched:
+        use_padding_free(model, longest=16, row=32)
     ids = torch.arange(1, 9)[None]
     boundaries = torch.tensor([0, 3, 8], dtype=torch.int32)
     axes = torch.tensor([0, 1, 2, 0, 1, 2, 3, 4]).expand(3, 1, -1)
-    for more in ({}, {"attention_mask": torch.ones_like(ids)}):
-        with refused("position_ids", "3, 1, 8", "cu_seq_lens_q"):
-            model(ids, position_ids=axes, **more)
+    stated = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
     with torch.no_grad():
-        row = model(ids, position_ids=axes, cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries).logits
         second = model(ids[:, 3:]).logits
-        assert torch.allclose(row[:, 3:], second, rtol=0, atol=1e-9)
+        for more in (stated, {}, {"attention_mask": torch.ones_like(ids)}):
+            for positions in (axes, axes[0]):
+                row = model(ids, position_ids=positions, **more).logits
+                assert torch.allclose(row[:, 3:], second, rtol=0, atol=1e-9)
+        with refused("position_ids restart in a batch of several rows"):
+            model(ids.expand(2, -1), position_ids=axes.expand(3, 2, -1))
         mask = torch.ones(2, 8, dtype=torch.long)
         mask[1, 3:] = 0
         whole, padded = model(ids.expand(2, -1), attention_mask=mask).logits
