@@ -155,6 +155,7 @@ def _check_trainer(trainer: Any, way: str) -> None:
     columns = getattr(dataset, "column_names", None) or ["input_ids"]
     model_name = type(base_of(trainer.model)).__name__
     has_workers = args.dataloader_num_workers > 0
+    sampling = getattr(args, "train_sampling_strategy", "random")
     smoothing = trainer.label_smoother
     problems = (
         (
@@ -175,6 +176,15 @@ def _check_trainer(trainer: Any, way: str) -> None:
         (
             getattr(args, "packing", False),
             "packing=True already packs the examples; set packing=False",
+        ),
+        (
+            _is_map_style(dataset) and _has_own_sampler(trainer),
+            "_get_train_sampler is overridden, but pack_into orders the examples; select them in train_dataset, and "
+            "leave _get_train_sampler alone",
+        ),
+        (
+            _is_map_style(dataset) and sampling != "random",
+            f'train_sampling_strategy="{sampling}" has no effect on packs; set it to "random"',
         ),
         (
             args.n_gpu > 1,
@@ -208,6 +218,12 @@ def _check_trainer(trainer: Any, way: str) -> None:
 
 def _is_map_style(dataset: Any) -> bool:
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+
+
+def _has_own_sampler(trainer: Any) -> bool:
+    """Return True if neither Transformers nor TRL chooses the examples of a batch."""
+    module = getattr(getattr(trainer, "_get_train_sampler", None), "__module__", "transformers.")
+    return not module.startswith(("transformers.", "trl."))
 
 
 def _ranks_share_examples(trainer: Any) -> bool:

@@ -39,6 +39,7 @@ class ATrainer:
 
     def __init__(self, **changes):
         arguments = {"dataloader_num_workers": 0, "packing": False, "n_gpu": 1, "max_length": None}
+        arguments["train_sampling_strategy"] = "random"
         layout = SimpleNamespace(tp_size=1, cp_size=changes.pop("cp_size", 1), sp_size=None)
         self.args = SimpleNamespace(**{name: changes.pop(name, value) for name, value in arguments.items()})
         self.accelerator = SimpleNamespace(parallelism_config=layout, is_main_process=True)
@@ -82,6 +83,8 @@ TRAINERS = [
     ("pack_into(ATrainer(model=one_answer()))", ["LlamaForSequenceClassification", "one answer"]),
     ("pack_into(ATrainer(train_dataset=None))", ["train_dataset"]),
     ("pack_into(ATrainer(train_dataset=Stream(), dataloader_num_workers=1))", ["dataloader_num_workers=0"]),
+    ("pack_into(ATrainer(_get_train_sampler=one_answer))", ["_get_train_sampler", "train_dataset"]),
+    ('pack_into(ATrainer(train_sampling_strategy="sequential"))', ["sequential", "random"]),
     ("pack_into(ATrainer(packing=True))", ["packing=True", "packing=False"]),
     ("pack_into(ATrainer(n_gpu=2))", ["2 GPUs", "torchrun"]),
     ("pack_into(ATrainer(get_train_dataloader=None))", ["pack_into", "already"]),

@@ -82,6 +82,15 @@ def test_a_loss_function_that_divides_by_slots_is_refused(tmp_path):
         trained(trainer)
 
 
+def test_a_normaliser_that_counts_rows_is_refused(tmp_path):
+    """A batch of four examples would count as one: its loss is four times as large."""
+    trainer = a_small_trainer(tmp_path)
+    trainer.compute_loss_func = by_tokens
+    trainer._get_num_items_in_batch = lambda batches, device: sum(len(batch["input_ids"]) for batch in batches)
+    with refused("training step", kind=Leak):
+        trained(trainer)
+
+
 def test_a_model_that_joins_examples_only_with_labels_is_refused(tmp_path):
     trainer = a_small_trainer(tmp_path)
     forward = trainer.model.forward
