@@ -14,7 +14,6 @@ import contextlib
 import inspect
 import itertools
 import logging
-import sys
 from functools import partial
 from typing import (
     Any,
@@ -46,12 +45,11 @@ from padding_free.leaks.probe import audit_batch
 from padding_free.leaks.step import check_step
 from padding_free.leaks.subject import kept_outputs
 from padding_free.losses import (
-    BLOCK,
     cross_entropy_sum,
     output_layer,
     supervised,
 )
-from padding_free.models import base_of, changed, choice_of
+from padding_free.models import base_of, choice_of
 from padding_free.streams import PackedStream
 
 _logger = logging.getLogger(__name__)
@@ -368,7 +366,7 @@ def _wrap_loss(trainer: Any, audit: bool) -> None:
     is_replaced = "compute_loss" in vars(trainer)
     in_blocks = False
     if loss_class.__module__ != "transformers.trainer":
-        source = f"that of {loss_class.__name__}{_in_smaller_tiles(trainer)}"
+        source = f"that of {loss_class.__name__}"
     elif is_replaced or trainer.label_smoother is not None or trainer.compute_loss_func is not None:
         source = "that of the trainer, from the logits of all tokens"
     else:
@@ -381,26 +379,6 @@ def _wrap_loss(trainer: Any, audit: bool) -> None:
 
     wrapper = _LossWrapper(trainer, in_blocks, audit)
     trainer.compute_loss = wrapper.compute_loss
-
-
-def _in_smaller_tiles(trainer: Any) -> str:
-    """Let TRL 1.16 compute fewer logits at a time on a CPU, where 4,096 tokens are not faster; describe the change.
-
-    Its setting is a global, so it changes only during the steps of this trainer.
-    """
-    tiles: Any = sys.modules.get("trl.kernels.chunked_logprob")
-    layer = base_of(trainer.model).get_output_embeddings()
-    if not hasattr(tiles, "TOKEN_CHUNK_SIZE") or layer is None or trainer.args.device.type != "cpu":
-        return ""
-    tokens = min(tiles.TOKEN_CHUNK_SIZE, max(1, BLOCK // layer.weight.shape[0]))
-    original_step = trainer.training_step
-
-    def training_step(*args: Any, **kwargs: Any) -> Any:
-        with changed([(tiles, "TOKEN_CHUNK_SIZE")], tokens):
-            return original_step(*args, **kwargs)
-
-    trainer.training_step = training_step
-    return f", in blocks of {tokens:,} tokens"
 
 
 class _LossWrapper:

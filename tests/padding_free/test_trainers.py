@@ -17,7 +17,6 @@ runs = pytest.importorskip("tests.trainer_runs", reason="make test-trainers inst
 
 from pack_data.batching.plans import BatchOptions, get_way
 from padding_free import pack_into
-from padding_free import trainers as padding_free_trainers
 from padding_free.models import choice_of
 from padding_free.trainers import WAYS_OF_EQUAL_EPOCHS, _lengths_of
 from tests.batching_ways import MSL, drawn
@@ -117,28 +116,6 @@ def test_the_loss_in_blocks_never_asks_for_whole_logits(tmp_path, capsys):
         pack_into(trainer)
     sources = re.findall("the loss is (?:that of )?([A-Za-z]+)", capsys.readouterr().out)
     assert sources == ["computed", "LlamaForCausalLM", "SFTTrainer"]
-
-
-def test_the_blocks_of_sft_trainer_are_small_on_a_cpu(tmp_path, monkeypatch):
-    """TRL 1.16 and newer: loss, entropy and accuracy are the same as in blocks of 4,096 tokens."""
-    tiles = pytest.importorskip("trl.kernels.chunked_logprob", reason="TRL before 1.16 has no blocks")
-    most = tiles.TOKEN_CHUNK_SIZE
-    trained = []
-    for block, expected in ((padding_free_trainers.BLOCK, most), (2 * 50, 2)):  # the vocabulary has 50
-        monkeypatch.setattr(padding_free_trainers, "BLOCK", block)
-        trainer, _ = packed_run("completion", tmp_path / str(block))
-        sizes = set()
-        trainer.model.register_forward_hook(lambda *_, sizes=sizes: sizes.add(tiles.TOKEN_CHUNK_SIZE))
-        trainer.train()
-        assert min(sizes) == expected
-        assert most == tiles.TOKEN_CHUNK_SIZE  # a global of another library
-        trained.append(trainer)
-    wide, narrow = trained
-    assert losses(narrow) == pytest.approx(losses(wide), rel=1e-6)
-    assert relative_error(weights(narrow), weights(wide)) <= 1e-6
-    for name in ("entropy", "mean_token_accuracy"):
-        logged = [trainer.state.log_history[0][name] for trainer in trained]
-        assert logged[1] == pytest.approx(logged[0], rel=1e-5)
 
 
 def test_batches_of_one_example_have_nothing_to_gain(tmp_path, capsys):
