@@ -676,12 +676,10 @@ def _enter(model: Any, inputs: Any, named: Dict[str, Any]) -> Any:
     _make_explicit(type(model).__name__, named, call)
     if call.boundaries is not None and attention == NAME:
         call.needs_us = True
-        more: Dict[str, Any] = {"use_cache": False}
-        more.update(cu_seq_lens_q=call.boundaries, cu_seq_lens_k=call.boundaries)
         accepts_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        for name, value in more.items():
+        for name in ("use_cache", "cu_seq_lens_q", "cu_seq_lens_k"):
             if named.get(name) is None and (accepts_all or name in names):
-                named[name] = value
+                named[name] = False if name == "use_cache" else call.boundaries
         _try_once(model, ids, named, call.boundaries)
         call.has_reached_us = False
     return rest, named
