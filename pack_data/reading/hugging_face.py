@@ -28,12 +28,12 @@ def is_data_set(value: Any) -> bool:
 
 
 def lengths_of(dataset: Any) -> np.ndarray:
-    """Return the column length or lengths, else the number of tokens of each input_ids, int64 [examples].
+    """Return the number of tokens of each input_ids, else the column length or lengths, int64 [examples].
 
     Raises ValueError if there is no such column.
     """
     names = dataset.column_names
-    column = next((name for name in (*_LENGTHS, _TOKENS) if name in names), None)
+    column = next((name for name in (_TOKENS, *_LENGTHS) if name in names), None)
     if column is None:
         raise ValueError(
             f"datasets.Dataset: columns {', '.join(names) or 'none'}; lengths come from a column "
