@@ -327,7 +327,23 @@ def _changed_updates(trainer: Any, planned: _Planned, lengths: Optional[np.ndarr
         tokens = lengths.sum() / updates
         sizes.append(f"{examples:,.0f} examples and {tokens:,.0f} tokens")
     epoch = f"{after:,} updates an epoch (before: {before:,})"
-    return f"an update has {sizes[0]} (before: {sizes[1]}); {epoch}; {choice}"
+    padding = _padding_share(lengths, trainer._train_batch_size)
+    gain = f"padding 0 % of the slots (before: {padding:.0%})"
+    if not padding:
+        gain = (
+            'nothing to gain, since batches have no padding; way="OptimalPacking+PosID" fills rows'
+        )
+    return f"an update has {sizes[0]} (before: {sizes[1]}); {epoch}; {gain}; {choice}"
+
+
+def _padding_share(lengths: np.ndarray, examples: int) -> float:
+    """Return the share of padding in the slots of random batches of this number of examples."""
+    order = np.random.default_rng(0).permutation(len(lengths))
+    slots = 0
+    for begin in range(0, len(order), examples):
+        of_batch = lengths[order[begin : begin + examples]]
+        slots += int(of_batch.max()) * len(of_batch)
+    return (slots - int(lengths.sum())) / max(slots, 1)
 
 
 def _let_ranks_train_together(trainer: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 from pack_data.reading.durable import link, sync_folder, write_atomically
 from pack_data.reading.fields import Fields, read_json, read_object
 from pack_data.reading.files import LockRemovedError, locked
-from pack_data.store.data_set import MANIFEST, named_files, remove_leftovers
+from pack_data.store.data_set import MANIFEST, named_files
 
 PLAN = "plan.json"
 COMMIT = "commit.json"
@@ -83,23 +83,6 @@ def work_folder(out: Path) -> Iterator[Path]:
                 remove(work)
             raise
         remove(work)
-
-
-@contextmanager
-def only_writer_of_packs(out: Path) -> Iterator[None]:
-    """Keep builds from writing `out` while the caller writes a data set there without a work directory.
-
-    What a killed writer has left is removed; what a stopped build left to continue with stays. ValueError as
-    `work_folder`.
-    """
-    with _held(out, str(out), "make room for it") as work:
-        try:
-            if not (work / COMMIT).exists():  # else the files are those of a build
-                remove_leftovers(out)
-            yield
-        finally:
-            if [item.name for item in work.iterdir()] == [_LOCK]:
-                remove(work)
 
 
 @contextmanager

@@ -141,14 +141,13 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.{_MACHINE}.{os.getpid()}.tmp")
 
 
-def remove_stale(path: Path, every_name: bool = False) -> None:
-    """Remove what killed processes of this machine left of `path`; every_name: of any file in its directory.
+def remove_stale(path: Path) -> None:
+    """Remove what killed processes of this machine left of `path`.
 
     Call it with the lock held that every writer of `path` takes, so that none of them is alive.
     """
-    name = r".+" if every_name else re.escape(path.name)
     for item in list(path.parent.iterdir()) if path.parent.is_dir() else []:
-        if re.fullmatch(rf"{name}\.{_MACHINE}\.\d+\.tmp", item.name):
+        if re.fullmatch(rf"{re.escape(path.name)}\.{_MACHINE}\.\d+\.tmp", item.name):
             if item.is_dir() and not item.is_symlink():
                 shutil.rmtree(item)
             else:

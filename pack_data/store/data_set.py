@@ -42,7 +42,6 @@ from pack_data.reading.durable import (
     finish,
     naming,
     new_file,
-    remove_stale,
     sync_folder,
     temporary_name,
     write_atomically,
@@ -500,26 +499,6 @@ def lengths_of(schema: PackSchema, records: np.ndarray) -> np.ndarray:
     for name in table.dtype.names:
         table[name] = records[name]
     return table
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed writer left in the directory: shards and tables that no manifest names, unfinished files.
-
-    Call it only while nobody else writes there.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        return
-    remove_stale(folder / MANIFEST, every_name=True)
-    named = named_files(folder / MANIFEST)
-    if (folder / MANIFEST).exists() and not named:
-        return  # the manifest is damaged: any shard may belong to it
-    for item in folder.iterdir():
-        if (
-            re.fullmatch(r"(packs-\d{5,}|lengths)-[0-9a-f]{8}\.npy", item.name)
-            and item.name not in named
-        ):
-            item.unlink()
 
 
 def named_files(path: Path) -> Set[str]:

@@ -83,7 +83,9 @@ def test_an_update_keeps_its_examples(kind, optimizer, single, bf16, allowed, ev
     if evaluated:
         packed.evaluate(packed.train_dataset.select(range(4)))
     pack_into(packed, **({"max_sequence_length": ROW} if evaluated else {}))
-    assert "; 4 updates an epoch (before: 4); " in capsys.readouterr().out
+    assert re.search(
+        r"; 4 updates an epoch \(before: 4\); padding 0 % .* \(before: [1-9]\d?%\); ", capsys.readouterr().out
+    )
     assert [len(inputs["cu_seq_lens_q"]) - 1 for inputs in packed.get_train_dataloader()] == [3] * 8
     assert choice_of(packed.model).attention == "padding_free"  # Accelerate may have wrapped the model in autocast
     packed.train()
@@ -114,6 +116,11 @@ def test_the_loss_in_blocks_never_asks_for_whole_logits(tmp_path, capsys):
         pack_into(trainer)
     sources = re.findall("the loss is (?:that of )?([A-Za-z]+)", capsys.readouterr().out)
     assert sources == ["computed", "LlamaForCausalLM", "SFTTrainer"]
+
+
+def test_batches_of_one_example_have_nothing_to_gain(tmp_path, capsys):
+    pack_into(a_trainer("trainer", tmp_path, per_device_train_batch_size=1))
+    assert "nothing to gain" in capsys.readouterr().out
 
 
 def labels_by_tokens(batches):

@@ -35,7 +35,6 @@ def shard(folder):
 LOCKS = {
     "run": (LOCK, lambda folder: enter(locked_run(folder))),
     "build": ("out.building/lock", lambda folder: enter(work_folder.work_folder(folder / "out"))),
-    "packs": ("out.building/lock", lambda folder: enter(work_folder.only_writer_of_packs(folder / "out"))),
     "convert": (".x.jsonl.lock", converted),
 }
 LOGS = {name: (name, lambda folder, name=name: JsonlWriter(folder / name).append({})) for name in (LOG, EVALUATIONS)}

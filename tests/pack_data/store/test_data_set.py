@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from pack_data.building.verify import verify
-from pack_data.reading.durable import temporary_name
-from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, _checksum, remove_leftovers
+from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, _checksum
 from pack_data.store.packs import SLOT, PackSchema, assemble
 from pack_data.store.sequences import Example, Sequences
 from tests.refusals import refused
@@ -161,19 +160,6 @@ def test_a_broken_data_set_does_not_open(folder, name, change, names):
         path.write_bytes(change(content))
     with refused(folder, *names):
         PackStore.open(folder)
-
-
-def test_only_shards_that_no_manifest_names_are_leftovers(folder):
-    kept = {path.name for path in folder.iterdir()}
-    strays = ["packs-00009-1f2e3d4c.npy", "lengths-1f2e3d4c.npy", temporary_name(folder / MANIFEST).name]
-    for name in [*strays, "notes.txt", "packs-mine.npy"]:
-        (folder / name).write_text("")
-    remove_leftovers(folder)
-    assert {path.name for path in folder.iterdir()} == kept | {"notes.txt", "packs-mine.npy"}
-    (folder / MANIFEST).write_text("{}")
-    remove_leftovers(folder)
-    assert {path.name for path in folder.iterdir()} == kept | {"notes.txt", "packs-mine.npy"}
-    remove_leftovers(folder / "nowhere")
 
 
 ODD = (None, True, -1, 7, 10**40, 0.5, "", "x", "../x", [], [[1]], {"a": 1})
