@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Type, Union
 
@@ -28,10 +29,11 @@ from ipu_packed_bert.settings.schema import (
     TaskConfig,
 )
 from ipu_packed_bert.settings.user_task import full_name, is_own, own_class
-from ipu_packed_bert.settings.yaml_files import ConfigError, load_yaml
+from ipu_packed_bert.settings.yaml_files import ConfigError, load_yaml, own_tree
 from pack_data.cli.parser import runnable
 from pack_data.reading.fields import named, said_of
 
+_DEPTH = "data.max_sequences_per_pack"
 # Settings of a block `without_ipus` with the values of one IPU unless it states them.
 _ONE_IPU = (
     "placement.replicas",
@@ -64,7 +66,14 @@ def load_config(
     Raises:
         ConfigError: the file has problems; the message lists all of them.
     """
-    return config_from_tree(load_yaml(path), str(path), overrides, command=command, stored=stored)
+    tree = load_yaml(path)
+    config = config_from_tree(tree, str(path), overrides, command=command, stored=stored)
+    own = (own_tree(path) or {}).get("data") or {}
+    is_inherited = "max_sequences_per_pack" not in own and config.origins.get(_DEPTH) == FILE
+    if "directory" in own and is_inherited:
+        # The depth is that of another data set, the one of the file that this one extends.
+        config = replace(config, origins={**config.origins, _DEPTH: DEFAULT})
+    return config
 
 
 def config_from_tree(

@@ -74,13 +74,7 @@ def load_yaml(path: Union[str, Path], *, levels: int = _MAX_EXTENDS) -> Any:
     Raises:
         ConfigError: a file cannot be read or extended; the message has one line.
     """
-    tree = derived_tree(path)
-    if tree is None:
-        try:
-            text = read_regular(path, way_out="pass a file of settings", most_bytes=_MAX_BYTES)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        tree = parse_yaml(text, path)
+    tree = own_tree(path)
     if not isinstance(tree, dict) or "extends" not in tree:
         return tree
 
@@ -104,6 +98,18 @@ def load_yaml(path: Union[str, Path], *, levels: int = _MAX_EXTENDS) -> Any:
     for tree in (*bases, settings):
         merged = _merged(merged, tree)
     return merged
+
+
+def own_tree(path: Union[str, Path]) -> Any:
+    """Return what the file itself states, without what it extends. ConfigError if it cannot be read."""
+    tree = derived_tree(path)
+    if tree is not None:
+        return tree
+    try:
+        text = read_regular(path, way_out="pass a file of settings", most_bytes=_MAX_BYTES)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return parse_yaml(text, path)
 
 
 def _base_of(name: Any, path: Union[str, Path]) -> Optional[Path]:

@@ -80,6 +80,16 @@ def test_a_configuration_takes_the_depth_of_the_data_set_that_the_user_names(tmp
     assert (completed.data.max_sequences_per_pack, completed.data.packer) == (7, "spfhp")
 
 
+def test_a_file_that_extends_another_and_names_its_data_set_takes_the_depth_of_that(tmp_path):
+    path = tmp_path / "mine.yml"
+    data = f"directory: {tiny_data(tmp_path / 'mine', depth=7)}"
+    path.write_text(f"extends: packed_host\ndata: {{{data}}}\n")
+    assert described(load_config(path))[0].data.max_sequences_per_pack == 7
+    path.write_text(f"extends: packed_host\ndata: {{{data}, max_sequences_per_pack: 3}}\n")
+    with pytest.raises(ConfigError, match="depth 7.*is 3"):
+        described(load_config(path))
+
+
 def test_a_note_names_what_was_built_otherwise_and_whether_another_build_would_change_it(corpus, tmp_path):
     with build_small(corpus, tmp_path / "data", duplication_factor=2) as store:
         manifest = store.manifest
