@@ -82,7 +82,7 @@ class Beats:
     def end(self) -> None:
         """Stop the beats and wait for the last call of the store, which `_watch_store` limits."""
         self._over.set()
-        if self._beating and self._beating is not threading.current_thread():
+        if self._beating:
             self._beating.join()
 
     def _beat(self, store: Any) -> None:
