@@ -52,6 +52,13 @@ def test_torchrun_under_another_launcher_passes_where_several_may_run():
         refuse_several("it", {**TORCHRUN, "SLURM_STEP_NUM_TASKS": "2"})
 
 
+def test_a_command_of_one_process_refuses_several_and_no_other():
+    for environment in ({}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "2"}):
+        refuse_several("it", environment)
+    with pytest.raises(ValueError, match="poprun .*each process would repeat it"):
+        refuse_several("it", {"POPDIST_RANK": "0"})
+
+
 class SlowStore:
     """A store whose calls in the thread of the beats wait until they are released."""
 
