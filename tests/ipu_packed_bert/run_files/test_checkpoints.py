@@ -71,6 +71,11 @@ PLAIN = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=F
 VALUES = st.recursive(st.one_of(PLAIN, TENSORS), lambda inner: st.dictionaries(KEYS, inner, max_size=3), max_leaves=12)
 
 
+def test_the_directories_above_a_checkpoint_are_made(tmp_path):
+    path = save_checkpoint(tmp_path / "runs" / "mine" / "checkpoints", a_checkpoint(), keep=None)
+    assert same(load_checkpoint(path).engine, a_checkpoint().engine)
+
+
 @settings(deadline=None)
 @given(state=st.dictionaries(KEYS, VALUES, max_size=5))
 def test_any_state_is_split_into_json_and_tensors_and_joined_again(state):

@@ -194,6 +194,21 @@ def test_an_automatic_micro_batch_keeps_the_update_and_has_the_fewest_empty_pack
     assert chosen.as_dict() == config.as_dict()
 
 
+@pytest.mark.parametrize("slots", [2048, 4096, 1 << 20])
+def test_long_packs_are_computed_one_by_one(slots):
+    """A pack has as many slots as are computed at once, or more; 8 packs need no empty one in any size."""
+    assert fast_micro_batch(8, slots) == 1
+
+
+def test_positions_follow_from_longer_slots_only():
+    """The comments of a configuration name what a default follows from."""
+    positions = "model.max_position_embeddings"
+    for slots, follows in ((128, False), (512, False), (513, True)):
+        config = config_from_tree({"data": {"max_sequence_length": slots}}, "a.yml")
+        assert ("data.max_sequence_length" in config.origins[positions]) == follows
+        assert config.model.max_position_embeddings == max(slots, 512)
+
+
 @given(st.integers(1, 300), st.integers(1, 9), st.sampled_from([1, 2, 4]), st.integers(1, 4), st.floats(1.0, 8.0))
 def test_an_update_of_fine_tuning_depends_on_neither_micro_batch_nor_ranks_nor_replicas(
     sequences, micro_batch, replicas, ranks, factor

@@ -117,7 +117,10 @@ REFUSED = [
     ("loaded('placement: {replicas: 3}')", ["placement.replicas", "3 x 1 = 3", "power of two"]),
     ("loaded('placement: {replicated_tensor_sharding: true}')", ["replicated_tensor_sharding", "placement.replicas"]),
     ("loaded('engine: {ipu_model: true, offline_export: x}')", ["engine.ipu_model", "engine.offline_export"]),
-    ("loaded('engine: {executable: x, log_cycles: true}')", ["engine.executable", "engine.log_cycles"]),
+    *[
+        (f"loaded('engine: {{executable: x, {other}}}')", ["engine.executable", other.partition(":")[0]])
+        for other in ("log_cycles: true", "ipu_model: true", "offline_export: y")
+    ],
     (
         "loaded('{engine: {kind: ipu}, optimizer: {max_gradient_norm: 1.0}}')",
         ["optimizer.max_gradient_norm", "1.0", "optimizer.name", "lamb"],

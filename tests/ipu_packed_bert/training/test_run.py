@@ -3,10 +3,14 @@
 import ast
 import contextlib
 from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 
 from ipu_packed_bert.commands import finetune, pretrain
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import OptimizerConfig, RunConfig
+from ipu_packed_bert.training import predictions, pretraining
 from ipu_packed_bert.training import run as training
 from ipu_packed_bert.training.examples import ExamplesRun
 from ipu_packed_bert.training.pretraining import PacksRun
@@ -68,3 +72,25 @@ def test_a_run_closes_what_it_opened_whatever_happens(tmp_path, monkeypatch):
     with contextlib.suppress(SystemExit):
         assert run_main(pretrain.main, ["--config", str(tmp_path / "pre.yml"), "--out", str(tmp_path / "run")]) == 2
     assert closed == ["all"]
+
+
+@pytest.mark.parametrize("kind, batches", [("ipu", ["first"]), ("host", [])])
+def test_only_ipus_compile_the_program_of_a_prediction_before_it(kind, batches, monkeypatch):
+    predicted = []
+    monkeypatch.setattr(predictions, "in_order", lambda *_: iter(["first", "second"]))
+    config = SimpleNamespace(engine=SimpleNamespace(kind=kind))
+    engine = SimpleNamespace(predict=predicted.append)
+    task = SimpleNamespace(packs=())
+    predictions.compile_program(SimpleNamespace(config=config, engine=engine, task=task, layout=None))
+    assert predicted == batches
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear"])
+def test_a_longer_run_ends_with_its_schedule(schedule):
+    """The options that a run prints at its end: to the end of the schedule, then a schedule twice as long."""
+    optimizer = OptimizerConfig(schedule=schedule, schedule_steps=9)
+    config = Config(optimizer=optimizer, run=RunConfig(steps=9))
+    assert pretraining._longer(config, 4) == "--steps 9"
+    longer = pretraining._longer(config, 9)
+    assert longer.startswith("--steps 18")
+    assert ("--set optimizer.schedule_steps=18" in longer) == (schedule != "constant")

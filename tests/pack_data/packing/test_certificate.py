@@ -25,6 +25,7 @@ from pack_data.packing.certificate import (
     plain_certificate,
     proven_bound,
 )
+from pack_data.packing.dual_feasible import _rounded_to_parts
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, prove
 from tests.pack_data.text_corpus import build_small, write_corpus
@@ -42,6 +43,22 @@ def small_sets(draw):
     slots = draw(st.integers(1, 12))
     lengths = draw(st.lists(st.integers(1, slots), max_size=9))
     return slots, lengths, draw(st.sampled_from([1, 2, 3, 4, None]))
+
+
+@given(small_sets())
+def test_lengths_are_rounded_to_the_parts_that_are_worth_most(case):
+    """Lengths of at least j (k + 1)-ths of a row are worth j / k; the best k of 2 to 48."""
+    slots, lengths, _ = case
+    lengths.append(slots)
+
+    def worth(length, k):
+        parts, rest = divmod((k + 1) * length, slots)
+        return Fraction(parts, k) if rest else Fraction(length, slots)
+
+    prices = _rounded_to_parts(histogram_of(lengths, slots))
+    price_of = dict(zip(sorted(set(lengths)), prices.by_length.tolist()))
+    total = sum(Fraction(price_of[length], prices.unit) for length in lengths)
+    assert total == max(sum(worth(length, k) for length in lengths) for k in range(2, 49))
 
 
 def priced_lengths(longest):

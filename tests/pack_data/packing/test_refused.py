@@ -84,6 +84,7 @@ counted(4).rounded_up(3) => multiple_of | 3 | 4
 counted(1) + counted(1, slots=5) => 4 | 5
 counted(1) + 1 => LengthHistogram | int => TypeError
 LengthHistogram.from_json({**HISTOGRAM, 'lengths': [3, 3]}) => lengths | once
+LengthHistogram.from_json({**HISTOGRAM, 'counts': [1, 2**62 + 1]}) => ^histogram: counts | 4611686018427387904
 # Packings.
 checked(((6, 5),)) => \(6, 5\) | 11 | 10
 checked(((3, 3, 3, 1),)) => \(3, 3, 3, 1\) | 4 | 3

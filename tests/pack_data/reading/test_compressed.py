@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from pack_data.reading.compressed import open_unpacked
+from pack_data.reading.compressed import open_unpacked, without_compression
 
 PARTS = [b"one\n" * 9, b"", b"two\n", b"three\n" * 20]
 # The length of a skippable frame has no checksum, so here no flipped length ends where another frame begins.
@@ -61,6 +61,13 @@ DAMAGED = {
 def content(path):
     with open_unpacked(path) as file:
         return file.read()
+
+
+def test_the_suffix_of_a_compressed_file_is_left_out_and_no_other():
+    for suffix in {layout.split()[0] for layout in LAYOUTS}:
+        assert without_compression(f"A.jsonl{suffix.upper()}") == "a.jsonl"
+    for name in ("a.jsonl", "a", "b.gz.txt"):
+        assert without_compression(name) == name
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 8], ids=["every bit", "a bit a byte"])

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from pack_data.reading.durable import link, replacing_folder, write_atomically
+from pack_data.reading import durable
+from pack_data.reading.durable import discard, link, remove_unfinished, replacing_folder, write_atomically
 from tests.imports import ROOT
 
 PRODUCT = [path for name in ("pack_data", "ipu_packed_bert") for path in sorted((ROOT / name).rglob("*.py"))]
@@ -110,3 +111,22 @@ def test_a_directory_is_replaced_as_a_whole(tmp_path, before, fails):
     else:
         assert not fails
         assert sorted(tmp_path.rglob("*")) == [path, path / "new"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_discarded_directory_is_gone_and_what_a_kill_left_of_it_is_removed(tmp_path, monkeypatch, killed):
+    for name in ("step_1", "step_2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state").write_text("")
+    with monkeypatch.context() as patch:
+        if killed:
+            patch.setattr(durable, "_delete", lambda path: None)
+        discard(tmp_path / "step_1")
+        discard(tmp_path / "step_3")  # not there
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left[-1] == "step_2" and len(left) == 1 + killed
+    remove_unfinished(tmp_path, "run_*")
+    assert len(list(tmp_path.iterdir())) == 1 + killed
+    remove_unfinished(tmp_path, "step_*")
+    assert [path.name for path in tmp_path.iterdir()] == ["step_2"]
+    assert (tmp_path / "step_2" / "state").exists()

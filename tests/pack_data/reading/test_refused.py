@@ -2,6 +2,7 @@
 """Files and fields that are not what they must be: each is refused in one line that names file, field and rule."""
 
 import gzip
+import io
 import itertools
 import os
 import types
@@ -13,7 +14,7 @@ from pack_data.lengths.counting import count
 from pack_data.reading import compressed, files
 from pack_data.reading.bad_records import BadRecords
 from pack_data.reading.durable import check_new_folder, not_through_links
-from pack_data.reading.encodings import check_encoding
+from pack_data.reading.encodings import check_encoding, lines_of_numbers
 from pack_data.reading.fields import Fields, packing_depth, parse_json, read_json, read_object, whole_number
 from pack_data.reading.files import check_regular, file_in, locked, read_regular, sha256_of
 from pack_data.reading.hugging_face import lengths_of
@@ -124,6 +125,10 @@ check_encoding('a.txt', b'abc\0' * 10 + b'\0') => a.txt | UTF-16
 load_package('no_such_module.part', 'a thing') => a thing | no_such_module
 require('a thing', 'no_such_module', 'numpy', 'no_such_other') => a thing | no_such_module and no_such_other
 check_regular(f"{file('plain', b'')}/below") => plain/below | Not a directory
+list(lines_of_numbers(file('a.csv', b'1\n' + b'2' * 1001), way_out=WAY_OUT)) => a.csv line 2: | 1000 | write it again
+list(lines_of_numbers(file('a.csv', b'1\n\xff'), way_out=WAY_OUT)) => a.csv | not a text table
+records_of(b'{}\n\n' + b'3' * 9 + b'\n', longest=8) => a.jsonl: line 3: | 8 bytes
+records_of(b'{}\n' + b'3' * 9, longest=8, first=7) => a.jsonl: line 8: | 8 bytes
 """
     ),
     *((f"read_object(file('a.json', JSON[{number}]), way_out=WAY_OUT)", ["a.json", WAY_OUT]) for number in range(14)),
@@ -178,6 +183,10 @@ def data_set(**columns):
     given = types.SimpleNamespace(column_names=list(columns), iter=lambda rows: [table])
     given.select_columns = given.with_format = lambda _: given
     return given
+
+
+def records_of(content, longest, first=1):
+    return list(BadRecords(longest=longest).short_lines(io.BytesIO(content), "a.jsonl", first))
 
 
 def count_one(path):

@@ -6,6 +6,7 @@ import json
 import pickle
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from pack_data.solver.free_slots import count_packs
 from pack_data.solver.search import Limits, pack_quickly
 from pack_data.stream import PackStream, command, pack_stream, prices
 from pack_data.stream.baselines import open_rows, windows
-from pack_data.stream.prices import Lengths, solve
+from pack_data.stream.prices import Lengths, _Moments, solve
 from tests.tiers import slow
 
 
@@ -270,6 +271,14 @@ def test_lengths_are_alike_whatever_their_order_if_they_vary_little():
         assert lengths.all.are_alike == alike == bool(np.std(values) < 0.47 * np.mean(values))
 
 
+@pytest.mark.parametrize("lengths, alike", [([], False), ([7], True), ([7] * 9, True), ([1, 100], False)])
+def test_moments_are_those_of_the_lengths(lengths, alike):
+    values = np.array(lengths, int)
+    moments = _Moments().plus(values, np.ones(len(values), int))
+    assert moments.mean == (np.mean(values) if lengths else 0)
+    assert moments.are_alike == alike
+
+
 # ---- states ----------------------------------------------------------------------------------------------------------
 
 
@@ -451,6 +460,31 @@ def test_the_grid_has_streams_of_its_own(monkeypatch):
     for case in cases:
         assert 1 <= case.lengths.min() <= case.lengths.max() <= case.max_sequence_length
     assert cases[-1].lengths[:30].tolist() != cases[0].lengths[:30].tolist()
+
+
+def test_each_stream_is_a_picture_with_a_line_a_depth(monkeypatch):
+    monkeypatch.setattr(command, "_lower_bound", lambda case, depth: 10)
+    lengths = np.array(drawn(60))
+    rows = []
+    for name in ("one", "two"):
+        for depth in (3, None):
+            rows += command._rows(command._Case(name, lengths, 512), depth, [16, 8], None)
+    pictures = command._pictures(rows)
+    assert [picture.title for picture in pictures] == ["one", "two"]
+    for picture in pictures:
+        of_stream = [row for row in rows if (row["stream"].value, row["way"].value) == (picture.title, "stream")]
+        assert [line.x for line in picture.lines] == [(8.0, 16.0)] * 2
+        gaps = [100 * row["gap"].value for row in of_stream]
+        assert [gap for line in picture.lines for gap in line.y[::-1]] == gaps
+        assert len({line.name for line in picture.lines}) == 2
+
+
+@pytest.mark.parametrize("depth, depths", [(None, command._GRID_DEPTHS), (3, (3,))])
+def test_the_grid_has_the_number_and_the_seed_of_its_options(depth, depths, monkeypatch):
+    monkeypatch.setattr(command, "_grid_cases", lambda sequences, seed: [(sequences, seed)])
+    given = dict(grid=True, seed=3, max_sequences_per_pack=depth)
+    assert command._cases(SimpleNamespace(**given, sequences=50)) == ([(50, 3)], depths)
+    assert command._cases(SimpleNamespace(**given, sequences=None)) == ([(1_000_000, 3)], depths)
 
 
 def test_windows_and_first_fit_by_hand():
