@@ -78,7 +78,6 @@ EQUIVALENT = {
     ("ipu_packed_bert/processes/beats.py", 'text = one_line(error["text"],'): "characters of a message",
     ("pack_data/formats/parquet.py", "reason = one_line(error,"): "characters of a message",
     ("ipu_packed_bert/settings/launch_lines.py", "IPUS_OF_A_PROGRAM = 65"): "numbers of IPUs are powers of two",
-    ("pack_data/batching/plans.py", "_DISTANCES ="): "distances of exchanges: other rows that are as good",
     (
         "pack_data/building/tasks.py",
         "if int(taken.max(initial=1",
@@ -89,11 +88,8 @@ EQUIVALENT = {
     ): "files of 4 EiB",
     ("pack_data/packing/packing.py", 'accounting.text("algorithm", most='): "characters of a name",
     ("ipu_packed_bert/model/optimizer.py", "fused=False,"): "the same update in more kernels",
-    ("ipu_packed_bert/engine/host/attention.py", "LAYER_COSTS ="): "measured nanoseconds, which choose between equals",
     ("pack_data/packing/dual_feasible.py", "every_k = np.arange(1,"): "k = 1 is left out again below",
     ("pack_data/packing/dual_feasible.py", "short = lengths[2 * lengths <"): "half of a row is a candidate anyway",
-    ("pack_data/solver/two_capacities.py", "_GAP_SHARE ="): "a gap that is good enough, by measurements",
-    ("pack_data/solver/column_generation.py", "_NOISY_ROUNDS ="): "rounds that measurements chose",
 }
 
 # The tests that one change may cost: seconds, by their durations without changes, and a number for the command line.
