@@ -49,7 +49,7 @@ _SOURCES = {
     PROFILE: "cycles of a profile",
     MODEL: "predicted by the cycle model",
     FITTED: "the cycle model, fitted to the paper at depth 2",
-    PAPER: "the paper",
+    PAPER: "quoted",
     PUBLISHED: "measured and published by others",
 }
 

@@ -134,7 +134,7 @@ def test_a_source_or_unit_of_all_columns_stands_alone_and_labels_have_none():
     assert notes_of(Facts("", [row])) == [f"Source: {COMPUTED}.", "Units: a, b, c: million cycles."]
     assert notes_of(Facts("", [costs])) == [f"Source: {COMPUTED}.", "Units: million cycles."]
     row["paper"] = Fact("paper", "above 2", source=PAPER)
-    assert notes_of(Facts("", [row]))[0] == f"Source: a, b, c: {COMPUTED}; paper: the paper."
+    assert notes_of(Facts("", [row]))[0] == f"Source: a, b, c: {COMPUTED}; paper: quoted."
 
 
 def test_a_short_unit_of_many_columns_stands_below():
