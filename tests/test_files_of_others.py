@@ -5,6 +5,7 @@ The options are those of the commands' parsers, so that a new one is seen: READS
 
 import argparse
 import bz2
+import contextlib
 import gzip
 import importlib
 import itertools
@@ -142,6 +143,7 @@ NO_FILE = {
     ("build", "--format"),
     ("build", "--json-field"),
     ("build", "--on"),
+    ("build", "--task"),
     ("convert", "destination"),
     ("compare", "--csv"),
 }
@@ -169,10 +171,17 @@ def parsers_of(name, monkeypatch):
 
 
 def takes_text(action):
-    # An option that is short for --set has a type of its own.
-    of_text = action.type in (None, str, Path) or action.metavar in ("DIR", "FILE")
-    text = of_text and action.nargs != 0 and action.choices is None
-    return text and not isinstance(action, (argparse._HelpAction, argparse._VersionAction))
+    """Return True if an option keeps the name of any file."""
+    if action.nargs == 0 or action.choices is not None:
+        return False
+    if isinstance(action, (argparse._HelpAction, argparse._VersionAction)):
+        return False
+    # --set and the options that are short for it have types of their own.
+    if action.metavar in ("DIR", "FILE") or "--set" in action.option_strings:
+        return True
+    with contextlib.suppress(argparse.ArgumentTypeError, ValueError):
+        return str((action.type or str)("FILE.txt")) == "FILE.txt"
+    return False
 
 
 def test_every_option_that_takes_a_file_is_here(monkeypatch):

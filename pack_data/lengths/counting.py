@@ -212,9 +212,10 @@ def _blocks(path: str, max_record_bytes: int, columns: Sequence[str]) -> Iterato
 
 def _lines(path: str) -> Iterator[np.ndarray]:
     """Yield the lengths of a text file, one in each line; a heading and empty lines do not count."""
-    for block in in_blocks(enumerate(lines_of_numbers(path, way_out=_WAY_OUT), 1), _BLOCK):
+    first = 1  # line of the block
+    for block in in_blocks(lines_of_numbers(path, way_out=_WAY_OUT), _BLOCK):
         lengths = []
-        for number, line in block:
+        for number, line in enumerate(block, first):
             text = line.strip()
             if not text or (number == 1 and text.lower() in _HEADINGS):
                 continue
@@ -229,6 +230,7 @@ def _lines(path: str) -> Iterator[np.ndarray]:
                 )
             lengths.append(length)
         yield np.array(lengths, np.int64)
+        first += len(block)
 
 
 def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> LengthHistogram:

@@ -11,6 +11,7 @@ import torch
 from ipu_packed_bert.engine.host.attention import KERNEL_FROM, Attention, _without_kernel, pick_attention
 from ipu_packed_bert.engine.host.devices import find_device, numerics_of, refuse_precision
 from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import DataConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.fakes.cuda import pretend
 from tests.refusals import refused
@@ -120,7 +121,7 @@ def test_a_torch_without_the_kernel_is_named(monkeypatch):
 
 
 def picked(device, **sections):
-    config = change(Config(model=TINY), **sections)
+    config = change(Config(model=TINY, data=DataConfig(max_sequences_per_pack=3)), **sections)
     return pick_attention(config, Pretraining(config), device)
 
 

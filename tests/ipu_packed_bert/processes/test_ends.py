@@ -1,4 +1,4 @@
-"""How the ranks of a run end: which of them reports an error, with which status, and in which order they part."""
+"""The ends of the ranks of a run: which of them reports an error, with which status, and in which order they part."""
 
 from types import SimpleNamespace
 
