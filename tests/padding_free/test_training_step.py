@@ -94,6 +94,26 @@ def test_a_normaliser_that_counts_rows_is_refused(tmp_path):
 def test_a_model_that_joins_examples_only_with_labels_is_refused(tmp_path):
     trainer = a_small_trainer(tmp_path)
     forward = trainer.model.forward
+    layer = trainer.model.model.layers[0].mlp
+
+    def labelled(*arguments, labels=None, **named):
+        if labels is None:
+            return forward(*arguments, **named)
+        hook = layer.register_forward_hook(lambda module, given, output: joining(output))
+        with contextlib.closing(types.SimpleNamespace(close=hook.remove)):
+            return forward(*arguments, labels=labels, **named)
+
+    pack_into(trainer, max_sequence_length=ROW)
+    trainer.model.forward = labelled
+    with refused("training step", kind=Leak):
+        trainer.train()
+
+
+def test_a_forward_that_drops_the_boundaries_trains_with_those_of_the_call(tmp_path):
+    """Layers take the boundaries from the model's entrance, so a forward below it cannot lose them."""
+    expected = trained(a_small_trainer(tmp_path / "kept"))
+    trainer = a_small_trainer(tmp_path / "dropped")
+    forward = trainer.model.forward
 
     def labelled(*arguments, labels=None, **named):
         if labels is not None:
@@ -103,8 +123,8 @@ def test_a_model_that_joins_examples_only_with_labels_is_refused(tmp_path):
 
     pack_into(trainer, max_sequence_length=ROW)
     trainer.model.forward = labelled
-    with refused("training step", kind=Leak):
-        trainer.train()
+    trainer.train()
+    assert relative_error(weights(trainer), weights(expected)) <= 1e-6
 
 
 def test_a_forward_that_is_replaced_after_the_first_update_is_refused(tmp_path):
