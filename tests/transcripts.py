@@ -67,7 +67,7 @@ _WORDS = {
     r" +<seconds> left": "",
 }
 # Blanks depend on the width of measured numbers, and so do the places where a line is broken.
-_WRAPPED = {r"\n {12,}": " ", r"(?m)^(  \S+(?: \S+)*)  +": r"\1  "}
+_WRAPPED = {r"\n {11,}": " ", r"(?m)^(  \S+(?: \S+)*)  +": r"\1  "}
 # Transcript -> further patterns: measured columns of its tables, and numbers that another processor rounds otherwise.
 _MEASURED = {
     "compare": {r"(?m) +\d\.\d{3} +\d+\.\d$": " <seconds> <MiB>"},
