@@ -155,7 +155,7 @@ pack --synthetic uniform:max=9 => n is missing => pack --synthetic uniform:max=9
 pack --synthetic uniform:max=9,n=9 --columns a => leave them out => pack --synthetic uniform:max=9,n=9
 stream --grid --synthetic uniform:max=9,n=9 => leave out --grid => stream --synthetic uniform:max=9,n=9
 compare {LENGTHS} --packers best => spfhp => compare {LENGTHS} --packers spfhp --depths 2
-convert data new => --to-format | packed_tfrecord => convert data new --to-format packed_tfrecord
+convert ids.jsonl new => --to-format | jsonl => convert ids.jsonl new --to-format jsonl
 """.format_map(globals())
 )
 
