@@ -136,7 +136,7 @@ def test_the_answer_stands_beside_the_papers(small):
     answer, _ = headline.headline(small, small.config, 3, 1.995)
     text = printed(answer)
     assert all(row["paper"] in text for row in as_json(answer))
-    assert "the paper" in text
+    assert "paper: quoted" in text
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
