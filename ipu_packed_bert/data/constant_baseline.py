@@ -21,14 +21,14 @@ BESIDE = (
         "masked tokens, right",
         "mlm_accuracy",
         "most_frequent_token_accuracy",
-        "always the most frequent token",
+        "the most frequent token alone",
     ),
-    ("masked tokens, loss", "mlm_loss", "unigram_loss", "always the frequencies of the tokens"),
+    ("masked tokens, loss", "mlm_loss", "unigram_loss", "the token frequencies alone"),
     (
         "next sentence, right",
         "nsp_accuracy",
         "most_frequent_next_sentence_accuracy",
-        "always the more frequent in training",
+        "the more frequent answer alone",
     ),
 )
 

@@ -72,7 +72,7 @@ def _loss_picture(losses: _Losses) -> Lines:
     lines = tuple(line for line in (losses.training, losses.held_out) if line.x)
     levels: Tuple[Tuple[str, float], ...] = ()
     if losses.unigram is not None:
-        levels = (("always the token frequencies", losses.unigram),)
+        levels = (("the token frequencies alone", losses.unigram),)
 
     values = [value for line in lines for value in line.y if value is not None]
     values += [value for _, value in levels]
@@ -219,7 +219,7 @@ def _loss_figure(losses: _Losses) -> Figure:
     line = losses.held_out if losses.held_out.y else losses.training
     words = "loss held out" if losses.held_out.y else "loss in training"
     if losses.unigram is not None:
-        words += f"; always the token frequencies: {number(losses.unigram, 'nats')}"
+        words += f"; the token frequencies alone: {number(losses.unigram, 'nats')}"
     unit = "nats per masked token" if losses.measure == "mlm_loss" else "loss"
     return Figure(number(line.y[-1], "nats") if line.y else "none", unit, words)
 
