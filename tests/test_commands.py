@@ -31,7 +31,9 @@ def checkout(tmp_path_factory):
         assert cloned.returncode == 0, cloned.stdout
     else:  # an unpacked archive
         shutil.copytree(
-            str(ROOT), str(folder), ignore=shutil.ignore_patterns(".*", "data", "runs", "__pycache__", "*.egg-info")
+            str(ROOT),
+            str(folder),
+            ignore=shutil.ignore_patterns(".*", "data", "runs", "__pycache__", "*.egg-info"),
         )
         shutil.copytree(str(ROOT / "tests" / "data"), str(folder / "tests" / "data"), dirs_exist_ok=True)
     return folder
@@ -46,7 +48,11 @@ def command(checkout, *arguments, status=0):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment.update(OMP_NUM_THREADS="1", PATH=BARE_PATH)
     done = subprocess.run(
-        (sys.executable,) + arguments, cwd=str(checkout), env=environment, capture_output=True, text=True
+        (sys.executable,) + arguments,
+        cwd=str(checkout),
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == status, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -147,7 +153,13 @@ def test_a_plan_needs_no_device(checkout):
 def test_ipus_that_are_not_there_are_one_line(checkout):
     pytest.importorskip("torch", reason="training needs torch")
     text = command(
-        checkout, "run_pretraining.py", "--config", "configs/packed_phase2_pod16.yml", "--engine", "ipu", status=2
+        checkout,
+        "run_pretraining.py",
+        "--config",
+        "configs/packed_phase2_pod16.yml",
+        "--engine",
+        "ipu",
+        status=2,
     )
     assert "Poplar SDK" in text and "--engine host" in text
 
@@ -155,7 +167,14 @@ def test_ipus_that_are_not_there_are_one_line(checkout):
 def test_a_stream_waits_no_longer_than_it_may(capsys):
     waits = []
     for longest in ("16", "64"):
-        arguments = ["stream", "--synthetic", "sample:squad_1_1_384,n=600", "--buffer", "16", "--json"]
+        arguments = [
+            "stream",
+            "--synthetic",
+            "sample:squad_1_1_384,n=600",
+            "--buffer",
+            "16",
+            "--json",
+        ]
         assert main([*arguments, "--longest-wait", longest]) == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         waits.append(max(row["longest_wait"] or 0 for row in rows))
@@ -167,8 +186,31 @@ def test_another_epoch_pairs_the_same_sequences_differently(tmp_path, capsys):
     stores = []
     for epoch in ("0", "1"):
         out = tmp_path / f"epoch_{epoch}"
-        options = ["--corpus", str(corpus), "--out", str(out), "--epoch", epoch, "--max-sequence-length", "64"]
-        assert main(["build", *options, "--vocabulary-size", "200", "--packer", "spfhp", "--workers", "1"]) == 0
+        options = [
+            "--corpus",
+            str(corpus),
+            "--out",
+            str(out),
+            "--epoch",
+            epoch,
+            "--max-sequence-length",
+            "64",
+        ]
+        assert (
+            main(
+                [
+                    "build",
+                    *options,
+                    "--vocabulary-size",
+                    "200",
+                    "--packer",
+                    "spfhp",
+                    "--workers",
+                    "1",
+                ]
+            )
+            == 0
+        )
         stores.append(PackStore.open(out))
     with stores[0] as first, stores[1] as second:
         assert first.manifest.digest == second.manifest.digest and len(first) == len(second)

@@ -13,8 +13,24 @@ pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="calls of pat
 
 
 # Call and step: call number 1 fails, and each one a step later.
-FEW = [(WRITE, 124), ("fsync", 244), ("replace", 124), ("mkdir", 4), ("unlink", 82), ("flock", 4), ("statvfs", 4)]
-MANY = [(WRITE, 31), ("fsync", 61), ("replace", 31), ("mkdir", 2), ("unlink", 41), ("flock", 1), ("statvfs", 1)]
+FEW = [
+    (WRITE, 124),
+    ("fsync", 244),
+    ("replace", 124),
+    ("mkdir", 4),
+    ("unlink", 82),
+    ("flock", 4),
+    ("statvfs", 4),
+]
+MANY = [
+    (WRITE, 31),
+    ("fsync", 61),
+    ("replace", 31),
+    ("mkdir", 2),
+    ("unlink", 41),
+    ("flock", 1),
+    ("statvfs", 1),
+]
 
 
 @pytest.mark.parametrize("call, every", FEW + [slow(case) for case in MANY])
@@ -25,7 +41,8 @@ def test_a_build_goes_on_once_the_cause_is_gone(call, every):
 
 
 @pytest.mark.parametrize(
-    "text", ["error: [Errno 28] No space left on device", "Traceback\nerror: /x: no; y", "error: /x: no"]
+    "text",
+    ["error: [Errno 28] No space left on device", "Traceback\nerror: /x: no; y", "error: /x: no"],
 )
 def test_a_line_without_path_or_way_out_is_noticed(tmp_path, text):
     assert complaint(text, tmp_path.parent)

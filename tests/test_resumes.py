@@ -39,7 +39,14 @@ def test_the_table_notices_a_state_that_loses_or_repeats_an_item():
         return opened
 
     for shift in (-1, 0, 1):
-        outcomes = list(faults(case(shift), [[number] for number in range(1, 7)], [(1, 2, 2)], ""))
+        outcomes = list(
+            faults(
+                case(shift),
+                [[number] for number in range(1, 7)],
+                [(1, 2, 2)],
+                "",
+            )
+        )
         assert (outcomes == [""]) is (shift == 0)
 
 

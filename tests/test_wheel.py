@@ -36,7 +36,13 @@ def run(*arguments, status=0, **options):
 
 
 def packed_bert(installed, *arguments, status=0):
-    text = run(*installed.command, *arguments, status=status, cwd=str(installed.folder), env=installed.environment)
+    text = run(
+        *installed.command,
+        *arguments,
+        status=status,
+        cwd=str(installed.folder),
+        env=installed.environment,
+    )
     assert "Traceback" not in text
     return text
 
@@ -95,9 +101,18 @@ def trained(installed):
     packed_bert(installed, "build", "--corpus", "text", *sizes, "--out", "data/own")
     model = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
     settings = [f"model.{name}={value}" for name, value in model.items()]
-    settings += ["placement.layers_per_ipu=[1]", "batch.gradient_accumulation=4", "run.evaluate_every=0"]
+    settings += [
+        "placement.layers_per_ipu=[1]",
+        "batch.gradient_accumulation=4",
+        "run.evaluate_every=0",
+    ]
     options = "--config packed_host --data data/own --steps 2 --out run".split()
-    return packed_bert(installed, "pretrain", *options, *(word for setting in settings for word in ("--set", setting)))
+    return packed_bert(
+        installed,
+        "pretrain",
+        *options,
+        *(word for setting in settings for word in ("--set", setting)),
+    )
 
 
 def test_the_release_has_one_version_and_one_date():
@@ -110,7 +125,11 @@ def test_the_release_has_one_version_and_one_date():
 def test_the_wheel_holds_what_is_installed_and_no_more(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {"pack_data/py.typed", "pack_data/published/wikipedia_512.csv", "ipu_profiling/cycles/points.json"} <= names
+    assert {
+        "pack_data/py.typed",
+        "pack_data/published/wikipedia_512.csv",
+        "ipu_profiling/cycles/points.json",
+    } <= names
     templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "pack_data/display/templates").iterdir()}
     assert len(templates) > 1 and templates <= names
     packages = ("pack_data", "padding_free", "ipu_packed_bert", "ipu_profiling")

@@ -92,7 +92,14 @@ def cut_a_little(rng, data):
 
 def extend(rng, data):
     return data + rng.choice(
-        (b"\0", b"\n", b"\xff" * 7, bytes(4096), data[:64], bytes(rng.randrange(256) for _ in range(9)))
+        (
+            b"\0",
+            b"\n",
+            b"\xff" * 7,
+            bytes(4096),
+            data[:64],
+            bytes(rng.randrange(256) for _ in range(9)),
+        )
     )
 
 
@@ -143,7 +150,17 @@ def noise(rng, data):
     return bytes(rng.randrange(256) for _ in range(rng.choice((1, 16, 200))))
 
 
-_OF_BYTES = (flip_bits, flip_early_bits, cut, cut_a_little, extend, splice, insert_or_remove, blank, boundary_number)
+_OF_BYTES = (
+    flip_bits,
+    flip_early_bits,
+    cut,
+    cut_a_little,
+    extend,
+    splice,
+    insert_or_remove,
+    blank,
+    boundary_number,
+)
 BYTES = tuple(on_bytes(change.__name__, change) for change in (*_OF_BYTES, nothing, one_character, noise))
 
 
@@ -192,7 +209,21 @@ TEXTS = (
 def _trees():
     """New ones each time: a later change may be in them."""
     return (
-        *([], {}, [[]], [{}], [None], {"": 0}, {"a": [1]}, [1, 2], ["a"], [1.5], [0] * 3000, [2**70], {"\ud800": 1}),
+        *(
+            [],
+            {},
+            [[]],
+            [{}],
+            [None],
+            {"": 0},
+            {"a": [1]},
+            [1, 2],
+            ["a"],
+            [1.5],
+            [0] * 3000,
+            [2**70],
+            {"\ud800": 1},
+        ),
         *(deep(20), deep(20, True), deep(600)),
     )
 
@@ -205,11 +236,25 @@ def _other_type(rng, value):
     """The same value as another type would hold it."""
     others = [[value], {"a": value}, str(value), None, bool(value)]
     if isinstance(value, (int, float)) and value == value and abs(value) < 2**60:
-        others += [float(value), value + 0.5, -value, value + 1, value - 1, value * 2, value * 10**6]
+        others += [
+            float(value),
+            value + 0.5,
+            -value,
+            value + 1,
+            value - 1,
+            value * 2,
+            value * 10**6,
+        ]
     if isinstance(value, str):
         others += [value + "x", value[:-1], value.upper(), value * 50, value.encode().hex()]
     if isinstance(value, list):
-        others += [value[:-1], value + value, value[::-1], {str(n): item for n, item in enumerate(value)}, len(value)]
+        others += [
+            value[:-1],
+            value + value,
+            value[::-1],
+            {str(n): item for n, item in enumerate(value)},
+            len(value),
+        ]
     if isinstance(value, dict):
         others += [list(value), list(value.values()), len(value)]
     return rng.choice(others)
@@ -367,10 +412,44 @@ BOMB = b"a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + b"".join(
 SCALARS = (
     *b"!!binary !!timestamp 2001-01-01 2001-13-45 1:30:00 0x1F 0o17 017 1_000 .inf -.inf .nan ~ yes Off".split(),
     *b'*x | \' " [ { @a `a` %a !!python/name:os.system "\\x41\\u2028" "\\ud800"'.split(),
-    *(b"!!python/object/apply:os.system ['true']", b"!unknown 1", b"!!binary aGk=", b"!!binary x", b"!!set {a, b}"),
-    *(b"!!omap [a: 1]", b"&x 1", b"&x [*x]", b"{<<: {a: 1}}", b"{<<: 1}", b"{[1]: 2}", b"{1: 1, 1: 2}", b"{{a: 1}: 2}"),
-    *(b"> \n  text", b"1" * 5000, b"9" * 100000, b"[" * 2000, b"-" * 50, b"\t1", b"? a", b": b", b"# c", b"a: b: c"),
-    *(b"!!int '1'", b"!!int 'a'", b"!!float 'a'", b"!!bool 'a'", b"!!null 'x'", b"!!map []", b"!!seq {}"),
+    *(
+        b"!!python/object/apply:os.system ['true']",
+        b"!unknown 1",
+        b"!!binary aGk=",
+        b"!!binary x",
+        b"!!set {a, b}",
+    ),
+    *(
+        b"!!omap [a: 1]",
+        b"&x 1",
+        b"&x [*x]",
+        b"{<<: {a: 1}}",
+        b"{<<: 1}",
+        b"{[1]: 2}",
+        b"{1: 1, 1: 2}",
+        b"{{a: 1}: 2}",
+    ),
+    *(
+        b"> \n  text",
+        b"1" * 5000,
+        b"9" * 100000,
+        b"[" * 2000,
+        b"-" * 50,
+        b"\t1",
+        b"? a",
+        b": b",
+        b"# c",
+        b"a: b: c",
+    ),
+    *(
+        b"!!int '1'",
+        b"!!int 'a'",
+        b"!!float 'a'",
+        b"!!bool 'a'",
+        b"!!null 'x'",
+        b"!!map []",
+        b"!!seq {}",
+    ),
 )
 
 
@@ -410,7 +489,19 @@ def _text_lines(rng, data):
         lines.insert(at, lines[rng.randrange(len(lines))])
     elif what == 2:
         lines[at] = rng.choice(
-            (b"", b" ", b"\t", b"\0", b"\xff\xfe", b"\xe2\x80\xa8", b"a" * 200000, b'"', b",,,,", b"-", b"\xef\xbb\xbf")
+            (
+                b"",
+                b" ",
+                b"\t",
+                b"\0",
+                b"\xff\xfe",
+                b"\xe2\x80\xa8",
+                b"a" * 200000,
+                b'"',
+                b",,,,",
+                b"-",
+                b"\xef\xbb\xbf",
+            )
         )
     elif what == 3:
         lines[at] += rng.choice((b"\r", b" ", b",", b"\t", b'"', b"\x0c", b"\xc2\x85"))
@@ -467,16 +558,52 @@ def streams(mutators):
 
 _DESCRIPTIONS = (
     *"<i4 >i4 <i8 <u8 <f8 <f2 |b1 |i1 |O O |V8 <U4 |S3 <M8[s] <c16 <i3 <i400 i4,f4 nonsense <U100000000 |V0".split(),
-    *([], "", [["a", "<i4"]], [["a", "<i4"]] * 2, [["a", "<i4", [2**40]]], [["a", "<i4", [-1]]], [["", "<i4"]]),
+    *(
+        [],
+        "",
+        [["a", "<i4"]],
+        [["a", "<i4"]] * 2,
+        [["a", "<i4", [2**40]]],
+        [["a", "<i4", [-1]]],
+        [["", "<i4"]],
+    ),
     *([["a", "|O"]], None, 4, {"a": 1}, ("<i4", (2,))),
 )
 _SHAPES = (
-    *((size,) for size in (0, 1, -1, 1 << 20, 1 << 40, 1 << 62, 1 << 63, 1 << 64, 10**30, "a", 1.5, None, True, (1,))),
+    *(
+        (size,)
+        for size in (
+            0,
+            1,
+            -1,
+            1 << 20,
+            1 << 40,
+            1 << 62,
+            1 << 63,
+            1 << 64,
+            10**30,
+            "a",
+            1.5,
+            None,
+            True,
+            (1,),
+        )
+    ),
     *((), (2, 2), (1,) * 40, (0, 1 << 62), (1 << 32, 1 << 32), [1], 1, None, "1", {1: 1}),
 )
 _HEADERS = (
     *"{} [] { } 1 None __import__('os').getpid() {**{}} é".split(),
-    *("", "{1: 2}", "\0", "x" * 9000, "(" * 300, "{'a':" * 300, "-" * 3000 + "1", "[" * 5000 + "]" * 5000, "1" * 5000),
+    *(
+        "",
+        "{1: 2}",
+        "\0",
+        "x" * 9000,
+        "(" * 300,
+        "{'a':" * 300,
+        "-" * 3000 + "1",
+        "[" * 5000 + "]" * 5000,
+        "1" * 5000,
+    ),
     *("{'descr': '<i4'}", "{'descr': '<i4', 'fortran_order': False, 'shape': (3,)} 1"),
     "{'descr': '<i4', 'fortran_order': False, 'shape': (3L,)}",
 )
@@ -504,7 +631,13 @@ def _npy(rng, data):
     elif what == 5:
         values["fortran_order"] = rng.choice((True, None, 0, "False", []))
     elif what == 6:
-        rng.choice((lambda: values.pop(rng.choice(sorted(values))), lambda: values.update(more=1), values.clear))()
+        rng.choice(
+            (
+                lambda: values.pop(rng.choice(sorted(values))),
+                lambda: values.update(more=1),
+                values.clear,
+            )
+        )()
     elif what == 7:
         version = rng.choice(((1, 0), (2, 0), (3, 0), (0, 0), (1, 1), (9, 9), (255, 255)))
     elif what == 8:
@@ -555,7 +688,18 @@ def _safetensors(rng, data):
             entry["data_offsets"] = rng.choice((*wrong, ["a", last]))
         elif what == 4 and names:
             entry = tree[rng.choice(names)]
-            shapes = ([], [0], [-1], [2**62, 4], [2**40], [1] * 70, ["a"], [entry["shape"]], entry["shape"][::-1], None)
+            shapes = (
+                [],
+                [0],
+                [-1],
+                [2**62, 4],
+                [2**40],
+                [1] * 70,
+                ["a"],
+                [entry["shape"]],
+                entry["shape"][::-1],
+                None,
+            )
             dtypes = (*"F16 BF16 F64 I64 I32 BOOL U8 F8_E4M3 X".split(), "", None, 1)
             key, values = rng.choice((("dtype", dtypes), ("shape", shapes)))
             entry[key] = rng.choice(values)
@@ -579,12 +723,25 @@ def _frames(frame, unframe):
         at = rng.randrange(len(messages))
         what = rng.randrange(8)
         if what < 5:
-            kinds = (flip_bits, flip_early_bits, cut, extend, splice, insert_or_remove, boundary_number, blank, nothing)
+            kinds = (
+                flip_bits,
+                flip_early_bits,
+                cut,
+                extend,
+                splice,
+                insert_or_remove,
+                boundary_number,
+                blank,
+                nothing,
+            )
             messages[at] = rng.choice(kinds)(rng, messages[at])
         elif what == 5:
             del messages[at]
         elif what == 6:
-            messages.insert(at, rng.choice((b"", b"\n", b"\x0a\xff\xff\xff\xff\x7f", bytes(40), messages[at] * 2)))
+            messages.insert(
+                at,
+                rng.choice((b"", b"\n", b"\x0a\xff\xff\xff\xff\x7f", bytes(40), messages[at] * 2)),
+            )
         else:
             messages[at] = messages[rng.randrange(len(messages))]
         return b"".join(frame(message) for message in messages)
@@ -599,4 +756,8 @@ def frame_lengths(rng, data):
 
 def tfrecord(frame, unframe):
     """frame, unframe: of tests/format_samples.py, which needs google-crc32c."""
-    return (*[on_bytes("payload", _frames(frame, unframe), True)] * 2, on_bytes("length", frame_lengths), *BYTES)
+    return (
+        *[on_bytes("payload", _frames(frame, unframe), True)] * 2,
+        on_bytes("length", frame_lengths),
+        *BYTES,
+    )

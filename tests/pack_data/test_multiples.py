@@ -55,7 +55,10 @@ def drawn_sequences(lengths):
 
 
 @settings(max_examples=40)
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=30), st.sampled_from([1, 2, 3, 6]))
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=30),
+    st.sampled_from([1, 2, 3, 6]),
+)
 def test_packs_hold_the_same_sequences_at_multiples(tmp_path_factory, lengths, multiple_of):
     packed = pack(lengths, max_sequence_length=12, multiple_of=multiple_of)
     depth = packed.packing.largest_depth
@@ -86,8 +89,17 @@ def test_packs_hold_the_same_sequences_at_multiples(tmp_path_factory, lengths, m
 
 
 def test_a_value_between_two_sequences_is_found(tmp_path):
-    column = {"name": "input_ids", "axis": "slot", "dtype": "<u2", "slot_index": False}
-    widths = {"max_sequence_length": 8, "max_sequences_per_pack": 2, "max_predictions_per_pack": 0}
+    column = {
+        "name": "input_ids",
+        "axis": "slot",
+        "dtype": "<u2",
+        "slot_index": False,
+    }
+    widths = {
+        "max_sequence_length": 8,
+        "max_sequences_per_pack": 2,
+        "max_predictions_per_pack": 0,
+    }
     schema = PackSchema.from_json({"kind": "tokens", **widths, "columns": [column], "multiple_of": 4})
     tokens = {"input_ids": np.arange(1, 6)}
     sequences = Sequences(np.array([3, 2]), tokens, np.zeros(2, int), {}, {})
@@ -185,7 +197,10 @@ def test_rows_for_datasets():
     columns = PackRows(S, multiple_of=M)({"input_ids": GIVEN})
     mapped = [dict(zip(columns, values)) for values in zip(*columns.values())]
     assert len(mapped) == PACKS
-    for rows in (mapped, packed_rows(EXAMPLES, S, multiple_of=M, buffer_sequences=20)):
+    for rows in (
+        mapped,
+        packed_rows(EXAMPLES, S, multiple_of=M, buffer_sequences=20),
+    ):
         sequences = []
         for row in rows:
             ends = np.cumsum([0, *row["seq_lengths"]]).tolist()

@@ -58,7 +58,11 @@ def test_histograms_that_break_packers(name, special):
     tried = 0
     for depth in DEPTHS:
         if packs_at_depth(name, depth):
-            assert_lawful(get_packer(name)(SPECIAL[special], max_sequences_per_pack=depth), SPECIAL[special], depth)
+            assert_lawful(
+                get_packer(name)(SPECIAL[special], max_sequences_per_pack=depth),
+                SPECIAL[special],
+                depth,
+            )
             tried += 1
     assert tried >= 3
 

@@ -15,8 +15,27 @@ from tests.refusals import refused
 from tests.tiers import sample
 from tests.tolerances import relative_error
 
-RIGHT = ["mistral", "llama4_text, chunks", "gpt2", "deepseek_v3", "gpt_oss", "gemma2", "llama", "qwen2, window"]
-RIGHT += ["qwen3_moe", "phi", "olmo3", "mixtral", "cohere2", "deepseek_v2", "gpt_neox", "exaone4", "opt"]
+RIGHT = [
+    "mistral",
+    "llama4_text, chunks",
+    "gpt2",
+    "deepseek_v3",
+    "gpt_oss",
+    "gemma2",
+    "llama",
+    "qwen2, window",
+]
+RIGHT += [
+    "qwen3_moe",
+    "phi",
+    "olmo3",
+    "mixtral",
+    "cohere2",
+    "deepseek_v2",
+    "gpt_neox",
+    "exaone4",
+    "opt",
+]
 RIGHT += ["bert, masked", "roberta, masked", "xlm-roberta, masked"]
 REFUSED = ["lfm2", "qwen3_5_text", "bloom", "mamba", "llama, dynamic positions", "llama4_text"]
 
@@ -38,7 +57,17 @@ def test_a_family_is_right_or_refused(family):
 REACHED = ["llama4_text", "gpt_bigcode", "ctrl"]
 REACHED += ["llama", "gpt2", "qwen2, window", "bert, masked"]
 # Our function is not called, or other layers mix the examples too; positions count through the row, or begin at 2.
-UNREACHED = ["bloom", "openai-gpt", "mpt", "xglm", "lfm2", "jamba", "falcon_h1", "bailing_hybrid", "kimi_linear"]
+UNREACHED = [
+    "bloom",
+    "openai-gpt",
+    "mpt",
+    "xglm",
+    "lfm2",
+    "jamba",
+    "falcon_h1",
+    "bailing_hybrid",
+    "kimi_linear",
+]
 UNREACHED += ["roberta, masked", "bart", "megatron-bert", "rembert"]
 
 

@@ -59,7 +59,11 @@ def by_definition(heads, lengths, key_lengths, window, scale=WIDTH**-0.5):
     value = value.repeat_interleave(groups, 1)
     contexts = []
     sums = []
-    for q, k, v in zip(query.split(lengths), key.split(key_lengths), value.split(key_lengths)):
+    for q, k, v in zip(
+        query.split(lengths),
+        key.split(key_lengths),
+        value.split(key_lengths),
+    ):
         scores = torch.einsum("qna,kna->nqk", q, k) * scale
         seen = visible(len(q), len(k), window)
         scores = scores.masked_fill(~seen, float("-inf"))
@@ -76,8 +80,18 @@ def test_each_sequence_has_the_attention_and_gradients_it_has_alone(lengths, key
     heads = heads_of(lengths, key_lengths, key_heads)
     ends = boundaries(lengths), boundaries(key_lengths)
     longest = max(lengths), max(key_lengths)
-    options = {"window_size": window, "scale": 0.3, "enable_gqa": key_heads < 4}
-    context, sums = varlen.varlen_attn(*heads, *ends, *longest, return_aux=varlen.AuxRequest(lse=True), **options)
+    options = {
+        "window_size": window,
+        "scale": 0.3,
+        "enable_gqa": key_heads < 4,
+    }
+    context, sums = varlen.varlen_attn(
+        *heads,
+        *ends,
+        *longest,
+        return_aux=varlen.AuxRequest(lse=True),
+        **options,
+    )
     expected, expected_sums = by_definition(heads, lengths, key_lengths, window, 0.3)
     assert torch.allclose(context, expected, atol=1e-12)
     assert torch.allclose(sums, expected_sums, atol=1e-12)
@@ -104,7 +118,15 @@ def test_gradcheck(lengths, key_lengths, window):
     longest = max(lengths), max(key_lengths)
 
     def attend(query, key, value):
-        return varlen.varlen_attn(query, key, value, *ends, *longest, window_size=window, enable_gqa=True)
+        return varlen.varlen_attn(
+            query,
+            key,
+            value,
+            *ends,
+            *longest,
+            window_size=window,
+            enable_gqa=True,
+        )
 
     assert torch.autograd.gradcheck(attend, heads_of(lengths, key_lengths, 2))
 
@@ -146,8 +168,14 @@ REFUSED = [
     ("attended(cu_seq_k=[0, 2, 5])", ["cu_seq_k", "1 sequences"]),
     ("attended(cu_seq_q=[[0, 5]])", ["cu_seq_q", "one dimension"]),
     ("attended(key=torch.zeros(5, 3, WIDTH))", ["4", "3", "heads"]),
-    ("attended(value=torch.zeros(5, 4, WIDTH).double())", ["value", "torch.float64"]),
-    ("attended(query=torch.zeros(5, 4, WIDTH).long())", ["query", "torch.int64"]),
+    (
+        "attended(value=torch.zeros(5, 4, WIDTH).double())",
+        ["value", "torch.float64"],
+    ),
+    (
+        "attended(query=torch.zeros(5, 4, WIDTH).long())",
+        ["query", "torch.int64"],
+    ),
     ("attended(seqused_k=torch.ones(1).int())", ["seqused_k"]),
 ]
 

@@ -28,7 +28,17 @@ def test_each_round_has_every_side_and_every_second_one_is_reversed():
     states = []
     sides = {name: lambda number, name=name: states.append((number, name)) or name.upper() for name in "abc"}
     rounds = list(rounds_in_turn(sides, 2))
-    assert states == [(0, "a"), (0, "b"), (0, "c"), (1, "c"), (1, "b"), (1, "a"), (2, "a"), (2, "b"), (2, "c")]
+    assert states == [
+        (0, "a"),
+        (0, "b"),
+        (0, "c"),
+        (1, "c"),
+        (1, "b"),
+        (1, "a"),
+        (2, "a"),
+        (2, "b"),
+        (2, "c"),
+    ]
     assert rounds == [(number, {"a": "A", "b": "B", "c": "C"}) for number in range(3)]
 
 
@@ -42,8 +52,15 @@ def test_the_first_round_warms_up():
 
 def test_rounds_end_when_their_time_is_over_but_not_before_two():
     clock = Clock()
-    assert seconds_in_turn({"a": clock.work(1, 5, 5, 5)}, 9, clock, at_most=3)["a"].tolist() == [5, 5]
-    assert seconds_in_turn({"a": clock.work(1, 1, 1, 1, 1)}, 9, clock, at_most=3)["a"].tolist() == [1, 1, 1]
+    assert seconds_in_turn({"a": clock.work(1, 5, 5, 5)}, 9, clock, at_most=3)["a"].tolist() == [
+        5,
+        5,
+    ]
+    assert seconds_in_turn({"a": clock.work(1, 1, 1, 1, 1)}, 9, clock, at_most=3)["a"].tolist() == [
+        1,
+        1,
+        1,
+    ]
 
 
 def test_quartiles_stand_around_the_median():

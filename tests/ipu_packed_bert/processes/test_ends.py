@@ -138,7 +138,10 @@ def test_rank_0_works_alone_and_is_shielded_each_time(monkeypatch):
 
 def test_a_value_and_its_tensors_are_joined_again():
     shared = torch.arange(6.0, requires_grad=True)
-    value = {"a": [shared, 1, SimpleNamespace(of=torch.ones(2, 3).t())], "b": (torch.zeros(0), "text", shared)}
+    value = {
+        "a": [shared, 1, SimpleNamespace(of=torch.ones(2, 3).t())],
+        "b": (torch.zeros(0), "text", shared),
+    }
     data, tensors = _TensorsApart.split(value)
     assert not any(tensor.requires_grad or not tensor.is_contiguous() for tensor in tensors)
     again = _TensorsApart.joined(data, tensors)

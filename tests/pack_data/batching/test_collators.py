@@ -21,7 +21,36 @@ def test_the_example_of_the_paper():
     assert batch["input_ids"].tolist() == [sum(PAPER, [])]
     assert batch["labels"].tolist() == [sum(([-100, *ids[1:]] for ids in PAPER), [])]
     assert batch["position_ids"].tolist() == [
-        [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+        [
+            0,
+            1,
+            2,
+            3,
+            0,
+            1,
+            2,
+            3,
+            4,
+            5,
+            6,
+            7,
+            0,
+            1,
+            2,
+            3,
+            4,
+            0,
+            1,
+            2,
+            3,
+            4,
+            5,
+            6,
+            7,
+            8,
+            9,
+            10,
+        ]
     ]
     assert batch["cumulative_lengths"].tolist() == [0, 4, 12, 17, 28]
     assert batch["cumulative_lengths"].dtype == np.int32

@@ -122,8 +122,21 @@ def test_only_columns_with_a_value_for_each_token_are_cut(kind, together):
     if kind is TogetherOnly and not together:
         return
     texts = [np.arange(100 * number, 100 * number + length) for number, length in enumerate((7, 50, 3 * MSL))]
-    dataset = [{"input_ids": text.tolist(), "labels": text, "text": "four", "name": [1]} for text in texts]
-    sampler = IndexBatchSampler("Multipack+PosID", list(map(len, texts)), BatchOptions(2, MSL), longer="split")
+    dataset = [
+        {
+            "input_ids": text.tolist(),
+            "labels": text,
+            "text": "four",
+            "name": [1],
+        }
+        for text in texts
+    ]
+    sampler = IndexBatchSampler(
+        "Multipack+PosID",
+        list(map(len, texts)),
+        BatchOptions(2, MSL),
+        longer="split",
+    )
     view = sampler.view(kind(dataset))
     tokens = []
     for numbers in sampler:

@@ -33,13 +33,25 @@ def check_plan(plan, lengths, ranks, max_tokens, max_sequences=None):
     st.integers(0, 2),
     st.booleans(),
 )
-def test_laws(lengths, ranks, max_sequences, token_work, square_work, synchronised):
+def test_laws(
+    lengths,
+    ranks,
+    max_sequences,
+    token_work,
+    square_work,
+    synchronised,
+):
     options = {
         "token_work": token_work,
         "square_work": square_work,
         "synchronised": synchronised,
     }
-    limits = {"ranks": ranks, "max_tokens": 50, "max_sequences": max_sequences, **options}
+    limits = {
+        "ranks": ranks,
+        "max_tokens": 50,
+        "max_sequences": max_sequences,
+        **options,
+    }
     plan = micro_batches(lengths, **limits)
     check_plan(plan, lengths, ranks, 50, max_sequences)
 
@@ -83,7 +95,14 @@ def test_small_plans_are_the_best_of_all(seed, synchronised):
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 10, 6).tolist()
     work = [2 * length + length**2 for length in lengths]
-    plan = micro_batches(lengths, ranks=2, max_tokens=12, token_work=2, square_work=1, synchronised=synchronised)
+    plan = micro_batches(
+        lengths,
+        ranks=2,
+        max_tokens=12,
+        token_work=2,
+        square_work=1,
+        synchronised=synchronised,
+    )
     steps, least = best_plan(work, lengths, 2, 12, synchronised)
     assert plan.least_steps <= steps == plan.steps
     assert plan.least_slowest <= least <= plan.slowest <= 1.25 * least
@@ -92,7 +111,14 @@ def test_small_plans_are_the_best_of_all(seed, synchronised):
 S = 16384  # tokens of a micro-batch
 DRAWN = {
     "uniform": lambda random, n: random.uniform(1, S, n),
-    "bimodal": lambda random, n: S * np.where(random.random(n) < 0.7, random.normal(0.1, 0.03, n), 0.55),
+    "bimodal": lambda random, n: (
+        S
+        * np.where(
+            random.random(n) < 0.7,
+            random.normal(0.1, 0.03, n),
+            0.55,
+        )
+    ),
     "triplets": lambda random, n: random.uniform(0.25 * S, 0.5 * S, n),
     "around S / 3.5": lambda random, n: random.lognormal(np.log(S / 3.5), 0.6, n),
     "log-normal": lambda random, n: random.lognormal(np.log(S / 8), 1.0, n),
@@ -112,7 +138,11 @@ def test_the_slowest_rank_is_near_its_bound(kind, sequences, ranks):
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.booleans())
 def test_work_in_other_units_gives_the_same_plan(lengths, synchronised):
-    options = {"ranks": 3, "max_tokens": 50, "synchronised": synchronised}
+    options = {
+        "ranks": 3,
+        "max_tokens": 50,
+        "synchronised": synchronised,
+    }
     whole = micro_batches(lengths, token_work=512, square_work=2, **options)
     scaled = micro_batches(lengths, token_work=1.0, square_work=1 / 256, **options)
     assert scaled.steps == whole.steps
@@ -124,7 +154,12 @@ LENGTHS = np.random.default_rng(0).integers(1, 60, 101)
 
 
 def sampler_of(rank, **options):
-    return MicroBatchSampler(LENGTHS, 32, rank, **{"ranks": 3, "max_tokens": 128, "seed": 5, **options})
+    return MicroBatchSampler(
+        LENGTHS,
+        32,
+        rank,
+        **{"ranks": 3, "max_tokens": 128, "seed": 5, **options},
+    )
 
 
 def test_every_rank_gets_equally_many_micro_batches_of_each_update():

@@ -79,7 +79,16 @@ def test_the_rows_of_pack_are_its_bins():
     rows = PackDataset([{"input_ids": tokens, "text": "x"} for tokens in GIVEN], packed=packed)
     assert len(rows) == len(packed.bins)
     for row, bin_ in zip((rows[number] for number in range(len(rows))), packed.bins):
-        pieces = zip(*(values[bin_] for values in (packed.fitted.example, packed.fitted.start, packed.fitted.stop)))
+        pieces = zip(
+            *(
+                values[bin_]
+                for values in (
+                    packed.fitted.example,
+                    packed.fitted.start,
+                    packed.fitted.stop,
+                )
+            )
+        )
         tokens = [token for example, start, stop in pieces for token in GIVEN[example][start:stop]]
         assert row["input_ids"].tolist() == tokens
         assert set(row) == {"input_ids", "input_mask", "positions"}
@@ -106,7 +115,11 @@ def test_a_worker_opens_the_built_data_set_itself(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_with_ranks_and_resume(tmp_path, workers):
     torch = pytest.importorskip("torch")
-    rows = pack_dataset(jsonl(tmp_path / "a.jsonl"), max_sequence_length=S, as_tensor=torch.from_numpy)
+    rows = pack_dataset(
+        jsonl(tmp_path / "a.jsonl"),
+        max_sequence_length=S,
+        as_tensor=torch.from_numpy,
+    )
 
     def loader(rank):
         options = BatchOptions(2, S, ranks=2, seed=1)
@@ -160,7 +173,12 @@ def test_data_sets_of_hugging_face(tmp_path):
         assert np.array_equal(pack(given, max_sequence_length=S).pack, wanted.pack)
     chosen = dataset.select(range(50, 10, -1))
     assert np.array_equal(pack(chosen, max_sequence_length=S).fitted.lengths, lengths[50:10:-1])
-    options = BuildOptions(tmp_path / "out", source=chosen, max_sequence_length=S, max_sequences_per_pack=None)
+    options = BuildOptions(
+        tmp_path / "out",
+        source=chosen,
+        max_sequence_length=S,
+        max_sequences_per_pack=None,
+    )
     build(options).close()
     build(options).close()  # the same examples again: nothing to do
     assert sequences_of(tmp_path / "out") == sorted(GIVEN[50:10:-1])

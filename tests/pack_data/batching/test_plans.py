@@ -51,7 +51,11 @@ def test_ranks_have_equal_steps_and_no_rank_is_idle_without_need(way, ranks):
     assert all(any(plan.batch(step, rank) for rank in range(ranks)) for step in range(plan.steps))
     full = [all(plan.batch(step, rank) for rank in range(ranks)) for step in range(plan.steps)]
     assert all(full[:-1])
-    if way.group.__name__ in ("_multipack", "_random_packing", "_optimal_packing"):
+    if way.group.__name__ in (
+        "_multipack",
+        "_random_packing",
+        "_optimal_packing",
+    ):
         assert full[-1]  # 101 examples in a handful of bins: the last ones are shared out
 
 
@@ -87,34 +91,57 @@ def test_group_by_length_begins_with_the_longest_and_sorts_within_groups():
 def test_sorted_packing_goes_from_the_longest_to_the_shortest():
     """Bins of 10: 7 | 6 3 | 3 2 2: the 3 that fits beside 6 goes there, the next opens a bin."""
     plan = get_way("SortedPacking+PosID").plan([2, 7, 3, 6, 2, 3], BatchOptions(1, 10))
-    assert [sum(rows, []) for rows in lengths_in(plan)] == [[7], [6, 3], [3, 2, 2]]
+    assert [sum(rows, []) for rows in lengths_in(plan)] == [
+        [7],
+        [6, 3],
+        [3, 2, 2],
+    ]
 
 
 def test_multipack_fills_each_step_as_far_as_first_fit_decreasing_can():
     """Two ranks of 10 tokens and lengths 6 6 4 4 in any order fit one step: first-fit decreasing pairs 6 with 4."""
     plan = get_way("Multipack+PosID").plan([6, 4, 6, 4], BatchOptions(1, 10, ranks=2))
     assert plan.steps == 1
-    assert [sorted(sum(rows, [])) for rows in lengths_in(plan)] == [[4, 6], [4, 6]]
+    assert [sorted(sum(rows, [])) for rows in lengths_in(plan)] == [
+        [4, 6],
+        [4, 6],
+    ]
 
 
 def test_optimal_packing_needs_the_fewest_rows():
     lengths = drawn(400, seed=4)
-    names = ("OptimalPacking+PosID", "Multipack+PosID", "SortedPacking+PosID", "RandomPacking+PosID")
+    names = (
+        "OptimalPacking+PosID",
+        "Multipack+PosID",
+        "SortedPacking+PosID",
+        "RandomPacking+PosID",
+    )
     optimal, *others = (len(WAYS[name].plan(lengths, BatchOptions(1, MSL)).rows) - 1 for name in names)
-    bound = pack(LengthHistogram.from_lengths(lengths, MSL), max_sequences_per_pack=None).lower_bound
+    bound = pack(
+        LengthHistogram.from_lengths(lengths, MSL),
+        max_sequences_per_pack=None,
+    ).lower_bound
     assert bound <= optimal <= bound + 1
     assert optimal <= min(others)
 
 
 @pytest.mark.parametrize(
     "median, spread, slots, most_again",
-    [(450, 1.2, 8192, 0.02), (18_000, 0.7, 131_072, 0.1), (12, 0.5, 64, 0.02), (12, 0.05, 64, 0.02)],
+    [
+        (450, 1.2, 8192, 0.02),
+        (18_000, 0.7, 131_072, 0.1),
+        (12, 0.5, 64, 0.02),
+        (12, 0.05, 64, 0.02),
+    ],
     ids=["slots are left", "rows are full", "few lengths", "five lengths"],
 )
 def test_long_examples_seldom_meet_again_in_the_next_epoch(median, spread, slots, most_again):
     random = np.random.default_rng(1)
     lengths = np.clip(random.lognormal(np.log(median), spread, 1500), 1, slots).astype(np.int64)
-    fewest = pack(LengthHistogram.from_lengths(lengths, slots), max_sequences_per_pack=None).packs
+    fewest = pack(
+        LengthHistogram.from_lengths(lengths, slots),
+        max_sequences_per_pack=None,
+    ).packs
     long = set(np.flatnonzero(lengths > slots / 8).tolist())
     pairs = []
     for epoch in (0, 1):
@@ -139,7 +166,11 @@ def balance_of(name, lengths, ranks=4):
 def test_optimal_packing_spreads_the_attention_work():
     lengths = drawn(600, seed=5)
     assert balance_of("OptimalPacking+PosID", lengths) < 1.03
-    names = ("OptimalPacking+PosID", "RandomPacking+PosID", "RandomSampling+Padding")
+    names = (
+        "OptimalPacking+PosID",
+        "RandomPacking+PosID",
+        "RandomSampling+Padding",
+    )
     best, random, padded = (balance_of(name, lengths) for name in names)
     assert best < random < padded
 

@@ -69,7 +69,11 @@ def test_a_cut_row_keeps_the_boundaries_in_its_pieces(name):
     cut = padding_free_batch([{"input_ids": ids} for ids in expected])
     row = a_row(name)
     assert same(
-        collate(get_way("MiniBatchPacking+PosID"), ((Piece(0, 0, 5),), (Piece(0, 5, 12),)), [row]),
+        collate(
+            get_way("MiniBatchPacking+PosID"),
+            ((Piece(0, 0, 5),), (Piece(0, 5, 12),)),
+            [row],
+        ),
         cut,
     )
     sampler = IndexBatchSampler("MiniBatchPacking+PosID", [12], BatchOptions(3, 5), longer="split")
@@ -107,7 +111,13 @@ def test_positions_of_several_axes_are_refused():
 def test_a_built_data_set_keeps_the_boundaries_in_position_ids(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(
-        json.dumps({"input_ids": sum(SEQUENCES, []), "position_ids": [0, 1, 2, 0, 0, 1, 0, 1, 2, 3]}) + "\n"
+        json.dumps(
+            {
+                "input_ids": sum(SEQUENCES, []),
+                "position_ids": [0, 1, 2, 0, 0, 1, 0, 1, 2, 3],
+            }
+        )
+        + "\n"
     )
     options = BuildOptions(tmp_path / "built", source=str(path), max_sequence_length=16)
     rows = PackDataset(build(options))

@@ -135,6 +135,10 @@ def test_columns_that_no_batch_has_are_named_once(caplog):
 def test_masks_of_labels_are_not_changed_in_place():
     labels = np.array([5, 6, 7])
     mask = np.array([0, 1, 1])
-    assert labels_of({"input_ids": labels, "labels": labels, "loss_mask": mask}, "x").tolist() == [-100, 6, 7]
+    assert labels_of({"input_ids": labels, "labels": labels, "loss_mask": mask}, "x").tolist() == [
+        -100,
+        6,
+        7,
+    ]
     assert labels.tolist() == [5, 6, 7]
     assert mask.tolist() == [0, 1, 1]

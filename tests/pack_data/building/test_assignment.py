@@ -10,7 +10,10 @@ from pack_data.packing.packing import Packing
 
 
 def packed(lengths, S, depth=3):
-    return get_packer("spfhp")(LengthHistogram.from_lengths(np.array(lengths, int), S), max_sequences_per_pack=depth)
+    return get_packer("spfhp")(
+        LengthHistogram.from_lengths(np.array(lengths, int), S),
+        max_sequences_per_pack=depth,
+    )
 
 
 def assert_each_has_a_place_of_the_recipe(lengths, pack, slot, packing):
@@ -84,7 +87,12 @@ def test_within_a_length_every_order_is_equally_likely():
 @pytest.mark.parametrize("count, size", [(256, 1), (257, 2), (1 << 16, 2), ((1 << 16) + 1, 4)])
 def test_a_pack_of_very_many_sequences_gives_each_its_own_slot(count, size):
     lengths = np.ones(count, int)
-    packing = Packing.of("by hand", LengthHistogram.from_lengths(lengths, 1 << 17), None, [((1,) * count, 1)])
+    packing = Packing.of(
+        "by hand",
+        LengthHistogram.from_lengths(lengths, 1 << 17),
+        None,
+        [((1,) * count, 1)],
+    )
     pack, slot = assign(lengths, packing, 0)
     assert not pack.any()
     assert np.array_equal(np.sort(slot), np.arange(count))

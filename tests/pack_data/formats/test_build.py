@@ -29,7 +29,13 @@ EXAMPLES = random_examples(np.random.default_rng(2), 60, S, 4)
 
 
 def build_from(source, out, **options):
-    small = dict(source=str(source), out=str(out), max_sequence_length=S, packer="spfhp", workers=1)
+    small = dict(
+        source=str(source),
+        out=str(out),
+        max_sequence_length=S,
+        packer="spfhp",
+        workers=1,
+    )
     store = build(BuildOptions(**{**small, **options}))
     store.close()
     verify(out)
@@ -77,7 +83,11 @@ def test_a_pack_of_more_sequences_than_sixteen_bits_count(tmp_path):
     ids = pa.array(np.arange(count), pa.int32())
     column = pa.ListArray.from_arrays(offsets, ids)
     pq.write_table(pa.table({"input_ids": column}), tmp_path / "a.parquet")
-    options = dict(max_sequence_length=count + 3, max_sequences_per_pack=None, packer="first_fit")
+    options = dict(
+        max_sequence_length=count + 3,
+        max_sequences_per_pack=None,
+        packer="first_fit",
+    )
     build_from(tmp_path / "a.parquet", tmp_path / "out", **options)
     with PackStore.open(tmp_path / "out") as store:
         batch = store.batch(np.array([0]))
@@ -98,7 +108,14 @@ def test_token_columns_are_packed_with_positions_and_sequence_numbers(tmp_path):
         ids = rng.integers(0, 100_000, length)
         labels = rng.integers(0, 99, length)
         labels[0] = -100
-        rows.append({"input_ids": ids.tolist(), "labels": labels.tolist(), "row": row, "text": "x"})
+        rows.append(
+            {
+                "input_ids": ids.tolist(),
+                "labels": labels.tolist(),
+                "row": row,
+                "text": "x",
+            }
+        )
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     store = build_from(tmp_path / "a.parquet", tmp_path / "out", max_sequences_per_pack=4)
     assert store.manifest.kind == "tokens"

@@ -26,7 +26,16 @@ from tests.refusals import refused
 from tests.token_sequences import sequences_of
 
 SLOTS = 16
-INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+INTEGERS = (
+    pa.int8(),
+    pa.int16(),
+    pa.int32(),
+    pa.int64(),
+    pa.uint8(),
+    pa.uint16(),
+    pa.uint32(),
+    pa.uint64(),
+)
 NUMBERS = (*INTEGERS, pa.bool_(), pa.float16(), pa.float32(), pa.float64())
 LISTS = [pa.list_, pa.large_list]
 LISTS += [getattr(pa, name) for name in ("list_view", "large_list_view") if hasattr(pa, name)]
@@ -220,21 +229,37 @@ def test_build_look_and_rows_divide_a_row_at_its_restarts(tmp_path):
 
 def test_weights_are_kept_in_rows_and_refused_by_a_build(tmp_path):
     row = {"input_ids": [1, 2], "loss_weights": [0.5, 1.0]}
-    types = {"input_ids": pa.list_(pa.int64()), "loss_weights": pa.list_(pa.float32())}
+    types = {
+        "input_ids": pa.list_(pa.int64()),
+        "loss_weights": pa.list_(pa.float32()),
+    }
     for path in written(tmp_path, [row], types, {}, False):
         packed = pack_dataset(path, max_sequence_length=2)
         assert packed[0]["loss_weights"].tolist() == [0.5, 1.0]
         with refused("loss_weights", "--columns"):
             build(BuildOptions(tmp_path / "out", source=path, max_sequence_length=16))
-        options = BuildOptions(f"{path}.packs", source=path, columns=("input_ids",), max_sequence_length=16)
+        options = BuildOptions(
+            f"{path}.packs",
+            source=path,
+            columns=("input_ids",),
+            max_sequence_length=16,
+        )
         build(options).close()
 
 
 # Columns beside rows of 9 tokens, of which 4, 5 and 6 are real: the values of each row, and whether the file is read.
 BESIDE = [
     ("mask", [[1] * real + [0] * (9 - real) for real in (4, 5, 6)], False),
-    ("Attention_Mask", [[1.0] * real + [0.0] * (9 - real) for real in (4, 5, 6)], False),
-    ("is_padding", [[False] * real + [True] * (9 - real) for real in (4, 5, 6)], False),
+    (
+        "Attention_Mask",
+        [[1.0] * real + [0.0] * (9 - real) for real in (4, 5, 6)],
+        False,
+    ),
+    (
+        "is_padding",
+        [[False] * real + [True] * (9 - real) for real in (4, 5, 6)],
+        False,
+    ),
     ("document_lengths", [[real, 9 - real] for real in (4, 5, 6)], False),
     ("offsets", [[0, real, 9] for real in (4, 5, 6)], False),
     ("length", [4, 5, 6], False),

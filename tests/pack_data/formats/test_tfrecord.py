@@ -139,7 +139,10 @@ def test_a_length_far_beyond_the_file_allocates_nothing(tmp_path):
     for length in (100, 1 << 20, 1 << 30, (1 << 31) - 1, 1 << 31, (1 << 64) - 1):
         header = length.to_bytes(8, "little")
         stored = header + tfrecord._CHECKSUM.pack(tfrecord._masked_crc(header)) + b"short"
-        for name, content in (("a.tfrecord", stored), ("a.tfrecord.gz", gzip.compress(stored))):
+        for name, content in (
+            ("a.tfrecord", stored),
+            ("a.tfrecord.gz", gzip.compress(stored)),
+        ):
             (tmp_path / name).write_bytes(content)
             tracemalloc.start()
             with refused("record 0"):

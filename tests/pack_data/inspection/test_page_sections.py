@@ -60,8 +60,16 @@ def test_the_tables_are_those_of_the_commands(histogram, depth):
     packing = get_packer("optimal")(histogram, max_sequences_per_pack=depth)
     padding = f"{packing.padding_share:.1%}"
     figures = [figure.value for figure in page.figures]
-    assert figures == [f"{packing.packing_factor:.3f}", padding, f"{packing.gap:,}"]
-    for stated in (f"{packing.sequences:,}", f"{packing.packs:,}", padding):
+    assert figures == [
+        f"{packing.packing_factor:.3f}",
+        padding,
+        f"{packing.gap:,}",
+    ]
+    for stated in (
+        f"{packing.sequences:,}",
+        f"{packing.packs:,}",
+        padding,
+    ):
         assert stated in page.answer
     assert f"{histogram.padding_share:.1%}" in page.answer
 
@@ -162,7 +170,11 @@ def test_few_sequences_have_a_page():
 
 @pytest.mark.parametrize(
     "slots, sequences, left_out",
-    [(64, 1, []), (512, 1, ["nnlshp"]), (64, 1_000_001, ["greedy"])],
+    [
+        (64, 1, []),
+        (512, 1, ["nnlshp"]),
+        (64, 1_000_001, ["greedy"]),
+    ],
 )
 def test_packers_that_take_longer_than_all_others_are_left_out_and_named(slots, sequences, left_out):
     counts = np.zeros(slots + 1, int)

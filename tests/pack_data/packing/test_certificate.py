@@ -174,7 +174,11 @@ def test_a_proof_by_hand():
     counts = np.zeros(11, np.int64)
     counts[[4, 6]] = 3, 8
     proof = proven_bound(Certificate(10, None, (4, 6), (4, 6), 10), counts)
-    assert (proof.best_pack_value, proof.worth, proof.lower_bound) == (10, 6, 6)  # (3 * 4 + 8 * 6) / 10
+    assert (proof.best_pack_value, proof.worth, proof.lower_bound) == (
+        10,
+        6,
+        6,
+    )  # (3 * 4 + 8 * 6) / 10
 
 
 # ---- the checker that needs no package -----------------------------------------------------------------------------

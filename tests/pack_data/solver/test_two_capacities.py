@@ -12,7 +12,11 @@ from pack_data.solver.two_capacities import pack_two
 
 def check_packed(lengths, weights, S, C, depth):
     """Pack, and check that each sequence stands once in a pack within all limits, and that the bound is proved."""
-    limits = {"max_sequence_length": S, "capacity": C, "max_sequences_per_pack": depth}
+    limits = {
+        "max_sequence_length": S,
+        "capacity": C,
+        "max_sequences_per_pack": depth,
+    }
     packed = pack_two(lengths, weights, **limits)
     depths = np.bincount(packed.pack, minlength=packed.packs)
     assert depths.min(initial=1) >= 1
@@ -45,7 +49,11 @@ def test_each_sequence_stands_once_in_a_pack_within_all_limits(case):
     again = check_packed(*case)
     assert np.array_equal(first.pack, again.pack)
     assert np.array_equal(first.slot, again.slot)
-    limits = {"max_sequence_length": S, "capacity": C, "max_sequences_per_pack": depth}
+    limits = {
+        "max_sequence_length": S,
+        "capacity": C,
+        "max_sequences_per_pack": depth,
+    }
     packed = pack_with_capacity(lengths, weights, **limits)
     assert all(weights[members].sum() <= C for members in packed.bins)
     assert packed.prove().lower_bound == packed.packing.lower_bound == first.lower_bound
@@ -57,11 +65,23 @@ def fewest_packs(lengths, weights, S, C, depth, most):
     number = len(lengths)
     placed_once = np.hstack([np.tile(np.eye(number), most), np.zeros((number, most))])
     limits = []
-    for amounts, capacity in ((lengths, S), (weights, C), (np.ones(number), depth or number)):
+    for amounts, capacity in (
+        (lengths, S),
+        (weights, C),
+        (np.ones(number), depth or number),
+    ):
         limits.append(np.hstack([np.kron(np.eye(most), amounts), -capacity * np.eye(most)]))
-    constraints = [LinearConstraint(placed_once, 1, 1), LinearConstraint(np.vstack(limits), -np.inf, 0)]
+    constraints = [
+        LinearConstraint(placed_once, 1, 1),
+        LinearConstraint(np.vstack(limits), -np.inf, 0),
+    ]
     cost = np.repeat([0.0, 1.0], [number * most, most])
-    solution = milp(cost, constraints=constraints, integrality=np.ones(len(cost)), bounds=Bounds(0, 1))
+    solution = milp(
+        cost,
+        constraints=constraints,
+        integrality=np.ones(len(cost)),
+        bounds=Bounds(0, 1),
+    )
     assert solution.success
     return round(solution.fun)
 
@@ -120,14 +140,27 @@ def distribution(name, number, S):
         return lengths, lengths**2, int(0.6 * S * S)
     if name == "masked":
         capacity = int(0.16 * S)
-        return lengths, np.minimum(random.binomial(lengths, 0.15), capacity), capacity
+        return (
+            lengths,
+            np.minimum(random.binomial(lengths, 0.15), capacity),
+            capacity,
+        )
     weights = random.integers(0, 1001, number)
-    return lengths, weights, round(S * weights.sum() / lengths.sum())  # both are as scarce
+    return (
+        lengths,
+        weights,
+        round(S * weights.sum() / lengths.sum()),
+    )  # both are as scarce
 
 
 @pytest.mark.parametrize(
     "name, depth, gap",
-    [("uniform", None, 1), ("images", None, 0), ("attention", None, 0), ("masked", 4, 0)],
+    [
+        ("uniform", None, 1),
+        ("images", None, 0),
+        ("attention", None, 0),
+        ("masked", 4, 0),
+    ],
 )
 def test_named_distributions_are_packed_at_the_bound_or_a_pack_above_it(name, depth, gap):
     lengths, weights, capacity = distribution(name, 1500, 4096)

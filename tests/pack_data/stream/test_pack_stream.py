@@ -131,7 +131,14 @@ CASES = [
     pytest.param(long_tailed(4000, 1024), 1024, 8, 256, 0.06, id="long tail at depth 8"),
     pytest.param(CHANGING, 512, 4, 128, 0.03, id="a stream that changes"),
     pytest.param(THIRDS, 4096, None, 512, 0.005, id="thirds of a row"),
-    pytest.param(CHATS, 8192, 10, 256, 0.06, id="chats whose rows are nearly as deep as the limit"),
+    pytest.param(
+        CHATS,
+        8192,
+        10,
+        256,
+        0.06,
+        id="chats whose rows are nearly as deep as the limit",
+    ),
 ]
 
 
@@ -180,7 +187,10 @@ def test_no_order_needs_more_packs_than_it_did():
         assert len(packs) <= 1.002 * most + 1, (kind, order, depth)
 
 
-@pytest.mark.parametrize("lengths, S, depth", [(THIRDS, 4096, None), (CHATS, 8192, 8), (HALVES, 2048, None)])
+@pytest.mark.parametrize(
+    "lengths, S, depth",
+    [(THIRDS, 4096, None), (CHATS, 8192, 8), (HALVES, 2048, None)],
+)
 def test_the_end_of_a_stream_solves_few_programmes(lengths, S, depth, monkeypatch):
     lengths = lengths[:700].tolist()
     histogram = LengthHistogram.from_lengths(lengths, S)
@@ -219,7 +229,13 @@ def test_a_known_histogram_is_used_from_the_first_pack_on():
 def test_each_rank_packs_its_share_of_the_sequences(ranks):
     lengths = drawn(600)
     for rank in range(ranks):
-        stream = PackStream(512, max_sequences_per_pack=4, buffer_sequences=64, rank=rank, ranks=ranks)
+        stream = PackStream(
+            512,
+            max_sequences_per_pack=4,
+            buffer_sequences=64,
+            rank=rank,
+            ranks=ranks,
+        )
         share = list(range(rank, len(lengths), ranks))
         check_packs(list(stream.packs(enumerate(lengths))), lengths, 512, 4, share)
 
@@ -435,7 +451,12 @@ def test_the_command_compares_the_ways_to_pack_its_own_streams(capsys, tmp_path,
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(command, "_lower_bound", lambda case, depth: len(case.lengths) // depth)
     picture = tmp_path / "gap.png"
-    options = ["--synthetic", "sample:squad_1_1_384,n=300", "--max-sequences-per-pack", "3"]
+    options = [
+        "--synthetic",
+        "sample:squad_1_1_384,n=300",
+        "--max-sequences-per-pack",
+        "3",
+    ]
     options += ["--buffer", "32,64"]
     assert command.main([*options, "--plot", str(picture)]) == 0
     printed = capsys.readouterr().out
@@ -453,7 +474,11 @@ def test_the_command_compares_the_ways_to_pack_its_own_streams(capsys, tmp_path,
 def test_the_grid_has_streams_of_its_own(monkeypatch):
     published = LengthHistogram.published
     # Without replacement 60 lengths of 16 million take a second to draw.
-    monkeypatch.setattr(LengthHistogram, "published", lambda name: LengthHistogram(published(name).counts // 1000))
+    monkeypatch.setattr(
+        LengthHistogram,
+        "published",
+        lambda name: LengthHistogram(published(name).counts // 1000),
+    )
     cases = list(command._grid_cases(60, 0))
     assert [len(case.lengths) for case in cases] == [60] * 4
     assert [case.max_sequence_length for case in cases] == [512, 4096, 8192, 512]
@@ -483,8 +508,14 @@ def test_each_stream_is_a_picture_with_a_line_a_depth(monkeypatch):
 def test_the_grid_has_the_number_and_the_seed_of_its_options(depth, depths, monkeypatch):
     monkeypatch.setattr(command, "_grid_cases", lambda sequences, seed: [(sequences, seed)])
     given = dict(grid=True, seed=3, max_sequences_per_pack=depth)
-    assert command._cases(SimpleNamespace(**given, sequences=50)) == ([(50, 3)], depths)
-    assert command._cases(SimpleNamespace(**given, sequences=None)) == ([(1_000_000, 3)], depths)
+    assert command._cases(SimpleNamespace(**given, sequences=50)) == (
+        [(50, 3)],
+        depths,
+    )
+    assert command._cases(SimpleNamespace(**given, sequences=None)) == (
+        [(1_000_000, 3)],
+        depths,
+    )
 
 
 def test_windows_and_first_fit_by_hand():

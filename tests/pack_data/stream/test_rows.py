@@ -47,12 +47,21 @@ def test_batches_and_streams_become_rows():
     columns = PackRows(64, max_sequences_per_pack=4)(columns_of(batch))
     assert len(rows_of(columns)) < 150
     check_rows(rows_of(columns), batch, 64, 4)
-    check_rows(packed_rows(batch, 64, max_sequences_per_pack=4, buffer_sequences=32), batch, 64, 4)
+    check_rows(
+        packed_rows(batch, 64, max_sequences_per_pack=4, buffer_sequences=32),
+        batch,
+        64,
+        4,
+    )
 
 
 @pytest.mark.parametrize(
     "rule, tokens",
-    [("split", [*range(1, 13)]), ("truncate", [1, 2, 3, 4, 11, 12]), ("drop", [11, 12])],
+    [
+        ("split", [*range(1, 13)]),
+        ("truncate", [1, 2, 3, 4, 11, 12]),
+        ("drop", [11, 12]),
+    ],
 )
 def test_longer_examples_follow_the_rule(rule, tokens):
     batch = [{"input_ids": list(range(1, 11))}, {"input_ids": [11, 12]}]
@@ -84,7 +93,11 @@ def test_a_budget_reaches_the_packer():
 
 def test_a_row_by_hand_and_no_row():
     row = _row_of([{"input_ids": [5, 6, 7]}, {"input_ids": [8]}])
-    assert row == {"input_ids": [5, 6, 7, 8], "position_ids": [0, 1, 2, 0], "seq_lengths": [3, 1]}
+    assert row == {
+        "input_ids": [5, 6, 7, 8],
+        "position_ids": [0, 1, 2, 0],
+        "seq_lengths": [3, 1],
+    }
     empty = {"input_ids": [], "position_ids": [], "seq_lengths": []}
     assert PackRows(4)({"input_ids": []}) == empty
 
@@ -95,6 +108,10 @@ def test_rows_in_hugging_face_datasets():
     source = datasets.IterableDataset.from_generator(lambda: iter(batch))
     options = dict(batched=True, batch_size=50, remove_columns=list(batch[0]))
     check_rows(source.map(PackRows(64, 4), **options), batch, 64, 4)
-    arguments = {"examples": batch, "max_sequence_length": 64, "max_sequences_per_pack": 4}
+    arguments = {
+        "examples": batch,
+        "max_sequence_length": 64,
+        "max_sequences_per_pack": 4,
+    }
     streamed = datasets.IterableDataset.from_generator(packed_rows, gen_kwargs=arguments)
     check_rows(streamed, batch, 64, 4)
