@@ -50,7 +50,8 @@ def test_shares_and_passes(data_sets, weights):
         passes = rows_of_source[: whole_passes * size].reshape(-1, size)
         # Every pass shows every row once, in another order.
         assert all(len(np.unique(rows)) == size for rows in passes)
-        assert len({tuple(rows) for rows in passes.tolist()}) == len(passes)
+        orders = {tuple(rows) for rows in passes.tolist()}
+        assert len(orders) == len(passes)
     if weights is None:
         epoch = numbers[: len(mixture)]
         assert np.array_equal(np.sort(epoch), np.arange(len(mixture)))
