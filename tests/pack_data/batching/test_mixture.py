@@ -112,7 +112,8 @@ def test_places_are_shuffled_one_to_one():
     firsts = _shuffled(np.zeros(64_000, np.int64), np.full(64_000, 64), keys)
     counts = np.bincount(firsts)
     assert len(counts) == 64
-    assert abs(counts - 1000).max() < 5 * np.sqrt(1000)
+    largest_deviation = abs(counts - 1000).max()
+    assert largest_deviation < 5 * np.sqrt(1000)
 
 
 def test_rows_and_batches_are_those_of_the_data_sets(data_sets):
