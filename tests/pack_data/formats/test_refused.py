@@ -123,10 +123,10 @@ TFRECORD = [
 ]
 
 COLUMNS = [
-    ("read(parquet(TAGGED))", ["a.parquet", "pos_tags", "--columns"]),
+    ("read(parquet(TAGGED))", ["a.parquet", "pos_tags.*ner_tags", "--columns"]),
     ("read(parquet({'tokens': [['a']], 'ner_tags': [[1]]}))", ["ner_tags", "--columns"]),
     ("read(parquet({'text': ['a'], 'labels': [[1]]}))", ["text", "labels", "--corpus"]),
-    ("read(parquet({'a': [[1]], 'b': [[1]]}))", ["b .list", "--columns"]),
+    ("read(parquet({'a': [[1]], 'b': [[1]]}))", ["a .list.*b .list", "--columns"]),
     ("read(parquet({'text': ['a'], 'number': [1]}))", ["text", "string", "number", "int64", "--corpus"]),
     ("read(parquet({'input_ids': [[1.0, 2.5]]}))", ["record 0", "input_ids holds 2.5"]),
     ("read(parquet({'input_ids': [[[1]]]}))", ["input_ids", "list"]),
